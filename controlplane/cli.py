@@ -17,6 +17,7 @@ from controlplane import __version__
 
 try:
     from controlplane.config import Config, ConfigError, load
+    from controlplane.config.active_mechanisms import mechanisms, unused_keys
     from controlplane.config.packaged import config_path
 except ModuleNotFoundError as error:
     # The bare install is the client; the command is installed with it but needs the server's packages.
@@ -136,6 +137,9 @@ def _check(config: Config) -> int:
         mark = " (default)" if name == config.default_class() else ""
         shed = "sheddable" if service_class.sheddable else "waits up to admission.max_wait_ms"
         print(f"  {name}{mark}: priority {service_class.priority}, {shed}, {_objectives(config, name)}")
+    print("mechanisms:", *mechanisms(config), sep="\n  ")
+    if unused := unused_keys(config):
+        print("keys without effect:", *unused, sep="\n  ")
     sys.stdout.flush()
     _check_engine(config)
     return 0
@@ -156,7 +160,9 @@ def _check_engine(config: Config) -> None:
 
 def _objectives(config: Config, name: str) -> str:
     section = config.classes[name]
-    stated = {"TTFT": section.ttft_ms, "TPOT": section.tpot_ms, "e2e": section.e2e_ms}
+    stated = {
+        "TTFT": section.ttft_ms, "TPOT": section.tpot_ms, "e2e": section.e2e_ms, "gap": section.gap_ms,
+    }  # fmt: skip
     return ", ".join(f"{k} {v:g} ms" for k, v in stated.items() if v is not None) or "no objective"
 
 

@@ -39,7 +39,7 @@ DECISIONS = {
     Kind.GENERATE: (*_OF_EITHER_KIND, ("ADMIT_WITH_PREEMPTION", "none"), ("DEFER", Reason.TPOT_GUARD)),
     Kind.EMBED: _OF_EITHER_KIND,
 }
-_OBJECTIVES = {Kind.GENERATE: ("ttft", "tpot", "e2e"), Kind.EMBED: ("ttft", "e2e")}
+_OBJECTIVES = {Kind.GENERATE: ("ttft", "tpot", "e2e", "gap"), Kind.EMBED: ("ttft", "e2e")}
 
 # `_created` series would double the number of series, and the text format shows them as gauges.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -123,6 +123,9 @@ class Metrics:
             "time_per_output_token_seconds",
             "Mean time per output token of a request after its first token.", labels, _TPOT,
         )  # fmt: skip
+        self._gap = self._histogram(
+            "longest_token_gap_seconds", "Longest time between two output tokens of a request.", labels, _TTFT
+        )
         self._e2e = self._histogram(
             "e2e_request_latency_seconds", "Time from arrival at the gate to the end.", labels, _LONG
         )
@@ -141,6 +144,12 @@ class Metrics:
             "Ended requests by outcome: met or late (finished, with or without every objective), rejected "
             "(never accepted), evicted (accepted, then dropped by the gate), aborted (client left), failed.",
             (*labels, "outcome"),
+        )
+        self._explored = self._counter(
+            "explored",
+            "Requests served although they were to be rejected as slo_unattainable (admission.explore), by "
+            "outcome; the share that is late tells how many rejections are right.",
+            ("class", "outcome"),
         )
         self._attained = self._counter(
             "slo_attained", "Finished requests that met an objective.", (*labels, "objective")
@@ -337,6 +346,10 @@ class Metrics:
         self._read.labels(request.service_class.name).inc(request.prompt_tokens)
         self._cached.labels(request.service_class.name).inc(cached_tokens)
 
+    def count_explored(self, request: Request, outcome: Outcome) -> None:
+        """Counts the outcome of a request that was served although it should have been rejected."""
+        self._explored.labels(request.service_class.name, outcome).inc()
+
     def count_outcome(self, request: Request, timeline: Timeline, outcome: Outcome) -> None:
         """Counts one ended request; latencies and objectives only if it finished."""
         labels = (request.service_class.name, request.kind)
@@ -348,7 +361,7 @@ class Metrics:
         self._prompt.labels(*labels).observe(request.prompt_tokens)
         if request.kind is Kind.GENERATE:
             self._output.labels(*labels).observe(timeline.output_tokens)
-        histograms = {"ttft": self._ttft, "tpot": self._tpot, "e2e": self._e2e}
+        histograms = {"ttft": self._ttft, "tpot": self._tpot, "e2e": self._e2e, "gap": self._gap}
         for objective, took in timeline.measured().items():
             if took is not None:
                 histograms[objective].labels(*labels).observe(to_seconds(took))

@@ -13,7 +13,7 @@ from backends.vllm.plugin.request_metadata import _KNOWN, _PREFIX
 from controlplane.cli import _parser
 from controlplane.config import Config, load
 from controlplane.config.admission_and_scheduling import SchedulingSection
-from controlplane.config.renamed_keys import RENAMED
+from controlplane.config.renamed_keys import REMOVED, RENAMED
 from controlplane.metrics import Metrics
 from controlplane.policy.engine.options import EngineOptions
 from tests.controlplane.api.scripted_server import staged
@@ -105,7 +105,10 @@ def test_commands_of_a_page_are_understood(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_that_a_page_names_can_be_set(page):
-    paths = {path for path in named(page, SETTING) if not path.endswith((".yaml", ".py"))} - {*RENAMED}
+    paths = {path for path in named(page, SETTING) if not path.endswith((".yaml", ".py"))} - {
+        *RENAMED,
+        *REMOVED,
+    }
     assert {path for path in paths if not has_setting(Config, path.replace("[]", "").split("."))} == set()
 
 

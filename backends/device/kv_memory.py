@@ -1,7 +1,5 @@
-"""Physical memory available to the embedding workspace, given what the LLM's KV cache owns.
+"""Physical memory available to the embedding workspace, given what the LLM's KV cache owns, where bytes move.
 
-- `static`: the engine allocated its whole KV cache at startup. A smaller LLM quota frees blocks, not bytes,
-  so the workspace always has exactly the memory that the cache left free.
 - `kvcached`: KV blocks are mapped on demand (CUDA virtual memory, the `kvcached` package inside the engine),
   so memory ceded by the engine returns to the device. The limit is in a file in shared memory: three 64-bit
   numbers (total, used and preallocated bytes) under an advisory lock. It takes effect at the engine's next
@@ -26,33 +24,6 @@ _NAME_VARIABLE = "KVCACHED_IPC_NAME"
 _FIELDS = struct.Struct("=qqq")
 # Page of CUDA's virtual memory.
 _PAGE_BYTES = 2 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class StaticMemory:
-    """Memory with a fixed split between KV cache and embedding workspace."""
-
-    kv_bytes: int
-    workspace_bytes: int
-
-    mode = "static"
-
-    @property
-    def pool_bytes(self) -> int:
-        """Bytes of KV cache and workspace together."""
-        return self.kv_bytes + self.workspace_bytes
-
-    @property
-    def max_llm_bytes(self) -> int:
-        """Largest LLM quota: the whole KV cache."""
-        return self.kv_bytes
-
-    def limit_llm(self, quota_bytes: int) -> None:
-        """Does nothing; the cache was allocated at startup."""
-
-    def workspace_room(self, engine: EngineState) -> int:
-        """Bytes of the workspace, whatever the engine has ceded."""
-        return self.workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)

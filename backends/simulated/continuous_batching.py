@@ -1,14 +1,16 @@
 """Simulated continuous batching over blocks of KV cache, as in stock vLLM.
 
 Running sequences get their next tokens first, in the order in which they started, prompts in chunks within
-the token budget of the step. If blocks run out, the sequence that started last is preempted: it loses all its
-blocks and will recompute. If none was preempted, waiting sequences start in order while blocks, budget and
-slots last. A step that computes the last known token of a sequence produces one more. There is no prefix
-caching.
+the token budget of the step. If blocks run out, a sequence is preempted: it loses all its blocks and will
+recompute. If none was preempted, waiting sequences start in order while blocks, budget and slots last. A step
+that computes the last known token of a sequence produces one more. There is no prefix caching.
+`SimulatedScheduler` serves in order of arrival, `RankedScheduler` by a rank per sequence, as vLLM's policies
+`fcfs` and `priority`.
 
 The scheduler has no clock: the caller lets the step take its time, then calls `complete`.
 """
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -21,7 +23,8 @@ class SimulatedSequence:
     """One sequence; it ends after `output` tokens.
 
     `total` tokens are known, of which the first `computed` are in the KV cache; `produced` of them are
-    output.
+    output. The smallest `rank` starts first and is preempted last where the scheduler uses ranks; of equal
+    ranks, the sequence with the earlier arrival.
     """
 
     prompt: int
@@ -32,6 +35,8 @@ class SimulatedSequence:
     blocks: int = 0
     preemptions: int = 0
     is_removed: bool = False
+    rank: int = 0
+    arrived: int = 0
 
     def __post_init__(self) -> None:
         self.total = self.prompt
@@ -44,10 +49,19 @@ class SimulatedScheduler(Generic[S]):
     """Scheduler whose queues may be reordered between steps.
 
     The last of `running` is preempted first; the first of `waiting` starts first. `blocks` None means no
-    memory limit.
+    memory limit. With `reserves_prompts` a sequence starts only if all its known tokens fit and not only its
+    first chunk, as in vLLM (`scheduler_reserve_full_isl`).
     """
 
-    def __init__(self, *, blocks: int | None, block_tokens: int, max_running: int, step_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: int | None,
+        block_tokens: int,
+        max_running: int,
+        step_tokens: int,
+        reserves_prompts: bool = False,
+    ) -> None:
         if min(block_tokens, max_running, step_tokens) < 1:
             raise ValueError(
                 f"block_tokens={block_tokens}, max_running={max_running}, step_tokens={step_tokens}: "
@@ -55,27 +69,35 @@ class SimulatedScheduler(Generic[S]):
             )
         self.waiting: deque[S] = deque()
         self.running: list[S] = []
-        self.quota = 1 << 62 if blocks is None else blocks
-        self.free_blocks = self.quota
+        self.total_blocks = 1 << 62 if blocks is None else blocks
+        self.free_blocks = self.total_blocks
         self.block_tokens = block_tokens
         self.max_running = max_running
         self.step_tokens = step_tokens
         self.preemptions = 0
         self.recompute_tokens = 0
+        self._reserves_prompts = reserves_prompts
         self._batch: list[S] = []
         self._chunks: list[int] = []
 
-    def set_quota(self, blocks: int) -> None:
-        """Sets the blocks, from the next step on."""
-        self.free_blocks += blocks - self.quota
-        self.quota = blocks
+    @property
+    def waiting_count(self) -> int:
+        """Number of waiting sequences."""
+        return len(self.waiting)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that sequences hold."""
+        return self.total_blocks - self.free_blocks
+
+    def add(self, sequence: S) -> None:
+        """Adds a new sequence to the waiting queue."""
+        self.waiting.append(sequence)
 
     def plan(self, load: StepLoad) -> bool:
         """Composes the next step and adds it to `load`; False if there is nothing to compute."""
         self._batch, self._chunks = [], []
         preemptions_before = self.preemptions
-        while self.free_blocks < 0:
-            self.preempt(self.running[-1])
         budget = self._advance_running(self.step_tokens, load)
         if self.preemptions == preemptions_before:
             self._start_waiting(budget, load)
@@ -86,7 +108,6 @@ class SimulatedScheduler(Generic[S]):
         block, running, at = self.block_tokens, self.running, 0
         batch, chunks = self._batch, self._chunks
         decodes = cells = 0
-        # Preemption removes sequences from the end of `running`, at index `at` or after it.
         while at < len(running) and budget > 0:
             sequence = running[at]
             start = sequence.computed
@@ -95,7 +116,16 @@ class SimulatedScheduler(Generic[S]):
                 chunk = budget
             needed = -(-(start + chunk) // block) - sequence.blocks
             if needed > 0:
-                if not self._free_blocks_for(sequence, needed):
+                is_preempted = False
+                while self.free_blocks < needed and not is_preempted:
+                    victim = self._victim()
+                    # `batch` has one entry for each sequence before `at`.
+                    if (index := running.index(victim)) < at:
+                        at -= 1
+                        budget += self._take_back(index, load)
+                    self.preempt(victim)
+                    is_preempted = victim is sequence
+                if is_preempted:
                     break
                 sequence.blocks += needed
                 self.free_blocks -= needed
@@ -113,21 +143,28 @@ class SimulatedScheduler(Generic[S]):
         load.cells += cells
         return budget
 
-    def _free_blocks_for(self, sequence: S, needed: int) -> bool:
-        """Preempts until `needed` blocks are free; False if that preempted `sequence` itself."""
-        while self.free_blocks < needed:
-            victim = self.running[-1]
-            self.preempt(victim)
-            if victim is sequence:
-                return False
-        return True
+    def _take_back(self, index: int, load: StepLoad) -> int:
+        """Removes a sequence from the step being composed; returns the tokens of its chunk."""
+        sequence, chunk = self._batch.pop(index), self._chunks.pop(index)
+        if chunk == 1 and sequence.produced:
+            load.decodes -= 1
+        else:
+            load.prefill_tokens -= chunk
+            load.squares -= chunk * (2 * sequence.computed + chunk)
+        load.cells -= sequence.computed
+        return chunk
+
+    def _victim(self) -> S:
+        """The running sequence that is preempted first."""
+        return self.running[-1]
 
     def _start_waiting(self, budget: int, load: StepLoad) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.max_running:
             sequence = self.waiting[0]
             chunk = min(sequence.total, budget)
             needed = -(-chunk // self.block_tokens)
-            if needed > self.free_blocks:
+            room = -(-sequence.total // self.block_tokens) if self._reserves_prompts else needed
+            if room > self.free_blocks:
                 return
             self.waiting.popleft()
             self.running.append(sequence)
@@ -140,13 +177,16 @@ class SimulatedScheduler(Generic[S]):
             self._chunks.append(chunk)
 
     def preempt(self, victim: S) -> None:
-        """Moves `victim` to the head of the waiting queue and frees its blocks."""
+        """Frees the blocks of `victim`, which waits again."""
         self.running.remove(victim)
         self.recompute_tokens += victim.computed
         self._release(victim)
         victim.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(victim)
+        self._requeue(victim)
+
+    def _requeue(self, sequence: S) -> None:
+        self.waiting.appendleft(sequence)
 
     def remove(self, sequence: S) -> None:
         """Removes a sequence; a step in flight produces no token for it."""
@@ -183,3 +223,21 @@ class SimulatedScheduler(Generic[S]):
         if has_ended:
             self.running = [sequence for sequence in self.running if not sequence.is_removed]
         return emitted
+
+
+class RankedScheduler(SimulatedScheduler[S]):
+    """Scheduler by rank and arrival, as vLLM with `scheduling_policy: priority`."""
+
+    def add(self, sequence: S) -> None:
+        """Adds a new sequence to the waiting queue."""
+        insort(self.waiting, sequence, key=_precedence)
+
+    def _requeue(self, sequence: S) -> None:
+        insort(self.waiting, sequence, key=_precedence)
+
+    def _victim(self) -> S:
+        return max(self.running, key=_precedence)
+
+
+def _precedence(sequence: SimulatedSequence) -> tuple[int, int]:
+    return sequence.rank, sequence.arrived

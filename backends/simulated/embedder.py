@@ -16,7 +16,7 @@ from backends.cost_models.step_time import StepLoad
 from backends.embedding.deadline_order import Key, ServiceRate, by_key, deadline_key, on_time_first
 from backends.embedding.truncation import Truncation
 from backends.simulated.shared_device import SimulatedDevice
-from controlplane.core.clock import Duration, Instant, seconds, to_seconds
+from controlplane.core.clock import Duration, Instant, between, seconds, to_seconds
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, TruncationSide, Vectors
 from controlplane.core.request import Request
@@ -73,6 +73,7 @@ class SimulatedEmbedder:
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
         self.batch_limit: Callable[[], Duration | None] | None = None
         self.prompts: Mapping[str, str] = {}
+        self.retry_at: float | None = None
         self.budget_bytes = batch_tokens * bytes_per_token
         self.allocator_bytes = self.stall_count = self.restarts = self.out_of_memory = 0
         self._device = device
@@ -169,10 +170,13 @@ class SimulatedEmbedder:
     def plan(self, load: StepLoad) -> bool:
         """Adds the next batch to `load`."""
         longest, budget = 0, self._batch_budget_tokens()
-        limit = None if self.batch_limit is None else self.batch_limit()
+        limit, now = None if self.batch_limit is None else self.batch_limit(), _now()
+        if (until := self._device.paced_until) is not None:
+            # After that time a pass would share the device with the LLM's step: the rest is planned with it.
+            left = between(now, Instant(seconds(until)))
+            limit = left if limit is None else min(limit, left)
         llm_seconds = self._device.duration(load) if load.has_llm and limit is not None else 0.0
         self._batch = []
-        now = _now()
         for call in on_time_first(self._queue, now, self._rate.ns_per_token):
             while call.lengths:
                 wider = max(longest, call.lengths[-1])

@@ -1,69 +1,41 @@
 """Simulated LLM on a simulated device.
 
-Requests queue in front of a `SimulatedDevice`, which gives each of its steps to all kinds of work.
-`SimulatedScheduler` forms the LLM's batches over blocks of KV cache. Nothing is computed: all tokens are
-equal.
+A `SimulatedDevice` gives each of its steps to all kinds of work. The LLM's part is scheduled as by vLLM: by
+its own scheduler, or by an engine policy (`PolicyScheduler`). Then the engine is controlled as the plug-in
+is: a command takes effect between two steps, and the state is that of the latest step. Nothing is computed:
+all tokens are equal.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from backends.cost_models.step_time import StepLoad
-from backends.simulated.continuous_batching import SimulatedScheduler
-from backends.simulated.continuous_batching import SimulatedSequence as EngineSequence
+from backends.simulated.continuous_batching import RankedScheduler, SimulatedScheduler
+from backends.simulated.policy_scheduler import PolicyScheduler
+from backends.simulated.sample_streams import (
+    Sample,
+    SampleStream,
+    TokenDeltas,
+    open_stream,
+    put_under_policy,
+)
 from backends.simulated.shared_device import SimulatedDevice
-from controlplane.core.clock import seconds
-from controlplane.core.errors import BackendDown, Refused
+from controlplane.core.clock import NO_TIME, Duration, Instant, between, seconds
+from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import EngineState, EngineStep, StepCost
 from controlplane.core.request import Request
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import engine_policy
 
-_TOKEN = 0
-_TEXT = "w "
 _EXTRA_QUEUED = 64
 """Requests waiting in the engine that an unlimited pool also has room for."""
-
-
-@dataclass(eq=False, slots=True)
-class _Sample(EngineSequence):
-    """One sequence of a generation; `is_capped` if max_tokens rather than an end of sequence stops it."""
-
-    index: int = 0
-    is_capped: bool = False
-    generation: "_Generation" = field(init=False)
-
-
-@dataclass(eq=False, slots=True)
-class _Generation:
-    """The samples of one request and the deltas not yet read by its stream."""
-
-    samples: list[_Sample]
-    deltas: deque[Delta] = field(default_factory=deque)
-    waiter: asyncio.Future[None] | None = None
-    down_reason: str | None = None
-
-    def push(self, delta: Delta) -> None:
-        """Adds a delta and wakes the stream."""
-        self.deltas.append(delta)
-        self.wake()
-
-    def wake(self) -> None:
-        """Wakes the stream."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    async def wait_for_delta(self) -> None:
-        """Returns when a delta is available. Raises BackendDown if the device is down."""
-        if not self.deltas and self.down_reason is None:
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-        if not self.deltas and self.down_reason is not None:
-            raise BackendDown(f"simulated device: {self.down_reason}")
+_ASKED_AT_ONCE = 8
+_RETRY_SECONDS = 0.001
+"""An idle engine whose policy offers none of the waiting requests is asked at once, then at this interval."""
 
 
 class SimulatedGenerator:
@@ -73,13 +45,13 @@ class SimulatedGenerator:
         device: shared device.
         geometry: size of blocks and tokens of the KV cache.
         lengths: true output length of a request, which the gate does not see.
-        kv_bytes: KV cache; None for no limit in the engine, the gate then sees a pool in which all requests
-            fit.
+        kv_bytes: KV cache; None for one in which all requests fit.
         model: name.
         max_model_tokens: longest sequence.
         max_running: sequences in a batch.
         step_tokens: tokens in a step (chunked prefill).
-        orders: enforce a quota and report the bytes of each request; the order stays FCFS.
+        scheduling: options of the engine policy; None for vLLM's own scheduler.
+        is_ranked: vLLM's own scheduler goes by the gate's rank and not by arrival.
     """
 
     def __init__(
@@ -93,37 +65,44 @@ class SimulatedGenerator:
         max_model_tokens: int = 4_096,
         max_running: int = 256,
         step_tokens: int = 2_048,
-        has_own_scheduler: bool = False,
+        scheduling: EngineOptions | None = None,
+        is_ranked: bool = False,
     ) -> None:
-        blocks = None if kv_bytes is None else kv_bytes // geometry.bytes_per_block
-        if blocks is not None and blocks < geometry.blocks(max_model_tokens):
-            raise ValueError(
-                f"kv_bytes={kv_bytes}: {blocks} blocks, but a sequence of "
-                f"max_model_tokens={max_model_tokens} takes {geometry.blocks(max_model_tokens)} and would "
-                "never finish; change either"
-            )
-        ample = geometry.bytes(max_model_tokens) * 2 * (max_running + _EXTRA_QUEUED)
+        blocks = _pool_blocks(geometry, kv_bytes, max_model_tokens, max_running)
         self.model = model
         self.stall_count = 0
-        self.has_own_scheduler = has_own_scheduler
+        self.has_own_scheduler = scheduling is not None
+        self.has_prefix_cache = False
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.geometry = geometry
-        self.kv_bytes = ample if blocks is None else blocks * geometry.bytes_per_block
+        self.kv_bytes = blocks * geometry.bytes_per_block
         self.max_model_tokens = max_model_tokens
         self.max_running = max_running
         self._device = device
         self._lengths = lengths
-        self._blocks = blocks
-        self._engine: SimulatedScheduler[_Sample] = SimulatedScheduler(
-            blocks=blocks,
-            block_tokens=geometry.block_tokens,
-            max_running=max_running,
-            step_tokens=step_tokens,
-        )
-        self._generations: dict[str, _Generation] = {}
-        self._tokens: dict[int, Delta] = {}
+        self.retry_at: float | None = None
+        self._policy: PolicyScheduler[Sample] | None = None
+        self._engine: SimulatedScheduler[Sample]
+        sizes = {
+            "blocks": blocks,
+            "block_tokens": geometry.block_tokens,
+            "max_running": max_running,
+            "step_tokens": step_tokens,
+        }
+        if scheduling is not None:
+            self._engine = self._policy = PolicyScheduler(scheduling, **sizes)
+        else:
+            stock = RankedScheduler if is_ranked else SimulatedScheduler
+            self._engine = stock(**sizes, reserves_prompts=True)
+        self._generations: dict[str, SampleStream] = {}
+        self._tokens = TokenDeltas()
         self._step_counts = (0, 0, 0)
+        self._is_stepping = self._is_shared = False
+        self._last_end: Instant | None = None
+        self._last_waited = NO_TIME
+        self._next_plan: asyncio.Future[None] | None = None
+        self._state: EngineState | None = None
         self._gate_preemptions = 0
         self._gate_recompute_tokens = 0
         device.attach(self)
@@ -169,22 +148,20 @@ class SimulatedGenerator:
             )
         # A resumed request has its previous output in the prompt.
         left = self._lengths(request) - (len(prompt) - request.prompt_tokens)
-        output = max(1, min(left, sampling.max_tokens))
-        is_capped = left >= sampling.max_tokens
-        generation = _Generation(
-            [_Sample(len(prompt), output, index=i, is_capped=is_capped) for i in range(sampling.n)]
-        )
+        generation = open_stream(len(prompt), left=left, max_tokens=sampling.max_tokens, samples=sampling.n)
+        now = _now()
+        if self._policy is not None:
+            put_under_policy(generation, request, handoff, max_tokens=sampling.max_tokens, now=now)
         for sample in generation.samples:
-            sample.generation = generation
-            self._engine.waiting.append(sample)
+            sample.arrived = now
+            if self._policy is None:
+                sample.rank = handoff.rank
+            self._engine.add(sample)
+        self._state = None
         self._generations[request.id] = generation
         self._device.wake()
-        open_samples = sampling.n
         try:
-            while open_samples:
-                await generation.wait_for_delta()
-                delta = generation.deltas.popleft()
-                open_samples -= delta.finish_reason is not None
+            async for delta in generation.stream():
                 yield delta
         finally:
             self._remove(generation)
@@ -200,93 +177,174 @@ class SimulatedGenerator:
             self._gate_preemptions += 1
             generation.push(Delta(sample.index, "", (), finish_reason="preempted"))
 
-    async def set_quota(self, quota_bytes: int) -> None:
-        """Sets the quota, from the next step on. Raises Refused outside one block to `kv_bytes`."""
-        blocks = quota_bytes // self.geometry.bytes_per_block
-        if not self.has_own_scheduler or self._blocks is None:
+    async def set_quota(self, quota_bytes: int, *, use_ceiling_bytes: int | None = None) -> None:
+        """Sets quota and use ceiling, from the next step on.
+
+        Raises Refused unless one block <= quota <= ceiling <= `kv_bytes`.
+        """
+        engine, size = self._require_policy(), self.geometry.bytes_per_block
+        ceiling_bytes = use_ceiling_bytes or quota_bytes
+        blocks, ceiling = quota_bytes // size, ceiling_bytes // size
+        if not 1 <= blocks <= ceiling <= engine.total_blocks:
             raise Refused(
-                f"{self.model!r} enforces no quota; create it with kv_bytes and has_own_scheduler=True"
+                f"quota of {quota_bytes} bytes, use ceiling of {ceiling_bytes}: choose one block to "
+                f"{self.kv_bytes} bytes, the quota at most the ceiling"
             )
-        if not 1 <= blocks <= self._blocks:
-            raise Refused(f"quota of {quota_bytes} bytes: choose one block to {self.kv_bytes} bytes")
-        self._engine.set_quota(blocks)
-        self._device.wake()
+        engine.set_quota(blocks, ceiling)
+        await self._confirm(engine)
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
-        """Raises Refused: the simulated scheduler has no options."""
-        raise Refused(f"{self.model!r} schedules FCFS only and has no options; remove them")
+        """Changes options of the engine policy. Raises Refused."""
+        engine = self._require_policy()
+        try:
+            engine_policy(engine.options.changed(changes))
+        except ValueError as error:
+            raise Refused(f"scheduling.engine: {error}") from error
+        engine.set_options(changes)
+        await self._confirm(engine)
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
-        """Does nothing: the simulated scheduler uses no forecast."""
+        """Replaces the forecast of a request, if a policy schedules it."""
+        generation = self._generations.get(request_id)
+        if self._policy is not None and generation is not None:
+            for sample in generation.samples:
+                if not sample.is_removed:
+                    self._policy.set_forecast(sample, forecast)
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Does nothing: the device itself shares its steps."""
+        """Tells the engine whether embedding work is pending; its policy then paces the decode steps."""
+        self._is_shared = is_shared
+
+    def _require_policy(self) -> PolicyScheduler[Sample]:
+        self._device.require_up()
+        if self._policy is None:
+            raise Refused(f"{self.model!r} has vLLM's own scheduler, which takes no quota and no options")
+        return self._policy
+
+    async def _confirm(self, engine: PolicyScheduler[Sample]) -> None:
+        """Returns once the engine has applied a command: with its next step if one is in flight."""
+        self._state = None
+        if not self._is_stepping:
+            engine.sync_idle()
+            self._device.wake()
+            return
+        if self._next_plan is None:
+            self._next_plan = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next_plan)
+        self._device.require_up()
 
     def state(self) -> EngineState:
-        """Memory, queues and preemptions now. Raises BackendDown if the device is down."""
+        """Memory, queues and preemptions as of the latest step. Raises BackendDown if the device is down."""
         self._device.require_up()
-        size, engine = self.geometry.bytes_per_block, self._engine
-        held = {
-            request_id: sum(sample.blocks for sample in generation.samples) * size
-            for request_id, generation in self._generations.items()
-        }
-        used = sum(held.values())
-        quota = min(engine.quota * size, self.kv_bytes)
+        if self._state is None:
+            self._state = self._new_state()
+        return self._state
+
+    def _new_state(self) -> EngineState:
+        size, engine, policy = self.geometry.bytes_per_block, self._engine, self._policy
+        held: dict[str, int] | None = None
+        if policy is not None:
+            held = {}
+            for request_id, generation in self._generations.items():
+                if blocks := sum(sample.blocks for sample in generation.samples):
+                    held[request_id] = blocks * size
         return EngineState(
-            used_bytes=used,
+            used_bytes=engine.used_blocks * size,
             total_bytes=self.kv_bytes,
             running=len(engine.running),
-            waiting=len(engine.waiting),
+            waiting=engine.waiting_count,
             preemptions=engine.preemptions + self._gate_preemptions,
-            quota_bytes=quota if self.has_own_scheduler else None,
-            ceded_bytes=self.kv_bytes - max(quota, used),
-            held_bytes={name: size for name, size in held.items() if size}
-            if self.has_own_scheduler
-            else None,
+            quota_bytes=None if policy is None else policy.quota * size,
+            use_ceiling_bytes=None if policy is None else policy.use_ceiling * size,
+            ceded_bytes=0 if policy is None else policy.ceded * size,
+            held_bytes=held,
+            pace=None if policy is None else policy.observed.pace,
             recompute_tokens=engine.recompute_tokens + self._gate_recompute_tokens,
+            waited=NO_TIME if policy is None else policy.waited,
         )
 
     @property
     def step_bytes(self) -> int:
         """Bytes of all blocks in use in the step planned last."""
-        return (self._engine.quota - self._engine.free_blocks) * self.geometry.bytes_per_block
+        return self._engine.used_blocks * self.geometry.bytes_per_block
 
     def plan(self, load: StepLoad) -> bool:
-        """Adds the LLM's next batch to `load`."""
-        has_work = self._engine.plan(load)
+        """Adds the LLM's next batch to `load`; False also while decode pacing delays the step."""
+        self.retry_at = self._device.paced_until = None
+        has_work = (
+            self._engine.plan(load) if self._policy is None else self._plan_by_policy(self._policy, load)
+        )
         self._step_counts = (load.prefill_tokens, load.decodes, load.cells)
+        self._is_stepping = has_work
+        self._state = None
+        if self._next_plan is not None:
+            self._next_plan.set_result(None)
+            self._next_plan = None
         return has_work
+
+    def _plan_by_policy(self, engine: PolicyScheduler[Sample], load: StepLoad) -> bool:
+        now = _now()
+        if (begin := engine.delayed_until(now, is_device_shared=self._is_shared)) is not None:
+            self.retry_at = self._device.paced_until = begin / 1e9
+            return False
+        for _ in range(_ASKED_AT_ONCE):
+            if not engine.waiting_count and not engine.running:
+                engine.sync_idle()
+                return False
+            engine.arrange(now)
+            if engine.plan(load):
+                return True
+        self.retry_at = now / 1e9 + _RETRY_SECONDS
+        return False
 
     def complete(self, duration: float) -> None:
         """Delivers the tokens of the planned step."""
-        if self.on_step is not None:
-            self.on_step(EngineStep(*self._step_counts, seconds(duration)))
+        self._report_step(seconds(duration))
         for sample in self._engine.complete():
-            sample.generation.push(
-                self._token(sample.index) if not sample.is_removed else _final_delta(sample)
-            )
+            sample.generation.push(self._tokens.next(sample))
+
+    def _report_step(self, took: Duration) -> None:
+        """Reports the step that ends, with the pause before it if it followed another."""
+        now, waited = _now(), NO_TIME
+        if self._policy is not None:
+            waited, self._last_waited = Duration(self._policy.waited - self._last_waited), self._policy.waited
+            if self._last_end is not None:
+                took = between(self._last_end, now)
+        if self.on_step is not None:
+            self.on_step(EngineStep(*self._step_counts, took, waited))
+        self._last_end = now if self._engine.running else None
 
     def fail(self, reason: str) -> None:
         """Fails all generations with BackendDown."""
+        if self._next_plan is not None:
+            self._next_plan.set_result(None)
+            self._next_plan = None
         for generation in self._generations.values():
             self._remove(generation)
-            generation.down_reason = reason
-            generation.wake()
+            generation.fail(reason)
 
-    def _remove(self, generation: _Generation) -> list[_Sample]:
+    def _remove(self, generation: SampleStream) -> list[Sample]:
         """Removes the unfinished samples from the engine and returns them."""
         left = [sample for sample in generation.samples if not sample.is_removed]
         for sample in left:
             self._engine.remove(sample)
+        self._state = None
         return left
 
-    def _token(self, index: int) -> Delta:
-        # Shared between requests: creating a delta per token would cost more than the rest of a step.
-        if index not in self._tokens:
-            self._tokens[index] = Delta(index, _TEXT, (_TOKEN,))
-        return self._tokens[index]
+
+def _pool_blocks(geometry: KvGeometry, kv_bytes: int | None, max_model_tokens: int, max_running: int) -> int:
+    """Blocks of the KV cache. Raises ValueError if the longest sequence would not fit."""
+    if kv_bytes is None:
+        kv_bytes = geometry.bytes(max_model_tokens) * 2 * (max_running + _EXTRA_QUEUED)
+    blocks = kv_bytes // geometry.bytes_per_block
+    if blocks < geometry.blocks(max_model_tokens):
+        raise ValueError(
+            f"kv_bytes={kv_bytes}: {blocks} blocks, but a sequence of "
+            f"max_model_tokens={max_model_tokens} takes {geometry.blocks(max_model_tokens)} and would "
+            "never finish; change either"
+        )
+    return blocks
 
 
-def _final_delta(sample: _Sample) -> Delta:
-    reason = "length" if sample.is_capped else "stop"
-    return Delta(sample.index, _TEXT, (_TOKEN,), finish_reason=reason)
+def _now() -> Instant:
+    return Instant(seconds(asyncio.get_running_loop().time()))

@@ -7,6 +7,7 @@ previous one. On a virtual-time loop the same requests always produce the same s
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from backends.cost_models.step_time import BatchTime, StepLoad
@@ -17,7 +18,13 @@ OnStep = Callable[[float, float, StepLoad], None]
 
 
 class Work(Protocol):
-    """One kind of work on the device."""
+    """One kind of work on the device.
+
+    `retry_at` is when work without a part in the last step asks again, in seconds; None if only `wake` can
+    change that.
+    """
+
+    retry_at: float | None
 
     def plan(self, load: StepLoad) -> bool:
         """Adds its part of the next step to `load`; returns False if it has none."""
@@ -35,6 +42,7 @@ class SimulatedDevice:
     """Device whose time is shared by the backends attached to it; it runs while any of them is started.
 
     `on_step` observes every finished step. `down` is the reason why the device is down, or None.
+    `paced_until` is the time in seconds to which the LLM's step is delayed in favour of other work, or None.
     """
 
     def __init__(self, batch_time: BatchTime, *, on_step: OnStep | None = None) -> None:
@@ -45,6 +53,7 @@ class SimulatedDevice:
         self._task: asyncio.Task[None] | None = None
         self._has_work = asyncio.Event()
         self.down: str | None = "not started"
+        self.paced_until: float | None = None
 
     def attach(self, work: Work) -> None:
         """Adds a kind of work; work attached first is planned first."""
@@ -99,7 +108,10 @@ class SimulatedDevice:
         busy = [work for work in self._works if work.plan(load)]
         if not busy:
             self._has_work.clear()
-            await self._has_work.wait()
+            retries = [work.retry_at for work in self._works if work.retry_at is not None]
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(retries, default=None)):
+                    await self._has_work.wait()
             return
         duration = self._batch_time(load)
         if duration < 0:

@@ -6,7 +6,7 @@ and the number of the case:
     check_engine_policy(lambda: MyPolicy(EngineOptions()))
     check_ordering(MyOrdering)
     check_admission(my_fits)
-    check_victims(my_choose_victims)
+    check_victims(my_rank)
 
 The same seed gives the same cases. Passing says nothing about how good a policy is.
 """
@@ -18,6 +18,7 @@ from random import Random
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
+from controlplane.core.deadlines import Progress
 from controlplane.core.memory_ledger import Footprint, LeaseTable
 from controlplane.core.pool_view import Pace, Running, Share
 from controlplane.core.request import Kind, Request
@@ -28,7 +29,7 @@ from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.admission import Fits
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.ordering import Ordering, OrderingOptions
-from controlplane.policy.gate.preemption import ChooseVictims, PreemptionOptions
+from controlplane.policy.gate.preemption import VictimRank, in_preemption_order
 
 _NOW = Instant(seconds(100))
 _PACE = Pace(step=milliseconds(30), per_prompt_token=milliseconds(0.15))
@@ -50,6 +51,7 @@ def check_engine_policy(factory: Callable[[], EnginePolicy], *, cases: int = 100
     for case in range(cases):
         _check_plan(factory, f"{seed}:{case}")
         _check_shrunk_quota(factory, f"{seed}:{case}")
+        _check_use_ceiling(factory, f"{seed}:{case}")
     _check_idle_start(factory)
 
 
@@ -84,45 +86,31 @@ def check_admission(fits: Fits, *, cases: int = 200, seed: int = 0) -> None:
         random = Random(f"{seed}:{case}")
         share = _share([_footprint(random) for _ in range(random.randint(1, 8))])
         footprint = _footprint(random)
-        z = random.choice([0.0, 1.6])
-        answers = [fits(share, LookAhead(share.leases, z), footprint) for _ in range(2)]
+        answers = [fits(share, LookAhead(share.leases), footprint) for _ in range(2)]
         assert all(isinstance(answer, bool) for answer in answers), f"case {case}: {answers[0]!r} is no bool"
         assert answers[0] == answers[1], f"case {case}: the same state is decided in two ways"
         fewer = share.without([random.choice(share.leases.ids)])
         if answers[0]:
-            still_fits = fits(fewer, LookAhead(fewer.leases, z), footprint)
+            still_fits = fits(fewer, LookAhead(fewer.leases), footprint)
             assert still_fits, f"case {case}: what fits no longer fits after a lease was closed"
 
 
-def check_victims(choose: ChooseVictims, *, cases: int = 300, seed: int = 0) -> None:
-    """Checks the victims of random candidates.
-
-    They free the bytes needed, or there are none. Their priority is below that of the incoming request. They
-    do not depend on the order of the candidates.
-    """
-    options = PreemptionOptions(tau=seconds(0.5), almost_done_steps=8, thrash_penalty=1.0)
+def check_victims(rank: VictimRank, *, cases: int = 300, seed: int = 0) -> None:
+    """Checks the ranks of random candidates: numbers, equal for equal candidates, with which they sort."""
     for case in range(cases):
         random = Random(f"{seed}:{case}")
-        running = [_running(random, f"r{i}") for i in range(random.randint(0, 8))]
-        by_id = {candidate.request_id: candidate for candidate in running}
-        needed, priority = random.randint(-20, 200), random.randint(0, 4)
-        victims = choose(running, needed_bytes=needed, incoming_priority=priority, options=options)
-        ids = [victim.request_id for victim in victims]
-        assert len(set(ids)) == len(ids), f"case {case}: a victim is named twice"
-        assert set(ids) <= set(by_id), f"case {case}: a victim is not among the candidates"
-        if needed <= 0:
-            assert not ids, f"case {case}: victims although no bytes are needed"
-        assert all(by_id[name].priority < priority for name in ids), (
-            f"case {case}: a victim's priority is not below that of the incoming request"
+        running = [_running(random, f"r{i}") for i in range(random.randint(1, 8))]
+        ranks = [rank(candidate) for candidate in running]
+        assert all(isinstance(found, int | float) and found == found for found in ranks), (
+            f"case {case}: a rank is no number: {ranks}"
         )
-        assert all(victim.freed_bytes == by_id[victim.request_id].freed_bytes for victim in victims), (
-            f"case {case}: a victim's freed_bytes are not those of its candidate"
+        assert ranks == [rank(candidate) for candidate in running], (
+            f"case {case}: a rank changes between calls"
         )
-        freed = sum(victim.freed_bytes for victim in victims)
-        assert not ids or freed >= needed, f"case {case}: {freed} bytes freed, {needed} needed"
+        order = in_preemption_order(running, rank)
         random.shuffle(running)
-        again = choose(running, needed_bytes=needed, incoming_priority=priority, options=options)
-        assert set(again) == set(victims), f"case {case}: the order of the candidates changes the victims"
+        again = in_preemption_order(running, rank)
+        assert again == order, f"case {case}: the order of the candidates changes that of preemption"
 
 
 def _check_plan(factory: Callable[[], EnginePolicy], case: str) -> None:
@@ -171,6 +159,19 @@ def _check_shrunk_quota(factory: Callable[[], EnginePolicy], case: str) -> None:
     assert left <= view.quota, f"case {case}: {left} blocks are held, the quota is {view.quota}"
 
 
+def _check_use_ceiling(factory: Callable[[], EnginePolicy], case: str) -> None:
+    _, waiting, view = _engine_case(Random(case))
+    ceiling = view.used + view.growth
+    view = replace(view, quota=max(1, ceiling - Random(case).randint(1, 40)), use_ceiling=max(1, ceiling))
+    alone = _plan(factory(), [], view)
+    assert not alone.preempt, f"case {case}: preempted below the use ceiling, and nothing starts"
+    plan = _plan(factory(), waiting, view)
+    freed = sum(state.held for state in plan.preempt)
+    needed = sum(view.need(state) for state in plan.offer)
+    room = max(0, view.free) + freed + len(plan.preempt)
+    assert needed <= room, f"case {case}: the offer needs {needed} blocks above the quota, {room} are freed"
+
+
 def _check_idle_start(factory: Callable[[], EnginePolicy]) -> None:
     service_class = ServiceClass("any", Slo(ttft=milliseconds(300)), priority=0, sheddable=False)
     arrival = Instant(_NOW - seconds(9))
@@ -207,8 +208,7 @@ def _engine_case(random: Random) -> tuple[list[RequestState], list[RequestState]
 
 
 def _request_state(random: Random, name: str, *, is_running: bool) -> RequestState:
-    gap = random.choice([None, milliseconds(1_000)])
-    state = RequestState(_request(random, name), random.randint(1, 200), name, gap=gap)
+    state = RequestState(_request(random, name), random.randint(1, 200), name)
     if is_running and (done := random.randint(0, 100)):
         pause = min(milliseconds(100), _NOW - state.request.arrival)
         state.stamp(Instant(state.request.arrival + pause), done)
@@ -218,7 +218,9 @@ def _request_state(random: Random, name: str, *, is_running: bool) -> RequestSta
 def _request(random: Random, name: str) -> Request:
     ttft = random.choice([None, milliseconds(300), milliseconds(3_000)])
     e2e = random.choice([None, None, seconds(20)])
-    service_class = ServiceClass("any", Slo(ttft=ttft, e2e=e2e), random.randint(0, 2), sheddable=False)
+    tpot, gap = random.choice([None, milliseconds(50)]), random.choice([None, milliseconds(1_000)])
+    slo = Slo(ttft, tpot, e2e, gap)
+    service_class = ServiceClass("any", slo, random.randint(0, 2), sheddable=False)
     arrival = Instant(_NOW - milliseconds(random.randint(0, 20_000)))
     return _of_class(service_class, name, arrival, prompt_tokens=random.randint(1, 300))
 
@@ -242,14 +244,13 @@ def _footprint(random: Random) -> Footprint:
         base=random.randint(1, 300),
         per_step=random.randint(0, 5),
         steps=random.randint(1, 60),
-        spread=random.uniform(0, 30),
         worst=random.randint(0, 700),
     )
 
 
 def _share(leases: Sequence[Footprint]) -> Share:
     columns = np.array(
-        [(lease.base, lease.per_step, lease.steps, lease.spread**2, i % 2) for i, lease in enumerate(leases)],
+        [(lease.base, lease.per_step, lease.steps, i % 2) for i, lease in enumerate(leases)],
         dtype=np.float64,
     )
     table = LeaseTable(tuple(f"r{i}" for i in range(len(leases))), *columns.T)
@@ -268,4 +269,5 @@ def _running(random: Random, name: str) -> Running:
         recompute=milliseconds(random.randint(0, 3_000)),
         remaining_steps=random.choice([1, 8, 9, 100]),
         preemptions=random.randint(0, 2),
+        progress=random.choice([Progress(_NOW), Progress(_NOW, _NOW, _NOW, 1)]),
     )

@@ -51,13 +51,15 @@ class ScriptedGenerator(ScriptedEngine):
         prompt_token_seconds: float = 0.0,
         token_seconds: float = 0.0,
         has_own_scheduler: bool = False,
+        has_prefix_cache: bool = False,
     ) -> None:
         super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
         self.has_own_scheduler = has_own_scheduler
+        self.has_prefix_cache = has_prefix_cache
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.on_order: Callable[[], Awaitable[None]] | None = None
-        self.quota_bytes = kv_bytes
+        self.quota_bytes = self.use_ceiling_bytes = kv_bytes
         self.options: dict[str, Any] = {}
         self.forecasts: dict[str, LengthForecast] = {}
         self.is_sharing = False
@@ -74,7 +76,7 @@ class ScriptedGenerator(ScriptedEngine):
         """Starts the engine with its whole KV cache as quota."""
         await super().start()
         # A restarted engine has lost its quota.
-        self.quota_bytes = self.kv_bytes
+        self.quota_bytes = self.use_ceiling_bytes = self.kv_bytes
 
     async def tokenize(self, text: str) -> list[int]:
         """One token per UTF-8 byte."""
@@ -121,12 +123,16 @@ class ScriptedGenerator(ScriptedEngine):
                 run.wake.set()
                 await run.ended.wait()
 
-    async def set_quota(self, quota_bytes: int) -> None:
-        """Records a quota. Raises Refused outside one block to `kv_bytes`."""
+    async def set_quota(self, quota_bytes: int, *, use_ceiling_bytes: int | None = None) -> None:
+        """Records an order. Raises Refused unless one block <= quota <= use ceiling <= `kv_bytes`."""
         await self._accept_order()
-        if not self.geometry.bytes_per_block <= quota_bytes <= self.kv_bytes:
-            raise Refused(f"quota of {quota_bytes} bytes: choose one block to {self.kv_bytes} bytes")
-        self.quota_bytes = quota_bytes
+        ceiling = quota_bytes if use_ceiling_bytes is None else use_ceiling_bytes
+        if not self.geometry.bytes_per_block <= quota_bytes <= ceiling <= self.kv_bytes:
+            raise Refused(
+                f"quota of {quota_bytes} bytes, use ceiling of {ceiling}: choose one block to "
+                f"{self.kv_bytes} bytes, the quota at most the ceiling"
+            )
+        self.quota_bytes, self.use_ceiling_bytes = quota_bytes, ceiling
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
         """Records changed options."""
@@ -169,7 +175,8 @@ class ScriptedGenerator(ScriptedEngine):
             waiting=len(self.live) - len(running),
             preemptions=self._preemptions,
             quota_bytes=self.quota_bytes if self.has_own_scheduler else None,
-            ceded_bytes=max(0, self.kv_bytes - max(self.quota_bytes, used)),
+            use_ceiling_bytes=self.use_ceiling_bytes if self.has_own_scheduler else None,
+            ceded_bytes=max(0, self.kv_bytes - max(self.use_ceiling_bytes, used)),
             held_bytes=held if self.has_own_scheduler else None,
             pace=self.pace,
         )

@@ -82,6 +82,7 @@ class VllmGenerator:
         stall_seconds: float = 300.0,
     ) -> None:
         self.has_own_scheduler = scheduling is not None
+        self.has_prefix_cache = False
         self.on_step: Callable[[EngineStep], None] | None = None
         self.model = served_name or model
         self._source = model
@@ -125,7 +126,7 @@ class VllmGenerator:
         engine.stats.on_step = self._report_step
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
-        self.step_cost = engine.step_cost
+        self.step_cost, self.has_prefix_cache = engine.step_cost, engine.has_prefix_cache
         engine.start_watchdog(self._engine_children(), stall_seconds=self._stall_seconds)
         try:
             await self._generate_one_token(engine)
@@ -201,9 +202,11 @@ class VllmGenerator:
         """Aborts the request in the engine; its stream ends with the finish reason "preempted"."""
         await self._require_engine().preempt(request_id)
 
-    async def set_quota(self, quota_bytes: int) -> None:
-        """Sets the KV-cache quota of Tandem's scheduler. Raises Refused."""
-        await self._require_engine().send_to_scheduler(lambda client: client.set_quota(quota_bytes))
+    async def set_quota(self, quota_bytes: int, *, use_ceiling_bytes: int | None = None) -> None:
+        """Sets the KV-cache quota and use ceiling of Tandem's scheduler. Raises Refused."""
+        await self._require_engine().send_to_scheduler(
+            lambda client: client.set_quota(quota_bytes, use_ceiling_bytes=use_ceiling_bytes)
+        )
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
         """Changes options of Tandem's scheduler, by the names of `scheduling.engine`. Raises Refused."""

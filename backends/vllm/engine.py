@@ -103,6 +103,7 @@ class VllmEngine:
         self.geometry = _geometry(config)
         self.step_cost = step_cost_prior(config, self.geometry)
         self._has_priorities = config.scheduler_config.policy == "priority"
+        self.has_prefix_cache: bool = config.cache_config.enable_prefix_caching
         self.max_model_tokens: int = config.model_config.max_model_len
         self.max_running: int = max_running_requests(config.scheduler_config)
         # vLLM reserves the first block of each engine as a placeholder (null block).

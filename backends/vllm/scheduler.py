@@ -18,7 +18,6 @@ Options come from `additional_config["tandem"]` (see `EngineOptions`; `default` 
 metadata) and can be changed while the engine runs (`plugin.rpc`). Importing this module imports vLLM.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -35,13 +34,9 @@ from backends.vllm.plugin.balloon import balloon_of
 from backends.vllm.plugin.batch_view import BatchTracker, stamp
 from backends.vllm.plugin.input_wait import wait_for_input
 from backends.vllm.plugin.offer_queue import OfferQueue
-from backends.vllm.plugin.request_metadata import (
-    Defaults,
-    EngineRequest,
-    defaults_of,
-    extract_metadata,
-    make_engine_request,
-)
+from backends.vllm.plugin.prefix_sharing import prefix_sharing
+from backends.vllm.plugin.request_intake import RequestIntake
+from backends.vllm.plugin.request_metadata import Defaults, defaults_of
 from backends.vllm.plugin.shared_state import EngineFacts, SharedState
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
@@ -52,8 +47,6 @@ from controlplane.policy.engine.interface import RANKED, EnginePolicy, EngineVie
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
 from predictors.timing.online_step_time import ObservedPace, StepWork
-
-log = logging.getLogger(__name__)
 
 _UNKNOWN_RATE = Pace(Duration(0), Duration(0))
 
@@ -73,29 +66,31 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = (self.vllm_config.additional_config or {}).get("tandem", {})
-        self.options, self.defaults = _parse_config(config)
+        self.options, defaults = _parse_config(config)
+        self._intake = RequestIntake(defaults)
         self.engine_policy: EnginePolicy = engine_policy(self.options)
         self.clock: Callable[[], int] = time.monotonic_ns
         self.balloon = balloon_of(self.kv_cache_manager.block_pool)
         self.quota: int = self.balloon.total
+        self.use_ceiling: int = self.balloon.total
         self.preempted = 0
         self.recompute_tokens = 0
         self.waited_ns = 0
-        self.malformed = 0
         self.steps = 0
         self.hook_ns = 0
         self.set_step_cost(None)
         self.input_queue: Queue[Any] | None = None
         self.process_inputs: Callable[[], None] = _no_input
         self._shared_state = SharedState.from_environment()
+        self._sharing = prefix_sharing(self.kv_cache_manager, self.block_size)
         has_drafts = self.num_spec_tokens > 0
         self._tracker = BatchTracker(
             self.block_size,
             has_packed=self.has_packed,
             runs_ahead=has_drafts or isinstance(self, AsyncScheduler),
             takes_back=has_drafts or self.connector is not None,
+            sharing=self._sharing,
         )
-        self._by_client_id: dict[str, list[EngineRequest]] = {}
         self._previous_schedule: Instant | None = None
         self._previous_step_start: Instant | None = None
         self._steps_in_flight: deque[StepWork] = deque()
@@ -124,7 +119,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         try:
             output = super().schedule(*args, **kwargs)
         finally:
-            self.waiting.close()
+            not_started = self.waiting.close()
         began = time.perf_counter_ns()
         scheduled = output.num_scheduled_tokens
         prefill = output.total_num_scheduled_tokens - len(scheduled)
@@ -133,6 +128,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             self._steps_in_flight.append(work)
         self._previous_schedule, self._previous_step_start = now, now if scheduled else None
         self._tracker.record_step(self.running, scheduled, output.total_num_scheduled_tokens)
+        if self._sharing is not None:
+            self._sharing.waiting.recheck(not_started)
         self._publish(now)
         self._previous_used = self.balloon.used
         self.hook_ns += time.perf_counter_ns() - began
@@ -150,7 +147,14 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._stamp(now)
         # Input is processed here, so that a request that ends the delay can start in this step.
         while not len(self.waiting):
-            begin = next_step_start(self._tracker.batch, last, now, self.options.decode_pacing)
+            begin = next_step_start(
+                self._tracker.batch,
+                last,
+                now,
+                self.options.decode_pacing,
+                free_share=max(0.0, 1.0 - self.balloon.used / self.quota),
+                longest_step=self.observed.longest_step,
+            )
             if begin <= now:
                 break
             wait_for_input(self.input_queue, between(now, begin))
@@ -200,18 +204,25 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             free_slots=max_running_requests(self.scheduler_config) - len(self.running),
             running=self._tracker.batch,
             has_packed=self.has_packed,
+            has_shared=bool(self._sharing),
+            use_ceiling=self.use_ceiling,
         )
 
     def _plan(self, now: Instant) -> None:
-        self.balloon.withhold_beyond(self.quota)
-        plan = self.engine_policy.plan(self.view(now))
+        self.balloon.withhold_beyond(self.use_ceiling)
+        if self._sharing is not None:
+            self._sharing.waiting.refresh()
+        view = self.view(now)
+        plan = self.engine_policy.plan(view)
+        # The balloon enforces the use ceiling, so a lower quota needs a check of its own.
+        offer = plan.offer if self.use_ceiling == self.quota else view.admitted(plan)
         for victim in plan.preempt:
             self.preempt(self.requests[victim.request.id])
         if plan.preempt:
-            self.balloon.withhold_beyond(self.quota)
+            self.balloon.withhold_beyond(self.use_ceiling)
         if plan.ranked:
             self._rank([self.requests[progress.request.id] for progress in plan.ranked[-RANKED:]])
-        self.waiting.open([self.requests[progress.request.id] for progress in plan.offer])
+        self.waiting.open([self.requests[progress.request.id] for progress in offer])
 
     def _rank(self, order: list[Any]) -> None:
         for request in self._preemption_order:
@@ -227,7 +238,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.preempted += 1
-        self.recompute_tokens += request.num_computed_tokens
+        self.recompute_tokens += max(0, request.num_computed_tokens - request.tandem.cached)
         request.tandem.preemptions += 1
         self._tracker.remove(request.tandem)
         super()._preempt_request(request, *args, **kwargs)
@@ -237,43 +248,32 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def _on_enqueue(self, request: Any) -> None:
         now = Instant(self.clock())
         if not hasattr(request, "tandem"):
-            request.tandem = self._engine_request(request, now)
-            self._by_client_id.setdefault(request.tandem.name, []).append(request.tandem)
+            request.tandem = self._intake.admit(request, now)
             # The client's priority is in `tandem`; this field is the preemption rank.
             request.priority = 0
         stamp(request, now)
+        if self._sharing is not None:
+            self._sharing.waiting.enqueue(request)
         self.engine_policy.enqueue(request.tandem, now)
+
+    @property
+    def malformed(self) -> int:
+        """Requests whose metadata could not be read."""
+        return self._intake.malformed
 
     def _on_dequeue(self, request: Any) -> None:
         self.engine_policy.dequeue(request.tandem)
-
-    def _engine_request(self, request: Any, now: Instant) -> EngineRequest:
-        facts = {"request_id": request.request_id, "prompt_tokens": request.num_prompt_tokens}
-        params = request.sampling_params or request.pooling_params
-        limit = request.max_tokens or 1
-        try:
-            metadata = extract_metadata(getattr(params, "extra_args", None))
-            return make_engine_request(metadata, self.defaults, max_tokens=limit, now=now, **facts)
-        except ValueError as error:
-            # The request was already accepted, and raising here would end the engine.
-            self.malformed += 1
-            log.warning("request %s gets the default class: %s", request.request_id, error)
-            return make_engine_request({}, self.defaults, max_tokens=limit, now=now, **facts)
+        if self._sharing is not None:
+            self._sharing.waiting.dequeue(request)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # vLLM calls this once for every request that ends, possibly while it still waits.
         self.waiting.remove_requests([request])
         if hasattr(request, "tandem"):
             self._tracker.remove(request.tandem)
-            self._drop_client_id(request.tandem)
+            self._intake.remove(request.tandem)
             del request.tandem
         return super()._free_request(request, *args, **kwargs)
-
-    def _drop_client_id(self, progress: EngineRequest) -> None:
-        siblings = self._by_client_id[progress.name]
-        siblings.remove(progress)
-        if not siblings:
-            del self._by_client_id[progress.name]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Deflates the balloon for the reset, because vLLM refuses it while any block is in use."""
@@ -281,23 +281,27 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         try:
             done: bool = super().reset_prefix_cache(*args, **kwargs)
         finally:
-            self.balloon.withhold_beyond(self.quota)
+            self.balloon.withhold_beyond(self.use_ceiling)
         return done
 
     # --- control and state -------------------------------------------------------------------
 
-    def set_quota(self, blocks: int) -> None:
-        """Sets the quota from the next step on. Raises ValueError for under one block or over the pool."""
-        if not 1 <= blocks <= self.balloon.total:
+    def set_quota(self, blocks: int, use_ceiling: int | None = None) -> None:
+        """Sets the quota from the next step on, and what running requests may use (None: the quota).
+
+        Raises ValueError unless 1 <= quota <= use ceiling <= pool.
+        """
+        ceiling = blocks if use_ceiling is None else use_ceiling
+        if not 1 <= blocks <= ceiling <= self.balloon.total:
             raise ValueError(
-                f"quota={blocks} blocks: must be between 1 and the pool's {self.balloon.total}; "
-                "a larger pool needs a restart of vLLM"
+                f"quota={blocks} blocks with use_ceiling={ceiling}: must be between 1 and the pool's "
+                f"{self.balloon.total}, the quota at most the ceiling; a larger pool needs a restart of vLLM"
             )
-        self.quota = blocks
+        self.quota, self.use_ceiling = blocks, ceiling
 
     def sync_idle(self) -> None:
         """Applies the quota and publishes the state; call only while no step is in flight."""
-        self.balloon.withhold_beyond(self.quota)
+        self.balloon.withhold_beyond(self.use_ceiling)
         self._previous_used = self.balloon.used
         self._publish(Instant(self.clock()))
 
@@ -315,7 +319,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def set_forecast(self, name: str, forecast: LengthForecast) -> None:
         """Updates the length forecast of all samples of the client's request `name`, if it is still here."""
-        for progress in self._by_client_id.get(name, ()):
+        for progress in self._intake.samples(name):
             is_waiting = self.waiting.holds(progress.request.id)
             if is_waiting:
                 self.engine_policy.dequeue(progress)
@@ -334,9 +338,10 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             prompt_token_ns=self._pace.per_prompt_token,
             total=self.balloon.total,
             quota=self.quota,
+            use_ceiling=self.use_ceiling,
             used=used,
             # A step in flight may still write to blocks that its requests have just freed.
-            ceded=self.balloon.total - max(self.quota, used, self._previous_used),
+            ceded=self.balloon.total - max(self.use_ceiling, used, self._previous_used),
             running=len(self.running),
             waiting=len(self.waiting),
             preemptions=self.preempted,

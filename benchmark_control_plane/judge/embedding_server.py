@@ -107,7 +107,8 @@ def embedder_from(arguments: Sequence[str] | None) -> tuple[WorkerEmbedder, int]
     options = parser.parse_args(arguments)
     try:
         stated = {"model": options.model, **json.loads(options.settings)}
-        return embedder_of(parse_as(EmbeddingModel, stated, source="--settings")), options.port
+        model = parse_as(EmbeddingModel, stated, source="--settings")
+        return embedder_of(model, idle_cpu_priority=bool(model.idle_cpu_priority)), options.port
     except ValueError as error:
         parser.error(str(error))
 

@@ -182,7 +182,7 @@ def first_variant(system: SystemSection) -> SystemSection:
 
 
 def classes_section(plan: ExperimentPlan, objectives: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`classes` section of the server's YAML; `objectives` holds ttft_ms, tpot_ms and e2e_ms by class."""
+    """`classes` section of the server's YAML; `objectives` holds milliseconds by class and name."""
     has_default = any(class_section.default for class_section in plan.classes.values())
     return {
         name: {
@@ -247,14 +247,13 @@ def _system_problems(plan: ExperimentPlan, system: SystemSection) -> Iterator[st
     sections = system.tandem if system.tandem is not None else system.simulated
     if sections is not None:
         any_objective = {name: {"ttft_ms": _ANY_OBJECTIVE_MS} for name in plan.classes}
-        content = {"models": {"chat": {"model": "any"}}, "classes": classes_section(plan, any_objective)}
+        has_pool = system.is_simulated and plan.device_of(system).pool is not None
+        content = {
+            "models": {"chat": {"model": "any"}, "embeddings": [{"model": "any embeddings"}]},
+            "pool": {"kv_allocator": "kvcached" if has_pool else "static"},
+            "classes": classes_section(plan, any_objective),
+        }
         try:
-            config = parse(merge(content, sections), source=f"system {system.name!r}")
+            parse(merge(content, sections), source=f"system {system.name!r}")
         except ConfigError as error:
             yield str(error)
-            return
-        if system.simulated is not None and config.scheduling.engine is not None:
-            yield (
-                f"system {system.name!r}: scheduling.engine: the simulated engine has no policies and "
-                "serves first come; leave it out"
-            )

@@ -111,10 +111,24 @@ class TraceSection:
         return columns.query is not None
 
 
+@section(frozen=True, config=STRICT)
+class SharedPrefixSection:
+    """The first `tokens` tokens of each prompt are those of one of `groups` prefixes, drawn at random.
+
+    A shorter prompt shares all but its last token.
+    """
+
+    groups: Tokens
+    tokens: Tokens
+
+
 _KEYS_BY_KIND: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    "generate": (("prompt_tokens", "output_tokens"), ("max_tokens",)),
+    "generate": (("prompt_tokens", "output_tokens"), ("max_tokens", "shared_prefix")),
     "embed": (("prompt_tokens",), ("batch",)),
-    "retrieval": (("prompt_tokens", "output_tokens", "query_tokens"), ("max_tokens", "embed_class")),
+    "retrieval": (
+        ("prompt_tokens", "output_tokens", "query_tokens"),
+        ("max_tokens", "embed_class", "shared_prefix"),
+    ),
 }
 """By kind: lengths that the stream or its trace must give, and further keys that are allowed."""
 
@@ -127,6 +141,7 @@ class StreamSection:
     is complete. A trace without `arrivals` is replayed, with time scaled to the stream's rate; with
     `arrivals` its rows are drawn at random. `max_tokens` is the limit that the client requests, if it should
     differ from the output length (simulator only; on a real engine the limit is the output length).
+    `prompt_tokens` include the `shared_prefix`.
     """
 
     kind: Literal["generate", "embed", "retrieval"]
@@ -141,10 +156,12 @@ class StreamSection:
     query_tokens: LengthsSection | None = None
     max_tokens: Tokens | None = None
     batch: LengthsSection | None = None
+    shared_prefix: SharedPrefixSection | None = None
 
     def __post_init__(self) -> None:
         lengths, others = _KEYS_BY_KIND[self.kind]
-        for name in ("prompt_tokens", "output_tokens", "query_tokens", "max_tokens", "batch", "embed_class"):
+        lengths_of_kinds = ("prompt_tokens", "output_tokens", "query_tokens", "batch")
+        for name in (*lengths_of_kinds, "max_tokens", "embed_class", "shared_prefix"):
             if getattr(self, name) is not None and name not in (*lengths, *others):
                 raise ValueError(f"{name}: kind: {self.kind} takes none; drop it")
         if self.kind == "retrieval" and self.embed_class is None:
@@ -164,6 +181,7 @@ class Multiples:
     ttft: Times | None = None
     tpot: Times | None = None
     e2e: Times | None = None
+    gap: Times | None = None
 
 
 @section(frozen=True, config=STRICT)
@@ -176,10 +194,11 @@ class ExperimentClass:
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
     e2e_ms: Milliseconds | None = None
+    gap_ms: Milliseconds | None = None
     times_unloaded: Multiples = Multiples()
 
     def __post_init__(self) -> None:
-        for name in ("ttft", "tpot", "e2e"):
+        for name in ("ttft", "tpot", "e2e", "gap"):
             if getattr(self, f"{name}_ms") is not None and getattr(self.times_unloaded, name) is not None:
                 raise ValueError(f"{name}_ms and times_unloaded.{name} state one objective twice; drop one")
 
@@ -210,10 +229,14 @@ class CapacitySection:
 
 @section(frozen=True, config=STRICT)
 class Pinned:
-    """CPU cores of a server process and its number of compute threads."""
+    """CPU cores of a server process and its number of compute threads.
+
+    With `idle` (embedder only) the process that computes runs in Linux's idle scheduling class.
+    """
 
     cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
     threads: Annotated[int, Field(ge=1)] = 1
+    idle: bool = False
 
 
 @section(frozen=True, config=STRICT)
@@ -230,6 +253,10 @@ class Split:
     embed_batch_tokens: Tokens | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     priorities: bool = False
+
+    def __post_init__(self) -> None:
+        if self.llm.idle:
+            raise ValueError("llm.idle: only the embedding worker runs in the idle class; set embedder.idle")
 
 
 @section(frozen=True, config=STRICT)

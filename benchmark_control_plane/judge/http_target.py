@@ -1,9 +1,9 @@
 """Sends planned requests to OpenAI-compatible servers and records their responses.
 
-Prompts are random token ids of the planned length, so no prefix is shared and the server does not tokenise;
-or random words, for a server that accepts no ids. Request bodies are built before the run. A streamed chunk
-with a choice is time stamped when its bytes arrive. The number of tokens is the server's `usage`; a response
-with fewer tokens than requested is a failure.
+Prompts are random token ids of the planned length, so only planned prefixes are shared and the server does
+not tokenise; or random words, for a server that accepts no ids. Request bodies are built before the run. A
+streamed chunk with a choice is time stamped when its bytes arrive. The number of tokens is the server's
+`usage`; a response with fewer tokens than requested is a failure.
 """
 
 import random
@@ -24,6 +24,7 @@ from benchmark_control_plane.common.http_client import (
     request_bytes,
 )
 from benchmark_control_plane.judge.experiment_schema import Endpoint
+from benchmark_control_plane.judge.prompts import input_ids, input_text, prompt_ids, prompt_text
 from benchmark_control_plane.judge.records import PartialResponse, loss_of
 from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.api.protocol.requests import HEADER_DECISION, HEADER_SERVICE_CLASS
@@ -35,9 +36,6 @@ _EMBEDDINGS = "/v1/embeddings"
 _NO_CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _DROPPED = "x-llm-d-request-dropped-reason"
-# Token ids that exist in every vocabulary, above the special tokens.
-_LEAST_ID, _MOST_ID = 300, 1_900
-_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "child", "world", "school", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,7 @@ class HttpTarget:
         if planned.kind is Kind.EMBED:
             body: dict[str, Any] = {
                 "model": endpoint.model,
-                "input": [_prompt(length, draw, is_text=endpoint.text) for length in planned.lengths],
+                "input": [(input_text if endpoint.text else input_ids)(n, draw) for n in planned.lengths],
                 "encoding_format": "base64",
             }
             path = _EMBEDDINGS
@@ -184,15 +182,8 @@ def _generation(planned: PlannedRequest, endpoint: Endpoint, draw: random.Random
         "stream_options": {"include_usage": True},
     }
     if endpoint.api == "chat":
-        text = _prompt(planned.prompt_tokens, draw, is_text=True)
-        return body | {"messages": [{"role": "user", "content": text}]}
-    return body | {"prompt": _prompt(planned.prompt_tokens, draw, is_text=endpoint.text)}
-
-
-def _prompt(count: int, draw: random.Random, *, is_text: bool) -> list[int] | str:
-    if is_text:
-        return " ".join(draw.choices(_WORDS, k=count))
-    return draw.choices(range(_LEAST_ID, _MOST_ID), k=count)
+        return body | {"messages": [{"role": "user", "content": prompt_text(planned, draw)}]}
+    return body | {"prompt": (prompt_text if endpoint.text else prompt_ids)(planned, draw)}
 
 
 def _close(answer: PartialResponse, head: Head, stream: _Stream, now: float, asked: int) -> None:

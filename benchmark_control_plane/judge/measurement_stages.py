@@ -55,6 +55,7 @@ _PROBE_SECONDS = 120.0
 _SAMPLE_SECONDS = 0.5
 _UNLOADED_REQUESTS = 12
 """Requests per class, sent one at a time, that give the unloaded latencies."""
+_OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms", "gap_ms")
 _SATURATING_RPS = (500.0, 4_000.0)
 """Rates at which requests are drawn for a saturation probe; the second if the first runs out of requests."""
 _RAMP_UP_SHARE = 0.25
@@ -305,7 +306,7 @@ def unloaded(experiment: Experiment, stage: Stage, system: SystemSection) -> dic
     found: dict[str, dict[str, float]] = {}
     for name, group in analysis.group_by(records, lambda r: r.planned.service_class).items():
         # The first request of a class is warm-up.
-        latencies = {m: [getattr(r, m) for r in group[1:]] for m in ("ttft_ms", "tpot_ms", "e2e_ms")}
+        latencies = {m: [getattr(r, m) for r in group[1:]] for m in _OBJECTIVES}
         found[name] = {
             metric: median(present)
             for metric, values in latencies.items()
@@ -321,8 +322,9 @@ def objectives_from(plan: ExperimentPlan, unloaded_ms: Objectives) -> dict[str, 
     found: dict[str, dict[str, float]] = {}
     for name, class_section in plan.classes.items():
         found[name] = {}
-        for part in ("ttft", "tpot", "e2e"):
-            metric, times = f"{part}_ms", getattr(class_section.times_unloaded, part)
+        for metric in _OBJECTIVES:
+            part = metric.removesuffix("_ms")
+            times = getattr(class_section.times_unloaded, part)
             if (stated := getattr(class_section, metric)) is not None:
                 found[name][metric] = plan.slo_scale * stated
             elif times is not None:

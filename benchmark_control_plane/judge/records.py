@@ -6,7 +6,8 @@ start of the measured window.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from benchmark_control_plane.judge.workload import PlannedRequest
@@ -42,11 +43,11 @@ class SloTargets:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
+    gap_ms: float | None = None
 
     def objectives(self) -> dict[str, float]:
         """The objectives that are not None."""
-        targets = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
-        return {name: value for name, value in targets.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class RequestRecord:
     status: int | None
     decision: str | None
     error: str | None
+
+    @property
+    def gap_ms(self) -> float | None:
+        """The longest time between two tokens, which an objective `gap_ms` bounds."""
+        return self.max_tbt_ms
 
     def to_json(self, run: int) -> dict[str, Any]:
         """Line of requests.jsonl; `run` is the index of the run in results.json."""
@@ -105,8 +111,8 @@ def judge_response(
         "tpot_ms": 1e3 * (last - first) / (count - 1) if first is not None and last is not None and count > 1
         else None,
         "e2e_ms": 1e3 * (ended - scheduled) if is_whole and ended is not None else None,
+        "gap_ms": _longest_gap_ms(answer.tokens),
     }  # fmt: skip
-    gaps = [1e3 * (after - before) for before, after in zip(answer.tokens, answer.tokens[1:], strict=False)]
     outcome = answer.loss or (Outcome.MET if _is_kept(took, objective) else Outcome.LATE)
 
     def relative(at: float | None) -> float | None:
@@ -117,7 +123,7 @@ def judge_response(
         last=relative(ended), tokens=[at - origin for at in answer.tokens],
         output_tokens=count if planned.kind is Kind.GENERATE else 0, outcome=outcome,
         ttft_ms=took["ttft_ms"] if planned.kind is Kind.GENERATE else None,
-        tpot_ms=took["tpot_ms"], max_tbt_ms=max(gaps, default=None), e2e_ms=took["e2e_ms"],
+        tpot_ms=took["tpot_ms"], max_tbt_ms=took["gap_ms"], e2e_ms=took["e2e_ms"],
         status=answer.status, decision=answer.decision, error=answer.error,
     )  # fmt: skip
 
@@ -146,8 +152,14 @@ def _is_broken(
     first = answer.tokens[0]
     if objective.ttft_ms is not None and 1e3 * (first - scheduled) > objective.ttft_ms:
         return True
+    if objective.gap_ms is not None and (_longest_gap_ms([*answer.tokens, now]) or 0.0) > objective.gap_ms:
+        return True
     gaps = max(1, planned.output_tokens - 1)
     return objective.tpot_ms is not None and 1e3 * (now - first) > objective.tpot_ms * gaps
+
+
+def _longest_gap_ms(tokens: Sequence[float]) -> float | None:
+    return max((1e3 * (after - before) for before, after in pairwise(tokens)), default=None)
 
 
 def loss_of(status: int, code: str | None, dropped: str | None) -> Outcome:
@@ -160,12 +172,12 @@ def loss_of(status: int, code: str | None, dropped: str | None) -> Outcome:
 
 
 def slo_targets(classes: Mapping[str, Mapping[str, float]]) -> dict[str, SloTargets]:
-    """Objectives by class, from ttft_ms, tpot_ms and e2e_ms by class."""
+    """Objectives by class, from ttft_ms, tpot_ms, e2e_ms and gap_ms by class."""
     return {name: SloTargets(**stated) for name, stated in classes.items()}
 
 
 def _is_kept(took: Mapping[str, float | None], objective: SloTargets) -> bool:
-    """Whether all objectives are met; one token meets any TPOT, and an embedding's TTFT is its completion."""
+    """Whether all objectives are met; one token meets TPOT and gap, an embedding's TTFT is its completion."""
     return all(
         (value := took[name]) is None or value <= limit for name, limit in objective.objectives().items()
     )

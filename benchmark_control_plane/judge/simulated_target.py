@@ -5,6 +5,7 @@ device.
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.memory_sampler import Sample
+from benchmark_control_plane.judge.prompts import prompt_ids
 from benchmark_control_plane.judge.records import PartialResponse
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.simulation import Machine, config_of, divide_pool, engines, started
@@ -41,7 +43,7 @@ class SimulatedTarget:
         *,
         has_gate: bool,
     ) -> None:
-        self._service = service
+        self.service = service
         self._generator = generator
         self._embedder = embedder
         self._output_tokens = output_tokens
@@ -56,7 +58,7 @@ class SimulatedTarget:
         try:
             if planned.kind is Kind.EMBED:
                 inputs = [range(length) for length in planned.lengths]
-                job = await self._service.intake.embeddings(
+                job = await self.service.intake.embeddings(
                     planned.id, caller, self._embedder.model, inputs, hints
                 )
                 answer.decision = await self._embed(job)
@@ -70,8 +72,8 @@ class SimulatedTarget:
 
     async def _generation(self, planned: PlannedRequest, caller: Caller, hints: RequestHints) -> GenerateJob:
         limit = planned.max_tokens or planned.output_tokens
-        return await self._service.intake.completion(
-            planned.id, caller, self._generator.model, range(planned.prompt_tokens),
+        return await self.service.intake.completion(
+            planned.id, caller, self._generator.model, prompt_ids(planned, random.Random(planned.id)),
             max_tokens=limit, sampling=Sampling(max_tokens=limit), hints=hints,
         )  # fmt: skip
 
@@ -80,7 +82,7 @@ class SimulatedTarget:
         deltas: AsyncIterator[Delta]
         decision = None
         if self._has_gate:
-            deltas = served = await self._service.gate.generate(job)
+            deltas = served = await self.service.gate.generate(job)
             decision = served.ticket.decision
         else:
             deltas = self._generator.generate(job.request, job.prompt, job.sampling)
@@ -100,7 +102,7 @@ class SimulatedTarget:
         if not self._has_gate:
             used = {"held:llm": engine.used_bytes, "held:embedding": self._embedder.pass_bytes}
             return sample | {"quota:llm": float(engine.total_bytes)} | {k: float(v) for k, v in used.items()}
-        owners: Any = self._service.status.state()["owners"]
+        owners: Any = self.service.status.state()["owners"]
         for owner, state in owners.items():
             sample[f"held:{owner}"] = float(state["held_bytes"])
             sample[f"quota:{owner}"] = float(state["quota_bytes"])
@@ -108,7 +110,7 @@ class SimulatedTarget:
 
     async def _embed(self, job: EmbedJob) -> str | None:
         if self._has_gate:
-            return (await self._service.gate.embed(job)).ticket.decision
+            return (await self.service.gate.embed(job)).ticket.decision
         await self._embedder.embed(job.request, job.inputs, deadline=None)
         return None
 
@@ -123,13 +125,11 @@ async def simulated_target(
     def length(request: Request) -> int:
         return output_tokens[request.id.rpartition("-")[0]]
 
-    machine = _machine_of(device)
-    if machine.pool_bytes is not None and "quota" in sections:
-        quota = config_of(sections).quota
-        if not quota.is_dynamic:
-            machine = divide_pool(machine, quota.llm.nominal)
-    generator, embedder = engines(machine, length)
-    async with started(generator, embedder, machine, sections) as service:
+    machine, config = _machine_of(device), config_of(sections, has_pool=device.pool is not None)
+    if machine.pool_bytes is not None and has_gate and config.static_quota_reason() is not None:
+        machine = divide_pool(machine, config.quota.llm.nominal)
+    generator, embedder = engines(machine, length, config if has_gate else None)
+    async with started(generator, embedder, machine, config) as service:
         yield SimulatedTarget(service, generator, embedder, output_tokens, has_gate=has_gate)
 
 

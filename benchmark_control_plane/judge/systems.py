@@ -136,16 +136,13 @@ def vllm_arguments(live: Live, split: Split) -> dict[str, Any]:
 
 
 def embedding_server(live: Live, split: Split) -> Server:
-    """Embedding server of a split, with the settings of Tandem's worker except for cores and replaced values.
-
-    `idle_cpu_priority` is dropped, because the server does not know the LLM's process.
-    """
+    """Embedding server of a split, with the settings of Tandem's worker except for what the split states."""
     section = live.embedding
     settings = as_yaml(section) | {
         "batch_tokens": split.embed_batch_tokens or section.batch_tokens,
         "threads": split.embedder.threads,
+        "idle_cpu_priority": split.embedder.idle,
     }
-    settings.pop("idle_cpu_priority", None)
     port = free_port()
     command = [
         *_pinned(split.embedder), sys.executable,

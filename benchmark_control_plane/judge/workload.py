@@ -6,7 +6,7 @@ stream does not change the others. The same seed draws the same requests at ever
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from benchmark_control_plane.judge.arrivals import bursts, times, wave
 from benchmark_control_plane.judge.experiment_schema import (
     Arrivals,
     LengthsSection,
+    SharedPrefixSection,
     StreamSection,
     TraceSection,
 )
@@ -44,6 +45,8 @@ class PlannedRequest:
         output_tokens: tokens to generate.
         max_tokens: limit that the client requests, if it differs from `output_tokens`.
         lengths: tokens of each embedding input.
+        prefix_group: group of requests whose prompts begin with the same tokens.
+        prefix_tokens: tokens that the prompt shares with its group.
         after: id of the request whose response must precede this one; `at` is then that request's.
     """
 
@@ -57,6 +60,8 @@ class PlannedRequest:
     max_tokens: int | None = None
     lengths: tuple[int, ...] = ()
     after: str | None = None
+    prefix_group: str = ""
+    prefix_tokens: int = 0
 
     @property
     def is_warmup(self) -> bool:
@@ -93,9 +98,21 @@ def _draw_stream(
     name: str, stream: StreamSection, rate: float, seed: int, warmup: float, measured: float, data: Path
 ) -> Iterator[PlannedRequest]:
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    # Groups have a generator of their own, so a shared prefix changes no time and no length.
+    groups = np.random.default_rng([seed, zlib.crc32(name.encode()), 1])
     duration = warmup + measured
     for number, row in enumerate(_rows(stream, rng, rate, duration, data)):
-        yield from _requests(f"{name}-{number}", stream, row, row.at - warmup, rng)
+        for request in _requests(f"{name}-{number}", stream, row, row.at - warmup, rng):
+            yield _with_prefix(request, name, stream.shared_prefix, groups)
+
+
+def _with_prefix(
+    request: PlannedRequest, stream: str, shared: SharedPrefixSection | None, rng: np.random.Generator
+) -> PlannedRequest:
+    if shared is None or request.kind is Kind.EMBED:
+        return request
+    tokens = min(shared.tokens, request.prompt_tokens - 1)
+    return replace(request, prefix_group=f"{stream}-{rng.integers(shared.groups)}", prefix_tokens=tokens)
 
 
 def _rows(

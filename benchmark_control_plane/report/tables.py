@@ -163,8 +163,10 @@ def objectives_table(results: Results) -> Markup:
             return formats.milliseconds(bound)
         return f"{formats.milliseconds(bound)} (unloaded {formats.milliseconds(unloaded)})"
 
-    rows = [[name, *(cell(name, metric) for metric in _SHORT_OBJECTIVES)] for name in results["slos"]]
-    return table("Objectives by class", ["class", *_SHORT_OBJECTIVES.values()], rows)
+    stated = {metric for objectives in results["slos"].values() for metric in objectives}
+    metrics = [metric for metric in _SHORT_OBJECTIVES if metric != "gap_ms" or metric in stated]
+    rows = [[name, *(cell(name, metric) for metric in metrics)] for name in results["slos"]]
+    return table("Objectives by class", ["class", *(_SHORT_OBJECTIVES[metric] for metric in metrics)], rows)
 
 
 def sweeps_table(results: Results) -> Markup:
@@ -231,7 +233,7 @@ _COLUMNS: list[_Column] = [
     ("cache hits", _from("engine", "cache_hit"), formats.share),
 ]
 _ALWAYS = ("goodput", "rejected", "evicted", "aborted", "failed")
-_SHORT_OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e"}
+_SHORT_OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e", "gap_ms": "longest gap"}
 _SHORT = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "tbt_ms": "gap", "e2e_ms": "e2e"}
 
 

@@ -29,8 +29,8 @@ class EnginePolicyRule:
         self, policy: EnginePolicy, objective: StepObjective, *, blocks: int, context: int, pace: Pace
     ) -> None:
         self._policy = policy
-        self._class = ServiceClass("all", Slo(ttft=seconds(objective.ttft)), 0, sheddable=False)
-        self._gap = seconds(objective.gap)
+        slo = Slo(ttft=seconds(objective.ttft), gap=seconds(objective.gap))
+        self._class = ServiceClass("all", slo, 0, sheddable=False)
         self._blocks = blocks
         self._context = context
         self._pace = pace
@@ -50,9 +50,7 @@ class EnginePolicyRule:
             prompt_tokens=simulated.prompt,
             max_output_tokens=self._context - simulated.prompt,
         )
-        self._states[simulated.number] = RequestState(
-            request, simulated.predicted, name=request.id, gap=self._gap
-        )
+        self._states[simulated.number] = RequestState(request, simulated.predicted, name=request.id)
         self._new.append(simulated)
 
     def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:

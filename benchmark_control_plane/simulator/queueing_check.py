@@ -34,7 +34,11 @@ _SYSTEMS = ((1, 0.5, None), (1, 0.8, None), (1, 0.7, 50), (2, 0.8, 50), (4, 0.75
 """(servers, utilisation, steps per mean service or None for M/D/1). A slot is assigned only between steps, so
 a request that finds one free waits half a step on average: more steps approximate the continuous model
 better."""
-_UNLIMITED_WAIT = {"admission": {"max_waiting": 10_000_000, "max_wait_ms": 86_400_000}}
+_UNLIMITED_WAIT = {
+    "admission": {"max_waiting": 10_000_000, "max_wait_ms": 86_400_000},
+    # The formulae hold for first come, first served; the default order knows the lengths.
+    "scheduling": {"ordering": "fcfs"},
+}
 
 
 def mmc_wait(servers: int, load: float) -> float:

@@ -63,8 +63,8 @@ class Machine:
     """Simulated device and engines.
 
     `kv_bytes` None means no memory limit. `workspace_batches` is the embedding quota, in largest batches.
-    With `pool_bytes`, KV cache and embedding workspace share one elastic pool: a moving `quota` in the
-    sections divides it; otherwise each takes free memory, up to `kv_bytes` and one whole batch.
+    With `pool_bytes`, KV cache and embedding workspace share one elastic pool, divided by quotas that move;
+    with `quota.policy: static` each takes free memory, up to `kv_bytes` and one whole batch.
     """
 
     batch_time: BatchTime
@@ -204,8 +204,9 @@ async def _play(
         assert isinstance(offer, SimulatedRequest)
         return offer.output_tokens
 
-    generator, embedder = engines(machine, length, on_step)
-    async with started(generator, embedder, machine, sections, lengths) as service:
+    config = config_of(sections, has_pool=machine.pool_bytes is not None)
+    generator, embedder = engines(machine, length, config, on_step)
+    async with started(generator, embedder, machine, config, lengths) as service:
         sampler = None
         if sample_every is not None:
             sampler = asyncio.create_task(_sample(service, result, sample_every))
@@ -223,9 +224,16 @@ async def _play(
 
 
 def engines(
-    machine: Machine, lengths: Callable[[Request], int], on_step: OnStep | None = None
+    machine: Machine,
+    lengths: Callable[[Request], int],
+    config: Config | None,
+    on_step: OnStep | None = None,
 ) -> tuple[SimulatedGenerator, SimulatedEmbedder]:
-    """Simulated generator and embedder on one device; `lengths` gives a request's true output length."""
+    """Simulated generator and embedder on one device; `lengths` gives a request's true output length.
+
+    The generator schedules as the server's does under `config`: by an engine policy, or by the gate's rank;
+    without `config`, as behind no gate, in order of arrival.
+    """
     device = SimulatedDevice(machine.batch_time, on_step=on_step)
     generator = SimulatedGenerator(
         device,
@@ -235,7 +243,8 @@ def engines(
         max_model_tokens=machine.max_model_tokens,
         max_running=machine.max_running,
         step_tokens=machine.step_tokens,
-        has_own_scheduler=machine.pool_bytes is not None,
+        scheduling=None if config is None else config.engine_options(),
+        is_ranked=config is not None,
     )
     pool = machine.pool_bytes
     embedder = SimulatedEmbedder(
@@ -275,9 +284,14 @@ class _LoopTimers:
             task.cancel()
 
 
-def config_of(sections: Mapping[str, Any]) -> Config:
-    """Server configuration of the sections, with a simulated model; raises ConfigError."""
-    return parse({"models": {"chat": {"model": "simulated"}}, **sections})
+def config_of(sections: Mapping[str, Any], *, has_pool: bool) -> Config:
+    """Server configuration of the sections, with simulated models; raises ConfigError.
+
+    Memory of an elastic pool moves between both, as with kvcached.
+    """
+    models = {"chat": {"model": "simulated"}, "embeddings": [{"model": "simulated-embeddings"}]}
+    pool = {**sections.get("pool", {}), "kv_allocator": "kvcached" if has_pool else "static"}
+    return parse({**sections, "models": models, "pool": pool})
 
 
 @asynccontextmanager
@@ -285,11 +299,13 @@ async def started(
     generator: SimulatedGenerator,
     embedder: SimulatedEmbedder,
     machine: Machine,
-    sections: Mapping[str, Any],
+    config: Config,
     lengths: LengthPredictor | None = None,
 ) -> AsyncIterator[Service]:
-    """Runs the service on these engines; it is drained and stopped on leaving."""
-    config = config_of(sections)
+    """Runs the service on these engines; it is drained and stopped on leaving.
+
+    Raises ConfigError for a configuration that the server refuses.
+    """
     pool = machine.pool_bytes
     workspace = machine.workspace_batches * embedder.workspace_bytes
     service = build_service(

@@ -223,7 +223,7 @@ def _reject_message(error: Rejected) -> str:
     if reject.detail:
         cause = f"{cause}: {reject.detail}"
     elif reject.reason is Reason.SLO_UNATTAINABLE:
-        objectives = (("TTFT", slo.ttft), ("TPOT", slo.tpot), ("end to end", slo.e2e))
+        objectives = (("TTFT", slo.ttft), ("TPOT", slo.tpot), ("end to end", slo.e2e), ("gap", slo.gap))
         stated = [f"{name} {to_milliseconds(time):g} ms" for name, time in objectives if time is not None]
         cause += f" ({', '.join(stated)})" if stated else ""
     remedies = [_REJECT_REMEDIES[reject.reason]] if reject.reason in _REJECT_REMEDIES else []

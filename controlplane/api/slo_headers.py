@@ -12,6 +12,7 @@ _OBJECTIVE_HEADERS = {
     b"x-slo-tpot-ms": "tpot_ms",
     b"x-llm-d-slo-tpot-ms": "tpot_ms",
     b"x-slo-e2e-ms": "e2e_ms",
+    b"x-slo-gap-ms": "gap_ms",
 }
 _CLASS_HEADER = HEADER_SERVICE_CLASS.encode()
 _MAX_DIGITS = 24

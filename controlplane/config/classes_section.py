@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.fields import STRICT, Milliseconds, optional_duration
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.slo import MOST_WEIGHT, ServiceClass, Slo
 
 
 @section(frozen=True, config=STRICT)
@@ -15,12 +15,18 @@ class ClassSection:
 
     priority: Annotated[int, Field(ge=0, le=100)] = 0
     """Higher is served first, within `scheduling.priority_head_start_ms`, and may preempt lower ones."""
+    weight: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None
+    """Value of a met promise of this class relative to other classes, for the engine orderings `srmt` and
+    `apt`; `1 + priority` by default. Under `srmt`, a class of weight 3 goes before a class of weight 1 unless
+    its request needs more than three times the memory-time."""
     ttft_ms: Milliseconds | None = None
     """Objective for the time to first token; none by default."""
     tpot_ms: Milliseconds | None = None
     """Objective for the mean time per output token; none by default."""
     e2e_ms: Milliseconds | None = None
     """Objective for the time from arrival to the end; none by default."""
+    gap_ms: Milliseconds | None = None
+    """Objective for the longest time between two output tokens; none by default."""
     sheddable: bool = True
     """Reject a request at once if it is predicted to miss its objective;
     if false it waits, up to `admission.max_wait_ms`."""
@@ -29,7 +35,7 @@ class ClassSection:
 
     def service_class(self, name: str) -> ServiceClass:
         """Returns the class in the types of the core."""
-        slo = Slo(
-            optional_duration(self.ttft_ms), optional_duration(self.tpot_ms), optional_duration(self.e2e_ms)
+        objectives = (self.ttft_ms, self.tpot_ms, self.e2e_ms, self.gap_ms)
+        return ServiceClass(
+            name, Slo(*map(optional_duration, objectives)), self.priority, self.sheddable, self.weight
         )
-        return ServiceClass(name, slo, self.priority, self.sheddable)

@@ -57,7 +57,7 @@ def read_yaml(path: Path) -> object:
 
 
 def parse_as(root: type[Root], content: object, *, source: str) -> Root:
-    """Parses `content` into the dataclass `root`. Raises ConfigError, also for keys in RENAMED."""
+    """Parses `content` into the dataclass `root`. Raises ConfigError, also for keys in RENAMED or REMOVED."""
     if lines := [f"{source}: {line}" for line in renamed_keys(content)]:
         raise ConfigError("\n".join(lines))
     try:

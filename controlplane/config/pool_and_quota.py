@@ -1,18 +1,12 @@
 """Sections `pool` and `quota`: the device's memory, its shares, and how the shares change at run time."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import (
-    STRICT,
-    Bytes,
-    BytesOrAuto,
-    Fraction,
-    Milliseconds,
-    MillisecondsFromZero,
-)
+from controlplane.config.fields import STRICT, Bytes, BytesOrAuto, Fraction, Milliseconds
 from controlplane.core.clock import milliseconds
 from controlplane.core.request import Owner
 from controlplane.policy.sharing.lending import Sharing, split
@@ -37,8 +31,8 @@ class PoolSection:
     reserve: Bytes = 0
     """Memory for CUDA contexts, CUDA graphs and other processes."""
     kv_allocator: Literal["static", "kvcached"] = "static"
-    """`static` allocates the KV cache at the start, and quotas only bound its use; `kvcached` maps blocks
-    on demand, so that quotas move bytes between the LLM and the embeddings (docs/memory.md)."""
+    """`static` allocates the KV cache at the start and cannot give memory of it back, so quotas are static;
+    `kvcached` maps blocks on demand, so that quotas move bytes between both (docs/memory.md)."""
     monitor_ms: Annotated[float, Field(ge=0, le=60_000)] = 100
     """Interval at which the use of the device is compared with the leases; 0 disables it."""
 
@@ -49,33 +43,31 @@ class ShareSection:
 
     nominal: Fraction
     """The quota while nothing is urgent."""
-    min: Fraction = 0.0
-    """The part of `nominal` that is never taken away."""
-    borrow: Fraction = 0.0
-    """Largest part that this owner may borrow from the other."""
-    lend: Fraction = 0.0
-    """Largest part that this owner may lend to the other; at most `nominal` - `min`."""
+    min: Fraction | None = None
+    """The part of `nominal` that is never taken away; by default what the largest request needs."""
+    borrow: Fraction | None = None
+    """Largest part that this owner may borrow from the other; by default all that the other lends."""
+    lend: Fraction | None = None
+    """Largest part that this owner may lend to the other, at most `nominal` - `min`; by default that much."""
 
     def __post_init__(self) -> None:
-        if self.min > self.nominal:
+        least = self.min or 0.0
+        if least > self.nominal:
             raise ValueError(
                 f"min={self.min}: it is part of nominal={self.nominal} and cannot exceed it; lower min"
             )
-        if self.lend > self.nominal - self.min + _ROUNDING:
+        if (self.lend or 0.0) > self.nominal - least + _ROUNDING:
             raise ValueError(
-                f"lend={self.lend}: at most nominal={self.nominal} - min={self.min} can be lent; lower lend"
+                f"lend={self.lend}: at most nominal={self.nominal} - min={least} can be lent; lower lend"
             )
 
 
 @section(frozen=True, config=STRICT)
 class ForecastSection:
-    """Memory reserved for forecast arrivals: embeddings, and requests of the highest priority.
-
-    It has an effect only if quotas change at run time.
-    """
+    """Memory kept for forecast embeddings; it has an effect only if quotas change at run time."""
 
     quantile: Annotated[float, Field(gt=0, le=0.99)] | None = 0.9
-    """Quantile of the forecast that is reserved; null reserves nothing."""
+    """Quantile of the forecast for which embeddings keep memory; null keeps none."""
     window_ms: Milliseconds = 1_000
     """Forecast horizon."""
 
@@ -84,8 +76,9 @@ class ForecastSection:
 class QuotaSection:
     """Division of the pool between the LLM's KV cache and the workspace of embedding batches."""
 
-    policy: Literal["static", "dynamic"] = "static"
-    """`static` keeps the nominal quotas; `dynamic` moves them towards the owner with more urgent requests."""
+    policy: Literal["auto", "static", "dynamic"] = "auto"
+    """`dynamic` moves quotas towards the owner with more urgent requests; `static` keeps the nominal ones.
+    `auto` is `dynamic` where memory can move: with `pool.kv_allocator: kvcached` and `scheduling.engine`."""
     llm: ShareSection = ShareSection(nominal=0.9)
     """Share of the LLM."""
     embedding: ShareSection = ShareSection(nominal=0.1)
@@ -103,14 +96,8 @@ class QuotaSection:
     """A request with less slack than this, or than half its objective if that is shorter, is urgent."""
     critical_weight: Weight = 1.0
     """Urgency of a request whose slack is 0; it falls linearly to 0 at `critical_ms`."""
-    violation_weight: Weight = 1.0
-    """Further urgency per second that a request is late; only with `urgency_aggregation: sum`."""
-    lateness_cap_ms: MillisecondsFromZero = 10_000
-    """Lateness beyond this adds no urgency; only with `urgency_aggregation: sum`."""
-    urgency_aggregation: Literal["sum", "mean"] = "mean"
-    """Urgency of an owner: `mean` or `sum` over its waiting, running and recently rejected requests."""
     forecast: ForecastSection = ForecastSection()
-    """Memory reserved for predicted arrivals."""
+    """Memory kept for predicted embeddings."""
 
     def require_room_for_both(self) -> None:
         """Raises ValueError if the nominal shares exceed the pool; only relevant if both are served."""
@@ -121,20 +108,34 @@ class QuotaSection:
             )
 
     @property
-    def is_dynamic(self) -> bool:
-        """Whether quotas change at run time: by urgency, or by lending."""
-        return self.policy == "dynamic" or self.llm.borrow > 0 or self.embedding.borrow > 0
+    def must_move(self) -> bool:
+        """Whether the section asks for quotas that change: by urgency, or by lending."""
+        return self.policy == "dynamic" or bool(self.llm.borrow or self.embedding.borrow)
 
     def sharing(
-        self, *, pool_bytes: int, max_llm_bytes: int, most_embedding_bytes: int, block_bytes: int
+        self,
+        *,
+        pool_bytes: int,
+        max_llm_bytes: int,
+        most_embedding_bytes: int,
+        block_bytes: int,
+        largest_request: Mapping[Owner, int],
     ) -> Sharing:
         """Converts the shares to bytes of the actual pool.
 
         No owner gets more than it can use: the LLM at most its cache, the embeddings their largest batches.
+        A minimum that is not stated is the memory of the owner's `largest_request`.
         """
-        reserved = max(int(self.embedding.min * pool_bytes), pool_bytes - max_llm_bytes)
+        shares = {Owner.LLM: self.llm, Owner.EMBEDDING: self.embedding}
+        minimum = {
+            owner: largest_request[owner] if share.min is None else int(share.min * pool_bytes)
+            for owner, share in shares.items()
+        }
+        follows_urgency = self.policy != "static"
+        unstated = pool_bytes if follows_urgency else 0
+        reserved = max(minimum[Owner.EMBEDDING], pool_bytes - max_llm_bytes)
         useful = max(reserved, most_embedding_bytes)
-        kept = min(max(int(self.llm.min * pool_bytes), pool_bytes - useful), pool_bytes - reserved)
+        kept = min(max(minimum[Owner.LLM], pool_bytes - useful), pool_bytes - reserved)
         # Rounded down: a minimum of more blocks than the nominal share could not be kept.
         least = kept // block_bytes * block_bytes
         owned = min(max(int(self.llm.nominal * pool_bytes), least), pool_bytes - reserved)
@@ -147,19 +148,19 @@ class QuotaSection:
             rate=self.max_step / (self.tick_ms / 1_000),
             dead_band=int(self.dead_band * pool_bytes),
             block_bytes=block_bytes,
-            urgency=UrgencyOptions(
-                milliseconds(self.critical_ms),
-                self.critical_weight,
-                self.violation_weight,
-                milliseconds(self.lateness_cap_ms),
-                by_mean=self.urgency_aggregation == "mean",
-            ),
+            urgency=UrgencyOptions(milliseconds(self.critical_ms), self.critical_weight),
         )
-        shares = {Owner.LLM: self.llm, Owner.EMBEDDING: self.embedding}
         return Sharing(
             options,
             nominal,
-            borrow={owner: int(share.borrow * pool_bytes) for owner, share in shares.items()},
-            lend={owner: int(share.lend * pool_bytes) for owner, share in shares.items()},
-            follows_urgency=self.policy == "dynamic",
+            borrow={
+                owner: unstated if share.borrow is None else int(share.borrow * pool_bytes)
+                for owner, share in shares.items()
+            },
+            # The minimum bounds what is lent, too.
+            lend={
+                owner: pool_bytes if share.lend is None else int(share.lend * pool_bytes)
+                for owner, share in shares.items()
+            },
+            follows_urgency=follows_urgency,
         )

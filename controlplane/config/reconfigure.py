@@ -16,7 +16,10 @@ CHANGEABLE = ("admission", "scheduling")
 
 def changeable(config: Config) -> dict[str, dict[str, Any]]:
     """The current values of the sections that may change, in the form that `changed` takes."""
-    return {name: asdict(getattr(config, name)) for name in CHANGEABLE}
+    found = {name: asdict(getattr(config, name)) for name in CHANGEABLE}
+    if config.scheduling.engine is None:
+        found["scheduling"]["engine"] = "off"
+    return found
 
 
 def changed(config: Config, content: object) -> Config:

@@ -43,7 +43,7 @@ _LABELS = {
     "fault": "kind of the error",
     "kind": "`generate` or `embed`",
     "level": "quantile level",
-    "objective": "`ttft`, `tpot` or `e2e`",
+    "objective": "`ttft`, `tpot`, `e2e` or `gap`",
     "outcome": "how the request ended",
     "owner": "`llm` or `embedding`",
     "reason": "why the request was not admitted, or `none`",

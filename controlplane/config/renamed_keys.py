@@ -1,4 +1,4 @@
-"""Refuses configuration keys of earlier versions, with a message that names the present key."""
+"""Refuses configuration keys of earlier versions, with a message that names the present key or the remedy."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,7 +9,6 @@ RENAMED = {
     "models.embeddings.yields_cpu": "models.embeddings.idle_cpu_priority",
     "pool.device_memory": "pool.kv_allocator",
     "predictors.remember": "predictors.max_examples",
-    "quota.compare": "quota.urgency_aggregation",
     "quota.forecast.level": "quota.forecast.quantile",
     "quota.resting_weight": "quota.nominal_weight",
     "scheduling.patience_ms": "scheduling.default_deadline_ms",
@@ -20,9 +19,28 @@ RENAMED = {
     "scheduling.engine.size_cut_window": "scheduling.engine.size_cutoff_window",
 }
 
+_MEAN = "the urgency of an owner is the share of its requests that is urgent; remove the key"
+_VICTIMS = "the requests that started last are preempted first; remove the key, or choose scheduling.victims"
+_MARGIN = "no memory is kept for prediction errors; remove the key"
+# Keys without a successor, each with what to do.
+REMOVED = {
+    "admission.overflow_probability": _MARGIN,
+    "scheduling.engine.overflow_probability": _MARGIN,
+    "quota.compare": _MEAN,
+    "quota.lateness_cap_ms": _MEAN,
+    "quota.urgency_aggregation": _MEAN,
+    "quota.violation_weight": _MEAN,
+    "admission.victim_tau_ms": _VICTIMS,
+    "admission.victim_almost_done_steps": _VICTIMS,
+    "admission.victim_thrash_penalty": _VICTIMS,
+    "scheduling.engine.victim_tau_ms": _VICTIMS,
+    "scheduling.engine.victim_almost_done_steps": _VICTIMS,
+    "scheduling.engine.victim_thrash_penalty": _VICTIMS,
+}
+
 
 def renamed_keys(content: object) -> Iterator[str]:
-    """One line for each key in RENAMED, at any depth: an experiment holds whole sections."""
+    """One line for each key in RENAMED and REMOVED, at any depth: an experiment holds whole sections."""
     # Not by recursion: a file may nest deeply, and an alias may contain itself.
     left: list[tuple[str, str, object]] = [("", "", content)]
     seen: set[int] = set()
@@ -38,4 +56,6 @@ def renamed_keys(content: object) -> Iterator[str]:
             path = f"{keys}.{key}"
             if new := next((new for old, new in RENAMED.items() if path.endswith(f".{old}")), None):
                 yield f"{f'{shown}.{key}'[1:]}: renamed to {new.rpartition('.')[2]}; use {new}"
+            if remedy := next((remedy for old, remedy in REMOVED.items() if path.endswith(f".{old}")), None):
+                yield f"{f'{shown}.{key}'[1:]}: removed; {remedy}"
             left.append((f"{shown}.{key}", path, value))

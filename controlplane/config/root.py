@@ -17,7 +17,6 @@ from controlplane.core.slo import ServiceClass
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.gate.admission import Admission, AdmissionOptions
 from controlplane.policy.gate.ordering import Ordering, OrderingOptions
-from controlplane.policy.gate.preemption import PreemptionOptions
 from controlplane.policy.registry import ADMISSIONS, VICTIMS, engine_policy, gate_ordering, lookup
 
 
@@ -77,6 +76,10 @@ class Config:
             )
         if self.models.chat is not None and self.models.embeddings:
             self.quota.require_room_for_both()
+            if self.quota.must_move and (reason := self.static_quota_reason()) is not None:
+                raise ValueError(
+                    f"quota: quotas cannot change, {reason}; change that, or remove quota.policy and borrow"
+                )
         self.admission_policy()
         self.ordering_policy()
         self.engine_options()
@@ -93,18 +96,15 @@ class Config:
         """Builds the gate's admission policy. Raises ValueError for an unknown policy or a bad option."""
         a = self.admission
         options = AdmissionOptions(
-            a.overflow_probability,
             a.max_waiting,
             milliseconds(a.max_wait_ms),
             milliseconds(a.defer_threshold_ms),
             tpot_guard=a.tpot_guard,
-        )
-        preemption = PreemptionOptions(
-            milliseconds(a.victim_tau_ms), a.victim_almost_done_steps, a.victim_thrash_penalty
+            explore=a.explore,
         )
         fits = lookup("admission", ADMISSIONS, a.policy, setting="admission.policy")
         victims = lookup("victims", VICTIMS, self.scheduling.victims, setting="scheduling.victims")
-        return Admission(options, preemption, fits, victims)
+        return Admission(options, fits, victims)
 
     def ordering_policy(self) -> Ordering:
         """Builds the order of the gate's waiting queues. Raises ValueError for an unknown ordering."""
@@ -112,7 +112,7 @@ class Config:
         options = OrderingOptions(
             milliseconds(s.priority_head_start_ms), milliseconds(s.default_deadline_ms), s.options
         )
-        return gate_ordering(s.ordering, options)
+        return gate_ordering(s.gate_ordering, options)
 
     def engine_options(self) -> EngineOptions | None:
         """Options of the engine policy: the gate's values, overridden by `scheduling.engine`.
@@ -123,16 +123,12 @@ class Config:
         if s.engine is None:
             return None
         shared = {
-            "ordering": s.ordering,
+            "ordering": s.ordering or EngineOptions().ordering,
             "victims": s.victims,
             "extra": s.options,
             "policy": a.policy,
-            "overflow_probability": a.overflow_probability,
             "priority_head_start_ms": s.priority_head_start_ms,
             "default_deadline_ms": s.default_deadline_ms,
-            "victim_tau_ms": a.victim_tau_ms,
-            "victim_almost_done_steps": a.victim_almost_done_steps,
-            "victim_thrash_penalty": a.victim_thrash_penalty,
         }
         try:
             options = EngineOptions().changed({**shared, **s.engine})
@@ -141,7 +137,15 @@ class Config:
             raise ValueError(f"scheduling.engine: {error}") from error
         return options
 
-    def engine_queue(self) -> int:
-        """Requests that may be sent to the engine beyond its free slots."""
-        stated = self.admission.engine_queue
-        return stated if stated is not None else 64 if self.scheduling.engine is None else 1_000
+    def static_quota_reason(self) -> str | None:
+        """The reason that quotas do not change at run time; None if they do."""
+        quota, chat = self.quota, self.models.chat
+        if chat is None or not self.models.embeddings:
+            return "only one kind of model is served"
+        if quota.policy == "static" and not quota.must_move:
+            return "quota.policy: static"
+        if self.scheduling.engine is None and chat.backend == "vllm":
+            return "scheduling.engine: off; vLLM's own scheduler enforces no quota"
+        if self.pool.kv_allocator == "static":
+            return "pool.kv_allocator: static cannot give KV memory back"
+        return None

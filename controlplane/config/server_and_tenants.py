@@ -29,6 +29,9 @@ class ServerSection:
     """A client that reads no byte for this long counts as disconnected, and its request is aborted."""
     admin_key_sha256: Sha256 | None = None
     """SHA-256 (hex) of the key for /admin; without it /admin is disabled."""
+    explain_requests: Annotated[int, Field(ge=0, le=100_000)] = 1_000
+    """Ended requests whose decisions `GET /admin/explain/ID` still shows; 0: none. A decision takes about
+    20 KiB at 256 running requests."""
 
 
 @section(frozen=True, config=STRICT)

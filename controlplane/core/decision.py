@@ -5,7 +5,7 @@ accepted, then dropped by Tandem. Preempt: loses its blocks and will resume. Abo
 Fail: an error in Tandem or an engine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controlplane.core.clock import NO_TIME, Duration, Instant
@@ -40,20 +40,23 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A request to preempt; `goodput_lost` is the work to be redone in seconds, weighted by urgency."""
+    """A request to preempt, and the memory that this frees."""
 
     request_id: str
     freed_bytes: int
-    goodput_lost: float
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Start now, after preempting `victims`; `wait` is the predicted wait inside the engine."""
+    """Start now, after preempting `victims`; `wait` is the predicted wait inside the engine.
+
+    With `is_explored` the request is admitted instead of rejected, to learn whether it would be late.
+    """
 
     footprint: Footprint
     victims: tuple[Victim, ...] = ()
     wait: Duration = NO_TIME
+    is_explored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +64,25 @@ class Defer:
     """Wait for a release or a quota change.
 
     The request is decided at `until` at the latest; None if it was accepted before and waits without a bound.
+    `wait` is the predicted wait, if the policy predicted one.
     """
 
     until: Instant | None
     reason: Reason
+    wait: Duration | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Not accepted. `retry_after` is the predicted drain; None if a retry cannot help."""
+    """Not accepted. `retry_after` is the predicted drain; None if a retry cannot help.
+
+    `wait` is the predicted wait behind the decision, if the policy predicted one.
+    """
 
     reason: Reason
     retry_after: Duration | None
     detail: str = ""
+    wait: Duration | None = field(default=None, compare=False)
 
 
 AdmissionDecision = Admit | Defer | Reject

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import sqrt
+from math import ceil, floor
 
 Piece = tuple[float, float, float, float]
 """Part of a distribution between two points: tokens at its end, half of its density, probability of more
@@ -36,12 +36,6 @@ class LengthForecast:
     def mean(self) -> float:
         """Expected output tokens."""
         return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(self._points))
-
-    @cached_property
-    def deviation(self) -> float:
-        """Standard deviation, exact for the piecewise-linear distribution."""
-        square = sum((b - a) * (x * x + x * y + y * y) / 3 for (a, x), (b, y) in pairwise(self._points))
-        return sqrt(max(0.0, square - self.mean**2))
 
     def quantile(self, level: float) -> float:
         """Tokens not exceeded with probability `level`, between 0 and 1."""
@@ -89,6 +83,25 @@ class LengthForecast:
         """The piece that contains an output of `after` tokens; None if it outran the forecast."""
         index = bisect_right(self.tokens, after)
         return self._pieces[index] if index < len(self.tokens) else None
+
+    def likely_total(self, after: int, limit: int) -> tuple[int, int]:
+        """The fewest and the most tokens of an output that has `after`: at least 80 % lie between.
+
+        The quantiles 0.1 of outputs that reach its piece and 0.9 of those that pass it, at most `limit`. Of
+        an output that outran the forecast only `limit` is known.
+        """
+        index = bisect_right(self.tokens, after)
+        fewest, most = self._likely_totals[index] if index < len(self.tokens) else (0, limit)
+        return min(fewest, limit), min(most, limit)
+
+    @cached_property
+    def _likely_totals(self) -> tuple[tuple[int, int], ...]:
+        """`likely_total` for each piece in `_pieces`."""
+        starts = (0.0, *self.levels)
+        return tuple(
+            (floor(self.quantile(start + 0.1 * (1 - start))), ceil(self.quantile(end + 0.9 * (1 - end))))
+            for start, end in zip(starts, self.levels, strict=False)
+        )
 
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:

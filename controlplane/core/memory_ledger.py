@@ -5,7 +5,7 @@ step, all freed after `steps`. For KV cache in blocks the line runs through the 
 staircase, so it bounds the blocks from above and is exact for blocks of one token.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from controlplane.core.request import Owner
 
 Floats = npt.NDArray[np.float64]
 
-_COLUMNS = 5
+_COLUMNS = 4
 _FIRST_SLOTS = 64
 
 
@@ -28,14 +28,12 @@ class LedgerInvariantError(RuntimeError):
 class Footprint:
     """Predicted bytes over time.
 
-    `spread` is the standard deviation, in bytes, of the size at release. `worst` is the size if the output is
-    as long as `max_tokens` allows.
+    `worst` is the size if the output is as long as `max_tokens` allows.
     """
 
     base: int
     per_step: int = 0
     steps: int = 1
-    spread: float = 0.0
     worst: int = 0
 
     @property
@@ -55,7 +53,6 @@ def generate_footprint(
     prompt_tokens: int,
     max_output_tokens: int,
     expected_tokens: float,
-    deviation_tokens: float,
     sequences: int = 1,
 ) -> Footprint:
     """Footprint of `sequences` samples of one prompt, each with its own copy of the prompt's blocks."""
@@ -66,7 +63,6 @@ def generate_footprint(
         base=corner_tokens * per_step,
         per_step=per_step,
         steps=steps,
-        spread=deviation_tokens * geometry.bytes_per_token * sequences**0.5,
         worst=geometry.bytes(prompt_tokens + max_output_tokens) * sequences,
     )
 
@@ -97,7 +93,6 @@ class LeaseTable:
     base: Floats
     per_step: Floats
     steps: Floats
-    variance: Floats
     priority: Floats
 
     def __len__(self) -> int:
@@ -105,8 +100,8 @@ class LeaseTable:
 
     def with_lease(self, request_id: str, footprint: Footprint, priority: int) -> "LeaseTable":
         """The table with one more lease."""
-        row = (footprint.base, footprint.per_step, footprint.steps, footprint.spread**2, priority)
-        columns = (self.base, self.per_step, self.steps, self.variance, self.priority)
+        row = (footprint.base, footprint.per_step, footprint.steps, priority)
+        columns = (self.base, self.per_step, self.steps, self.priority)
         return LeaseTable(
             (*self.ids, request_id), *(np.append(c, v) for c, v in zip(columns, row, strict=True))
         )
@@ -114,14 +109,15 @@ class LeaseTable:
     def without(self, request_ids: Iterable[str]) -> "LeaseTable":
         """The table without these leases."""
         gone = set(request_ids)
-        return self._only([i for i, name in enumerate(self.ids) if name not in gone])
+        return self.only([i for i, name in enumerate(self.ids) if name not in gone])
 
     def at_least(self, priority: int) -> "LeaseTable":
         """The leases that a request of this priority cannot preempt."""
-        return self._only(np.flatnonzero(self.priority >= priority).tolist())
+        return self.only(np.flatnonzero(self.priority >= priority).tolist())
 
-    def _only(self, keep: list[int]) -> "LeaseTable":
-        columns = (self.base, self.per_step, self.steps, self.variance, self.priority)
+    def only(self, keep: Sequence[int]) -> "LeaseTable":
+        """The leases at these positions."""
+        columns = (self.base, self.per_step, self.steps, self.priority)
         return LeaseTable(tuple(self.ids[i] for i in keep), *(column[keep] for column in columns))
 
 
@@ -231,7 +227,7 @@ class MemoryLedger:
         if row == account.rows.shape[1]:
             account.rows = np.concatenate([account.rows, np.zeros_like(account.rows)], axis=1)
         f = footprint
-        account.rows[:, row] = (f.base, f.per_step, f.steps, f.spread**2, priority)
+        account.rows[:, row] = (f.base, f.per_step, f.steps, priority)
         lease = Lease(request_id, owner, row)
         account.leases.append(lease)
         account.ids.append(request_id)
@@ -261,10 +257,10 @@ class MemoryLedger:
         account.rows[:2, row] = (held, per_step)
         self._settle()
 
-    def reforecast(self, lease: Lease, *, steps: int, spread: float) -> None:
-        """Replaces the predicted remaining steps and the deviation of the size at release."""
+    def reforecast(self, lease: Lease, *, steps: int) -> None:
+        """Replaces the predicted remaining steps."""
         account, row = self._live(lease)
-        account.rows[2:4, row] = (max(1, steps), spread**2)
+        account.rows[2, row] = max(1, steps)
 
     def close(self, lease: Lease) -> None:
         """Frees the memory of the lease. Raises LedgerInvariantError on the second call."""

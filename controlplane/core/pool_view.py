@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant
+from controlplane.core.deadlines import Progress
 from controlplane.core.memory_ledger import Floats, Footprint, LeaseTable
 from controlplane.core.request import Owner, Request
 
@@ -29,8 +31,9 @@ class Waiting:
 class Running:
     """A lease as a possible victim.
 
-    `slack` is the time left to its next deadline (None: no deadline), `recompute` the work that a preemption
-    discards, `freed_bytes` the memory that it frees.
+    `slack` is the time left to its next deadline: None without one or if its SLO cannot be met any more, 0 if
+    it is behind its TPOT and can recover. `recompute` is the work that a preemption discards, `freed_bytes`
+    the memory that it frees.
     """
 
     request_id: str
@@ -40,6 +43,7 @@ class Running:
     recompute: Duration
     remaining_steps: int
     preemptions: int
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +67,15 @@ class HiddenStateCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
-    """Bytes reserved for requests of at least this priority that are expected soon."""
-
-    reserved_bytes: int
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeLoad:
     """Load of an engine's decode steps and the TPOT objectives that they must meet.
 
     `step` gives the time of a step in ns from its sequences and the KV cells that they read.
     `prompt_tokens_pending` are prefilled first, at `per_prompt_token` ns each. Decoding loses `lost_share` of
-    all time to prefill and embeddings, with a standard deviation of `lost_deviation` per step. For each
-    running request with a TPOT, float64 [n]: the `time_left` to its last token in ns, the `tokens` until
-    then, its TPOT objective in ns, and the `priority` of its class.
+    all time to prefill and embeddings, with a standard deviation of `lost_deviation` per step. A further
+    request lengthens a step only if its first bytes fit into `unclaimed_bytes`, which neither running nor
+    forwarded requests need to start. For each running request with a TPOT, float64 [n]: the `time_left` to
+    its last token in ns, the `tokens` until then, its TPOT objective in ns, and the `priority` of its class.
     """
 
     step: Callable[[int, int], float]
@@ -92,6 +89,7 @@ class DecodeLoad:
     tokens: Floats
     tpot_objectives: Floats
     priority: Floats
+    unclaimed_bytes: float = inf
 
     @property
     def tightest(self) -> float | None:
@@ -107,20 +105,27 @@ class DecodeLoad:
         }
         return replace(self, **columns)
 
-    def until_first_token(self, request: Request) -> Duration:
-        """Time to its first token: half of the present step on average, and one that prefills all prompts."""
+    @property
+    def backlog(self) -> Duration:
+        """Time before the prefill of a new prompt starts: half a step on average, and the pending prompts."""
         step = self.step(self.sequences, self.cells)
-        return Duration(
-            round(1.5 * step + (self.prompt_tokens_pending + request.prompt_tokens) * self.per_prompt_token)
-        )
+        return Duration(round(0.5 * step + self.prompt_tokens_pending * self.per_prompt_token))
 
-    def with_request(self, request: Request, tokens: int) -> "DecodeLoad":
-        """The load with this request started; `tokens` is its predicted output."""
+    def can_start(self, footprint: Footprint) -> bool:
+        """Whether the request may start in the next step; otherwise it waits for memory."""
+        return footprint.base <= self.unclaimed_bytes
+
+    def with_request(self, request: Request, footprint: Footprint) -> "DecodeLoad":
+        """The load with this request in the engine; it is unchanged while the request waits for memory."""
+        if not self.can_start(footprint):
+            return self
+        tokens = footprint.steps
         load = replace(
             self,
             sequences=self.sequences + request.sequences,
             cells=self.cells + request.sequences * request.prompt_tokens,
-            prompt_tokens_pending=self.prompt_tokens_pending + request.prompt_tokens,
+            prompt_tokens_pending=self.prompt_tokens_pending + request.prefill_tokens,
+            unclaimed_bytes=self.unclaimed_bytes - footprint.base,
         )
         if (tpot := request.slo.tpot) is None:
             return load
@@ -145,9 +150,11 @@ class Share:
     leases one after another, any other all at once; `paces` are those of a serial owner's models, if it has
     several. `is_device_shared` while the device also works for the other kind. `preemptible` lists possible
     victims on demand, because the list is costly and few requests need it. `engine_work_ahead` is given if
-    the engine schedules by itself: the work of the requests that wait in it and precede this one. `calls` are
-    the calls that a serial owner holds, each with its tokens to compute. `decode_load` is given for
-    generation once steps were observed.
+    the engine schedules by itself: the work of the requests that wait in it and precede this one;
+    `engine_keeps` gives the leases that it would not preempt for this one (None: all). `calls` are the calls
+    that a serial owner holds, each with its tokens to compute. `decode_load` is given for
+    generation once steps were observed. `wait_optimism` scales a predicted wait for memory
+    down to the one that recent requests undercut in one of ten cases; it is at most 1.
     """
 
     ceiling: int
@@ -160,11 +167,12 @@ class Share:
     paces: Mapping[str, Pace | None] = field(default_factory=dict)
     is_serial: bool = False
     is_device_shared: bool = False
-    reserve: Reserve | None = None
     preemptible: Callable[[], tuple[Running, ...]] = _no_victims
     engine_work_ahead: Callable[[Waiting], float] | None = None
+    engine_keeps: Callable[[Waiting], LeaseTable] | None = None
     calls: tuple[tuple[Request, float], ...] = ()
     decode_load: DecodeLoad | None = None
+    wait_optimism: float = 1.0
 
     def pace_of(self, model: str) -> Pace | None:
         """Pace of one model; the owner's if it has only one."""
@@ -189,21 +197,10 @@ class Share:
             return float(self.leases.steps.sum())
         return sum([request.prompt_tokens * self.slowness(request.model) for request, _ in self.calls])
 
-    def is_entitled_to_reserve(self, request: Request) -> bool:
-        """Whether the request is entitled to the reserve."""
-        return self.reserve is not None and request.service_class.priority >= self.reserve.priority
-
-    def without_reserve(self, request: Request) -> "Share":
-        """The share less the reserve, unless the request is entitled to it."""
-        reserve = self.reserve
-        if reserve is None or self.is_entitled_to_reserve(request):
-            return self
-        return replace(self, ceiling=max(0, self.ceiling - reserve.reserved_bytes))
-
     def with_lease(self, waiting: Waiting) -> "Share":
         """The share after this request was admitted."""
         request, footprint = waiting.request, waiting.footprint
-        load = None if self.decode_load is None else self.decode_load.with_request(request, footprint.steps)
+        load = None if self.decode_load is None else self.decode_load.with_request(request, footprint)
         if self.engine_work_ahead is not None:
             # The request holds nothing before the engine starts it.
             return replace(self, free_slots=self.free_slots - 1, decode_load=load)

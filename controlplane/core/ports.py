@@ -25,7 +25,9 @@ TruncationSide = Literal["left", "right"]
 class EngineState:
     """State reported by the engine; memory in bytes of KV blocks.
 
-    `ceded_bytes` of the cache are neither held nor still being written by the engine: only they may be lent.
+    Requests start within `quota_bytes` and are preempted beyond `use_ceiling_bytes` (None: no quota is
+    enforced). `ceded_bytes` of the cache are neither held nor still being written by the engine: only they
+    may be lent.
     `held_bytes` is what each running request holds, by id (None if the engine does not report it); a request
     not listed waits in the engine. `recompute_tokens` were preempted from the cache since the start and must
     be computed again unless a prefix cache has them; None if unknown. `waited` is the time since the start
@@ -38,6 +40,7 @@ class EngineState:
     waiting: int
     preemptions: int
     quota_bytes: int | None = None
+    use_ceiling_bytes: int | None = None
     ceded_bytes: int = 0
     held_bytes: Mapping[str, int] | None = None
     pace: Pace | None = None
@@ -79,6 +82,8 @@ class Generator(Protocol):
     Requests may wait in it, and it supports `set_quota`, `set_options` and `set_device_contention`. Any
     other refuses the first two.
 
+    With `has_prefix_cache` requests share the blocks of equal prefixes, and find those of earlier requests.
+
     `step_cost` is the expected cost of its steps from the figures of device and model, before any
     measurement; None if unknown.
     """
@@ -86,6 +91,7 @@ class Generator(Protocol):
     model: str
     on_step: Callable[[EngineStep], None] | None
     has_own_scheduler: bool
+    has_prefix_cache: bool
     geometry: KvGeometry
     kv_bytes: int
     max_model_tokens: int
@@ -140,10 +146,12 @@ class Generator(Protocol):
         complete.
         """
 
-    async def set_quota(self, quota_bytes: int) -> None:
-        """Limits the KV cache to whole blocks of this size from the next step on; excess use is preempted.
+    async def set_quota(self, quota_bytes: int, *, use_ceiling_bytes: int | None = None) -> None:
+        """Limits the use of the KV cache, in whole blocks, from the next step on.
 
-        Raises Refused for less than one block and for more than the whole cache.
+        No request starts or resumes that would bring use above `quota_bytes`. Running requests may grow to
+        `use_ceiling_bytes` (None: the quota); use beyond it is preempted. Raises Refused unless one block <=
+        quota <= use ceiling <= cache.
         """
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:

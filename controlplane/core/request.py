@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controlplane.core.clock import NO_TIME, Duration, Instant, between
+from controlplane.core.deadlines import Progress
 from controlplane.core.slo import ServiceClass, Slo
 
 
@@ -64,6 +65,13 @@ class Request:
     features: PromptFeatures | None = None
     runs_to_limit: bool = False
     """Nothing ends the output before `max_output_tokens`."""
+    cached_tokens: int = 0
+    """Prompt tokens that the engine is expected to have in its prefix cache."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that the engine is expected to compute."""
+        return self.prompt_tokens - self.cached_tokens
 
 
 class Phase(StrEnum):
@@ -141,17 +149,33 @@ class Timeline:
         """End-to-end time."""
         return None if self.finished is None else between(self.arrival, self.finished)
 
+    @property
+    def gap(self) -> Duration | None:
+        """Longest time between two tokens; None before the second token."""
+        return None if self.output_tokens < 2 else self.longest_gap
+
+    @property
+    def progress(self) -> Progress:
+        """Progress of a generation, from which its slack follows."""
+        return Progress(self.arrival, self.first_token, self.last_token, self.output_tokens)
+
     def measured(self) -> dict[str, Duration | None]:
         """The measured value of each objective. Without tokens (embeddings) TTFT is the end-to-end time."""
         ttft = self.e2e if self.first_token is None else self.ttft
-        return {"ttft": ttft, "tpot": self.tpot, "e2e": self.e2e}
+        return {"ttft": ttft, "tpot": self.tpot, "e2e": self.e2e, "gap": self.gap}
+
+    def has_missed(self, slo: Slo) -> bool:
+        """Whether an objective is missed for good before the end: a late first token, or too long a gap."""
+        met = self.objectives_met(slo)
+        return not (met.get("ttft", True) and met.get("gap", True))
 
     def objectives_met(self, slo: Slo) -> dict[str, bool]:
-        """Whether a finished request met each stated objective. One-token outputs meet TPOT."""
-        stated = {"ttft": slo.ttft, "tpot": slo.tpot, "e2e": slo.e2e}
-        measured = self.measured()
+        """Whether each stated objective is met by what was measured so far.
+
+        Of a finished request that is final. One-token outputs meet TPOT and gap.
+        """
         return {
-            name: (took := measured[name]) is None or took <= limit
-            for name, limit in stated.items()
-            if limit is not None
+            name: took is None or took <= limit
+            for name, took in self.measured().items()
+            if (limit := getattr(slo, name)) is not None
         }

@@ -8,7 +8,7 @@ names here. What a plug-in provides for each slot:
   `engine_policy` has the same name, also inside the engine (`StaticPriorityPolicy`).
 - `engine_policy`: `(EngineOptions) -> EnginePolicy`. It plans every engine step.
 - `admission`: a `Fits` function `(Share, LookAhead, Footprint) -> bool`: whether the request may start now.
-- `victims`: a `ChooseVictims` function, with the signature of `choose_victims`.
+- `victims`: a `VictimRank` function `(Running) -> float`: which request of a priority is preempted first.
 
 An ordering or engine policy reads settings of its own from the `extra` of its options: a plain mapping, as
 the configuration file states it. The plug-in checks it and raises ValueError for a value that it cannot use.
@@ -24,8 +24,8 @@ from typing import TypeVar, cast
 
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.plugins import load_plugin, plugin_names, plugin_source
-from controlplane.core.pool_view import Waiting
 from controlplane.policy.engine.apt_serve import AptServe
+from controlplane.policy.engine.cutoff_at_gate import EngineCutoff, EnginePrecedence, by_rank, by_size
 from controlplane.policy.engine.interface import EnginePolicy
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
@@ -46,7 +46,7 @@ from controlplane.policy.gate.ordering import (
     OrderingOptions,
     ShortestOutput,
 )
-from controlplane.policy.gate.preemption import ChooseVictims, choose_victims
+from controlplane.policy.gate.preemption import VictimRank, latest_started
 
 # An accepted request waits without a bound; `AdmissionOptions` needs one all the same.
 _UNBOUNDED_WAIT = milliseconds(86_400_000)
@@ -85,13 +85,13 @@ def lookup(slot: str, table: Mapping[str, T], name: str, *, setting: str | None 
 
 def _static_priority(ordering: OrderingFactory, *, look_ahead_for_all: bool = False) -> EnginePolicyFactory:
     def build(options: EngineOptions) -> EnginePolicy:
-        limits = AdmissionOptions(options.overflow_probability, 0, _UNBOUNDED_WAIT, Duration(0))
+        limits = AdmissionOptions(0, _UNBOUNDED_WAIT, Duration(0))
         fits = lookup("admission", ADMISSIONS, options.policy, setting="policy")
         victims = lookup("victims", VICTIMS, options.victims)
         return StaticPriorityPolicy(
             ordering(options.order()),
-            Admission(limits, options.preemption(), fits, victims),
-            Admission(limits, options.preemption(), fits_always, victims),
+            Admission(limits, fits, victims),
+            Admission(limits, fits_always, victims),
             look_ahead="all" if look_ahead_for_all else options.look_ahead,
         )
 
@@ -118,8 +118,8 @@ ADMISSIONS: Mapping[str, Fits] = {
     "fits-now": fits_now,
 }
 
-VICTIMS: Mapping[str, ChooseVictims] = {
-    "cheapest-sufficient": choose_victims,
+VICTIMS: Mapping[str, VictimRank] = {
+    "latest-started": latest_started,
 }
 
 
@@ -157,11 +157,20 @@ def _plugin_ordering(name: str) -> EnginePolicyFactory:
     return build
 
 
-def engine_precedence(options: EngineOptions) -> Callable[[Waiting, Waiting], bool]:
+def engine_precedence(options: EngineOptions) -> EnginePrecedence:
     """Whether the first of two requests that wait inside the engine starts before the second.
 
-    An estimate at the gate: by the gate's rank, or by work where the engine's policy has no rank at the gate.
+    An estimate at the gate: by the gate's rank; where the engine's policy has no rank at the gate, by work
+    over the weight of the class.
     """
     if options.ordering in {*ORDERINGS, *plugin_names("ordering")}:
-        return lambda first, second: first.rank < second.rank
-    return lambda first, second: (first.work, first.rank) < (second.work, second.rank)
+        return EnginePrecedence(by_rank)
+    if options.ordering != "srmt":
+        return EnginePrecedence(by_size)
+    srmt = options.srmt()
+    if not srmt.share:
+        return EnginePrecedence(by_size, preempt_ratio=srmt.preempt_ratio)
+    cutoff = EngineCutoff(
+        window=srmt.window, share=srmt.share, patience=srmt.patience, aged_share=srmt.aged_share
+    )
+    return EnginePrecedence(by_size, cutoff, srmt.preempt_ratio)

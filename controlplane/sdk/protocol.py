@@ -24,7 +24,7 @@ Inputs = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 Reply = TypeVar("Reply")
 
-_SLO_PARTS = ("ttft_ms", "tpot_ms", "e2e_ms")
+_SLO_PARTS = ("ttft_ms", "tpot_ms", "e2e_ms", "gap_ms")
 
 
 class SloHints(TypedDict, total=False):
@@ -34,6 +34,7 @@ class SloHints(TypedDict, total=False):
     ttft_ms: float
     tpot_ms: float
     e2e_ms: float
+    gap_ms: float
 
 
 class ChatOptions(SloHints, total=False):

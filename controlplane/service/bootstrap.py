@@ -9,12 +9,13 @@ from functools import partial
 
 from backends import bundled_models
 from backends.device import probe as device_probe
-from backends.device.kv_memory import KvcachedMemory, StaticMemory, kvcached_segment, kvcached_unit
+from backends.device.kv_memory import KvcachedMemory, kvcached_segment, kvcached_unit
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
 from backends.vllm.hybrid import support as hybrid_support
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.config import Config, ConfigError
+from controlplane.config.active_mechanisms import mechanisms, unused_keys
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 from controlplane.core.clock import Clock
 from controlplane.core.device import DeviceMemory
@@ -23,10 +24,11 @@ from controlplane.core.ports import Embedder, Generator, LengthPredictor
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
-from controlplane.service.gate.dispatcher import Dispatcher, policies_of
+from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
+from controlplane.service.gate.policies import policies_of
 from controlplane.service.gate.rate_limits import RateLimiter, TenantLimits
 from controlplane.service.memory import memory_plan, model_config
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, plan_text
@@ -61,7 +63,7 @@ def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
 
 
 def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generator:
-    """An AsyncLLM engine of vLLM, with Tandem's scheduler plug-in if `scheduling.engine` is set."""
+    """An AsyncLLM engine of vLLM, with Tandem's scheduler plug-in unless `scheduling.engine` is `off`."""
     scheduling = config.engine_options()
     # With its priority policy vLLM's own scheduler orders the forwarded requests, and picks victims, by the
     # gate's rank.
@@ -95,9 +97,9 @@ def worker_embedder(config: Config, model: EmbeddingModel) -> Embedder:
     return embedder_of(
         model,
         idle_cpu_priority=config.models.chat is not None if idle is None else idle,
-        # With fixed quotas a budget is reduced only when the device has less memory than planned; then the
-        # allocator must return it. Budgets that change all the time would pay for an allocation in each pass.
-        returns_memory=config.pool.kv_allocator == "kvcached" or not config.quota.is_dynamic,
+        # A budget is reduced for the LLM, or when the device has less memory than planned; then the allocator
+        # must return it.
+        returns_memory=True,
     )
 
 
@@ -220,6 +222,9 @@ def assemble(config: Config) -> Service:
     require_writable_file(config)
     plan, is_static = plan_of(config), config.pool.kv_allocator == "static"
     log.info("the memory plan:\n%s", plan_text(plan))
+    log.info("mechanisms:\n  %s", "\n  ".join(map(str, mechanisms(config))))
+    for line in unused_keys(config):
+        log.warning("%s", line)
     return build_service(
         config,
         generators_of(config, plan),
@@ -249,7 +254,7 @@ def build_service(
         generators: LLM engines, not started.
         embedders: embedding engines, not started.
         workspace_bytes: quota of all embedding models where no quota moves.
-        device_memory: called once the backends run; without it their memory is static.
+        device_memory: called once the backends run; without it the quotas are static.
         monitor: builds the memory monitor, given what to call when the withheld bytes change.
         clock: another clock than the host's; then nothing is trained in the background.
         ticks: runs the quota ticks.
@@ -267,7 +272,7 @@ def build_service(
         config,
         {generator.model: generator for generator in generators},
         {embedder.model: embedder for embedder in embedders},
-        device_memory or (lambda: StaticMemory(generators[0].kv_bytes, workspace_bytes)),
+        device_memory,
         workspace_bytes,
         monitor,
         clock or MonotonicClock(),
@@ -279,7 +284,10 @@ def build_service(
         config,
         [*generators, *embedders],
         build,
-        configurator=EngineConfigurator(generators, config.engine_options()),
+        policies_of=partial(policies_of, generators=generators),
+        configurator=EngineConfigurator(
+            [generator for generator in generators if generator.has_own_scheduler], config.engine_options()
+        ),
         timer=ticks or SchedulerTimer(),
         training=training,
     )
@@ -289,7 +297,7 @@ def _parts(
     config: Config,
     generators: Mapping[str, Generator],
     embedders: Mapping[str, Embedder],
-    device_memory: Callable[[], DeviceMemory],
+    device_memory: Callable[[], DeviceMemory] | None,
     workspace_bytes: int,
     make_monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None,
     clock: Clock,
@@ -305,13 +313,14 @@ def _parts(
     dispatcher = Dispatcher(
         clock,
         ledger,
-        policies_of(config),
+        policies_of(config, generators.values()),
         generators,
         embedders,
         lengths,
         metrics,
         rates,
         TenantQueues(_tenant_weights(config)),
+        explain_requests=config.server.explain_requests,
     )
     RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
     gate = Gate(clock, dispatcher, generators, embedders, lengths, rates)

@@ -24,6 +24,7 @@ class RequestHints:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
+    gap_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

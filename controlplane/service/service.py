@@ -8,9 +8,9 @@ from controlplane.config import Config
 from controlplane.config.reconfigure import changed
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder, Generator
-from controlplane.service.gate.dispatcher import policies_of
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
+from controlplane.service.gate.policies import Policies
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.length_training import LengthTraining
@@ -47,6 +47,7 @@ class Service:
         backends: Sequence[Generator | Embedder],
         build: Callable[[], Parts],
         *,
+        policies_of: Callable[[Config], Policies],
         configurator: EngineConfigurator,
         timer: PeriodicTimer,
         training: LengthTraining | None,
@@ -57,6 +58,7 @@ class Service:
         self.monitor: MemoryMonitor | None = None
         self._backends = backends
         self._build = build
+        self._policies_of = policies_of
         self._configurator = configurator
         self._timer = timer
         self._training = training
@@ -129,7 +131,7 @@ class Service:
         """
         async with self._reconfiguring:
             config = changed(self.config, content)
-            policies = policies_of(config)
+            policies = self._policies_of(config)
             await self._configurator.apply(config.engine_options())
             self.config = config
             self.gate.set_policies(policies)

@@ -5,13 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from controlplane.core.clock import Duration, Instant, between, scaled, to_milliseconds
+from controlplane.core.clock import NO_TIME, Duration, Instant, between, scaled, to_milliseconds
+from controlplane.core.deadlines import last_chance, next_token_deadline
 from controlplane.core.decision import Outcome, Reject
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.memory_ledger import Footprint, Lease, generate_footprint
 from controlplane.core.pool_view import Pace, Running, Waiting
 from controlplane.core.request import Phase, Request, Timeline, moved
+from controlplane.service.decision_history import Decided, Preempted
 from predictors.timing.ttft_model import TtftForecast, WorkAhead
 
 _ZERO = Duration(0)
@@ -59,6 +61,7 @@ class Ticket:
     lease: Lease | None = None
     decision: str = "ADMIT"
     predicted_ttft: Duration | None = None
+    predicted_ttft_upper: Duration | None = None
     engine_start: EngineStart | None = None
     pending_preemptions: tuple[asyncio.Task[None], ...] = ()
     """Preemptions under way in the engine; the request starts when they are complete."""
@@ -69,10 +72,24 @@ class Ticket:
     preemptions: int = 0
     cached_tokens: int = 0
     """Prompt tokens that the engine found in its prefix cache."""
+    blocks_lost: Instant | None = None
+    """When the engine last reported that the started request holds no blocks; None while it holds some."""
+    prompt_blocks: tuple[int, ...] = ()
+    """Hashes of the prompt's blocks, if the engine has a prefix cache."""
+    shared_bytes: int = 0
+    """Bytes that the footprint leaves out, because other requests pay for them."""
     is_resumable: bool = False
     """Whether it can be preempted and resumed with the same output as without."""
+    is_explored: bool = False
+    """Whether it was forwarded although it should have been rejected (`admission.explore`)."""
     outcome: Outcome | None = None
+    history: list[Decided | Preempted] = field(default_factory=list)
+    first_forecast: LengthForecast | None = field(init=False)
+    """The length forecast at arrival; `forecast` is corrected while tokens arrive."""
     _timeout: asyncio.Timeout | None = None
+
+    def __post_init__(self) -> None:
+        self.first_forecast = self.forecast
 
     def renew_grant(self) -> None:
         """Replaces the grant, so that the request can be admitted again."""
@@ -133,18 +150,35 @@ class Ticket:
         """The TTFT forecast in milliseconds from arrival; None if there was none."""
         return None if self.predicted_ttft is None else to_milliseconds(self.predicted_ttft)
 
-    def as_running(self, now: Instant, held_bytes: int, remaining_steps: int, pace: Pace | None) -> Running:
-        """The request as a candidate victim; it would recompute its prompt and its output so far."""
-        done = self.request.prompt_tokens + self.timeline.output_tokens
+    def as_running(
+        self,
+        now: Instant,
+        held_bytes: int,
+        remaining_steps: int,
+        shared_tokens: int,
+        shared_bytes: int,
+        pace: Pace | None,
+    ) -> Running:
+        """The request as a candidate victim; it would recompute its prompt and its output so far.
+
+        Not what it shares with other requests: `shared_tokens`, of which its lease holds `shared_bytes`.
+        """
+        done = self.request.prompt_tokens + self.timeline.output_tokens - shared_tokens
         recompute = Duration(0) if pace is None else scaled(pace.per_prompt_token, done)
+        slack = self.slack(now, remaining_steps, pace)
+        if self.timeline.has_missed(self.request.slo):
+            slack = None
+        elif slack is not None and slack < 0:
+            slack = None if self._is_hopeless(now, pace) else NO_TIME
         return Running(
             request_id=self.request.id,
             priority=self.request.service_class.priority,
-            freed_bytes=held_bytes,
-            slack=self.slack(now),
+            freed_bytes=held_bytes - shared_bytes,
+            slack=slack,
             recompute=recompute,
             remaining_steps=remaining_steps,
             preemptions=self.preemptions,
+            progress=self.timeline.progress,
         )
 
     def footprint_to_resume(self, geometry: KvGeometry) -> Footprint:
@@ -157,18 +191,18 @@ class Ticket:
             prompt_tokens=request.prompt_tokens + done,
             max_output_tokens=left,
             expected_tokens=left if forecast is None else forecast.mean,
-            deviation_tokens=0.0 if forecast is None else forecast.deviation,
         )
 
-    def slack(self, now: Instant) -> Duration | None:
-        """Time to the next token's deadline; None without one.
+    def slack(self, now: Instant, remaining_steps: int, pace: Pace | None) -> Duration | None:
+        """Time to the next token's deadline (`core.deadlines`); None without one."""
+        step = NO_TIME if pace is None else pace.step
+        seen = self.timeline.progress
+        deadline = next_token_deadline(self.request.slo, seen, max(1, remaining_steps), step)
+        return None if deadline is None else between(now, deadline)
 
-        TPOT is a mean, so tokens that came earlier than it required add to the slack.
-        """
-        slo, seen = self.request.slo, self.timeline
-        if seen.first_token is None:
-            deadline = slo.first_token_deadline(seen.arrival)
-            return None if deadline is None else between(now, deadline)
-        if slo.tpot is None:
-            return None
-        return between(now, Instant(seen.first_token + slo.tpot * seen.output_tokens))
+    def _is_hopeless(self, now: Instant, pace: Pace | None) -> bool:
+        slo, seen, limit = self.request.slo, self.timeline.progress, self.request.max_output_tokens
+        done, step = seen.output_tokens, NO_TIME if pace is None else pace.step
+        likely = (0, limit) if self.forecast is None else self.forecast.likely_total(done, limit)
+        chance = last_chance(slo, seen, likely, step)
+        return chance is not None and now > chance

@@ -158,6 +158,11 @@ class StepReports:
         # finish, and no step without them would ever correct the estimate.
         return min(_duration(self._decoding()), *self._full_steps)
 
+    @property
+    def longest_step(self) -> Duration:
+        """The longest of the last 64 steps, concurrent embedding work included; 0 before any."""
+        return max(self._full_steps, default=NO_TIME)
+
     def predicted_token_gap(self, level: float) -> Duration | None:
         """Quantile of the gap between two tokens of a request, concurrent embedding work included.
 

@@ -22,7 +22,7 @@ _WINDOW = 96
 _MIN_RATIOS = 10
 _STEP = 0.06
 _MAX_OFFSET = 2.0
-_UPPER = 0.9
+_LOWER, _UPPER = 0.1, 0.9
 _NO_DELAY = Duration(0)
 _MIN_NANOSECONDS = 1_000.0
 """Lower bound of estimated and actual times before their ratio is taken."""
@@ -100,6 +100,14 @@ class TtftModel:
         """Forecast for a request with `ahead` before it."""
         work, ratios = max(_MIN_NANOSECONDS, ahead.work(pace)), self._ratios[ahead.waits]
         return TtftForecast(_duration(work * exp(ratios.at(0.5))), _duration(work * exp(ratios.upper())))
+
+    @property
+    def optimism(self) -> float:
+        """The 0.1 quantile of actual over estimated time of requests that waited, at most 1.
+
+        Never above 1: where all requests are rejected no new ratio would correct it.
+        """
+        return min(1.0, exp(self._ratios[True].at(_LOWER)))
 
     def observe(self, ahead: WorkAhead, pace: Pace, stated: TtftForecast, took: Duration) -> None:
         """Learns from a first token after `took`; `pace` and the forecast `stated` are those at dispatch."""

@@ -12,8 +12,7 @@ from controlplane.metrics import Metrics
 from controlplane.service.prediction.fail_open import Subject
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged
 
-QUOTA = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
-ORDERS = {"scheduling": {"engine": {}}, "quota": QUOTA | {"tick_ms": 10_000}}
+ORDERS = {"pool": {"kv_allocator": "kvcached"}, "quota": {"tick_ms": 10_000}}
 TOTAL_SERIES = {
     "tandem_device_alerts",
     "tandem_device_read_failures",
@@ -62,7 +61,7 @@ def counted(text: str) -> dict[str, dict[tuple[str, ...], float]]:
 
 async def test_counters_start_at_zero():
     classes = {
-        "quick": {"ttft_ms": 500, "tpot_ms": 50, "default": True},
+        "quick": {"ttft_ms": 500, "tpot_ms": 50, "gap_ms": 400, "default": True},
         "slow": {"e2e_ms": 1_000},
         "any": {},
     }
@@ -71,9 +70,8 @@ async def test_counters_start_at_zero():
     assert {value for series in found.values() for value in series.values()} == {0.0}
     ends = {(name, kind, end.value) for name in classes for kind in Kind for end in Outcome}
     assert found["tandem_requests"].keys() == ends
-    stated = {("quick", "generate", "ttft"), ("quick", "generate", "tpot"), ("quick", "embed", "ttft")} | {
-        ("slow", kind, "e2e") for kind in Kind
-    }
+    stated = {("quick", "generate", name) for name in ("ttft", "tpot", "gap")}
+    stated |= {("quick", "embed", "ttft"), *(("slow", kind, "e2e") for kind in Kind)}
     assert found["tandem_slo_attained"].keys() == found["tandem_slo_missed"].keys() == stated
     for name in ("preemptions", "prefix_cache_queries", "prefix_cache_hits"):
         assert found[f"tandem_{name}"].keys() == {(name,) for name in classes}
@@ -117,3 +115,22 @@ def test_totals_that_the_judge_reads_exist():
     exposition = Metrics().exposition({}).decode()
     read = {name.decode() for name in TOTALS if name.startswith(b"tandem_")}
     assert read and {name for name in read if f"# TYPE {name} counter" in exposition} == read
+
+
+async def test_an_answer_with_too_long_a_pause_ends_late():
+    # The mean per token and the first token are in time; each pause is longer than a microsecond.
+    classes = {"chat": {"tpot_ms": 60_000, "gap_ms": 0.001, "default": True}}
+    async with staged(classes=classes) as stage:
+        body = {"model": CHAT_MODEL, "prompt": "x", "max_tokens": 4}
+        for objectives in ({}, {"x-slo-gap-ms": "60000"}):
+            answer = await stage.http.post("/v1/completions", json=body, headers=objectives)
+            assert answer.status_code == 200, answer.text
+        text = await page(stage)
+    found = counted(text)
+    assert found["tandem_requests"]["chat", "generate", "late"] == 1
+    assert found["tandem_requests"]["chat", "generate", "met"] == 1
+    assert found["tandem_slo_missed"] == {
+        ("chat", "generate", "tpot"): 0.0, ("chat", "generate", "gap"): 1.0,
+    }  # fmt: skip
+    assert found["tandem_slo_attained"]["chat", "generate", "gap"] == 1
+    assert 'tandem_longest_token_gap_seconds_count{class="chat",kind="generate"} 2.0' in text

@@ -1,4 +1,4 @@
-"""Enforces the KV-cache quota by allocating the blocks beyond it (a memory balloon).
+"""Enforces the ceiling on the use of the KV cache by allocating the blocks beyond it (a memory balloon).
 
 Every check in vLLM then counts them as used. The balloon takes blocks from the free list only, never from a
 request, so it may reach its target only after requests have freed blocks. In kvcached's pool an allocated
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Balloon:
-    """Holds blocks of a vLLM BlockPool so that at most the quota is usable.
+    """Holds blocks of a vLLM BlockPool so that only some are usable.
 
     `total` counts the blocks that can hold tokens: all but vLLM's null block.
     """
@@ -29,9 +29,9 @@ class Balloon:
         free: int = self._pool.get_num_free_blocks()
         return self.total - len(self._blocks) - free
 
-    def withhold_beyond(self, quota: int) -> None:
-        """Grows or shrinks so that `quota` blocks are usable, as far as free blocks allow."""
-        missing = self.total - quota - len(self._blocks)
+    def withhold_beyond(self, usable: int) -> None:
+        """Grows or shrinks so that `usable` blocks remain, as far as free blocks allow."""
+        missing = self.total - usable - len(self._blocks)
         if missing < 0:
             released, self._blocks = self._blocks[missing:], self._blocks[:missing]
             self._pool.free_blocks(released)
@@ -49,7 +49,7 @@ class KvcachedBalloon(Balloon):
         # One is the null block; evictable blocks only cache prefixes.
         return max(0, allocated - 1 - len(self._pool._evictable_blocks))
 
-    def withhold_beyond(self, quota: int) -> None:
+    def withhold_beyond(self, usable: int) -> None:
         """Does nothing: kvcached's own limit withholds blocks."""
 
 

@@ -1,9 +1,8 @@
 """Presents vLLM's running requests to the engine policy as a `RunningBatch`.
 
-For each running request it tracks the tokens generated since the previous step, the blocks held and the
-blocks that this step will allocate. Held blocks follow from the computed tokens. A block shared through the
-prefix cache counts for each request that uses it, so preempting such a request may free fewer blocks than
-`held`.
+For each running request it tracks the tokens generated since the previous step, the blocks that preempting it
+frees (`held`) and the blocks that this step will allocate. They follow from the computed tokens and from the
+blocks that it shares with others through the prefix cache (`prefix_sharing`).
 """
 
 from bisect import bisect_left
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.vllm.plugin.prefix_sharing import PrefixSharing
 from backends.vllm.plugin.request_metadata import EngineRequest
 from backends.vllm.plugin.shared_state import Column
 from controlplane.core.clock import Instant
@@ -42,10 +42,23 @@ class BatchTracker:
         runs_ahead: whether more tokens may be scheduled than are known (draft tokens, or a step in flight).
         takes_back: whether the number of computed tokens may fall while a request runs (rejected drafts, or a
             failed KV transfer).
+        sharing: tracker of shared blocks; None if no request shares any.
     """
 
-    def __init__(self, block_tokens: int, *, has_packed: bool, runs_ahead: bool, takes_back: bool) -> None:
+    def __init__(
+        self,
+        block_tokens: int,
+        *,
+        has_packed: bool,
+        runs_ahead: bool,
+        takes_back: bool,
+        sharing: PrefixSharing | None = None,
+    ) -> None:
         self._block_tokens = block_tokens
+        self._sharing = sharing
+        # Shared and carried blocks of each request. `_is_stale` after they changed, until `held` follows.
+        self._shared: tuple[Ints, Ints] | None = None
+        self._is_stale = False
         self._has_packed = has_packed
         self._runs_ahead = runs_ahead
         self._takes_back = takes_back
@@ -67,6 +80,9 @@ class BatchTracker:
         """Removes a request that no longer runs, if it is present."""
         if (number := self._number_of.pop(progress, None)) is not None:
             at = bisect_left(self._numbers, number)
+            if self._sharing is not None:
+                self._is_stale |= bool(self._sharing)
+                self._sharing.leave(self._requests[at], progress)
             del self._numbers[at], self._requests[at], self._token_ids[at]
             self._columns.drop(at)
             self.batch.pop(at)
@@ -98,6 +114,9 @@ class BatchTracker:
             self._number_of[progress] = self._next_number
             self._next_number += 1
             progress.held = -(-computed // (progress.per_block or self._block_tokens))
+            if self._sharing is not None:
+                self._sharing.start(request, progress, self._states)
+                self._is_stale |= bool(self._sharing)
             self.batch.add(progress)
             self._columns.put(len(self._columns), (0, computed))
             self._columns.column(_KEY).view(np.uint64)[-1] = progress.key
@@ -121,11 +140,15 @@ class BatchTracker:
         """Updates the blocks held and returns the blocks that this step will allocate; call after `stamp`."""
         if self._takes_back or self._has_packed:
             self._read_computed()
+        elif self._is_stale:
+            self._hold_computed(slice(None))
         known = self.batch.tokens
         if self._runs_ahead:
             known = known + [len(r.spec_token_ids) + r.num_output_placeholders for r in self._requests]
         limit = np.minimum(known, self._columns.column(_COMPUTED) + max_step_tokens)
         growth: Ints = self._blocks(limit, slice(None)) - self.batch.held
+        if self._sharing:
+            growth = growth - self._sharing_columns()[0]
         return sum(growth.tolist())
 
     def record_step(self, running: list[Any], tokens: Mapping[str, int], total: int) -> None:
@@ -135,14 +158,22 @@ class BatchTracker:
         if len(tokens) == len(running) and total - new_tokens == remained:
             # Every other request computes exactly one token.
             self._columns.column(_COMPUTED)[:remained] += 1
-            self._hold_computed(slice(remained))
+            self._hold_computed(slice(None) if self._is_stale else slice(remained))
         else:
             self._read_computed()
 
     def rows(self, running: list[Any]) -> tuple[Column, Column, Column]:
-        """Columns for the shared state: key, tokens when last stamped, blocks held."""
+        """Columns for the shared state: key, tokens when last stamped, blocks.
+
+        The blocks add up to those in use: of the readers of a shared block, one carries it.
+        """
         self.sync(running)
-        return self._columns.column(_KEY).view(np.uint64), self.batch.tokens, self.batch.held
+        if self._is_stale:
+            self._hold_computed(slice(None))
+        blocks = self.batch.held
+        if self._sharing:
+            blocks = blocks + self._sharing_columns()[1]
+        return self._columns.column(_KEY).view(np.uint64), self.batch.tokens, blocks
 
     def _read_computed(self) -> None:
         """Reads the computed tokens of all requests from vLLM, and updates the blocks held."""
@@ -150,7 +181,22 @@ class BatchTracker:
         self._hold_computed(slice(None))
 
     def _hold_computed(self, index: slice) -> None:
-        self.batch.held[index] = self._blocks(self._columns.column(_COMPUTED)[index], index)
+        if self._is_stale:
+            self._shared, self._is_stale = None, False
+        blocks = self._blocks(self._columns.column(_COMPUTED)[index], index)
+        self.batch.held[index] = blocks - self._sharing_columns()[0][index] if self._sharing else blocks
+
+    def _states(self) -> list[RequestState]:
+        return self.batch.requests(range(len(self.batch)))
+
+    def _sharing_columns(self) -> tuple[Ints, Ints]:
+        """Shared and carried blocks of each request, int64 [n] each; valid unless `_is_stale`."""
+        if self._shared is None or len(self._shared[0]) != len(self.batch):
+            states = self._states()
+            shared = np.fromiter([state.shared for state in states], np.int64, len(states))
+            carried = np.fromiter([state.carried for state in states], np.int64, len(states))
+            self._shared = shared, carried
+        return self._shared
 
     def _blocks(self, tokens: Ints, index: slice) -> Ints:
         """Blocks that hold `tokens` of the requests in the slice `index`."""

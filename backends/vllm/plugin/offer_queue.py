@@ -31,10 +31,11 @@ class OfferQueue(RequestQueue):  # type: ignore[misc]
         self._offer = deque(offer)
         self._is_open = True
 
-    def close(self) -> None:
-        """Ends the step; requests not admitted keep waiting."""
-        self._offer.clear()
+    def close(self) -> Sequence[Any]:
+        """Ends the step; requests not admitted keep waiting. Returns those that were offered."""
+        rest, self._offer = self._offer, deque()
         self._is_open = False
+        return rest
 
     def add_request(self, request: Any) -> None:
         """Adds a new or preempted request; the policy decides its position."""

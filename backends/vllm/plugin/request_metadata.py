@@ -3,19 +3,19 @@
 `SamplingParams.extra_args["tandem"]` is a mapping. Over HTTP, where `vllm_xargs` is flat, each key has the
 prefix `tandem_` instead. All keys are optional:
 
-- `id`: the client's request id; `class`; `priority` (larger runs earlier);
+- `id`: the client's request id; `class`; `priority` (larger runs earlier); `weight` of the class
+  (`1 + priority` by default);
 - `arrival_ns`: arrival on this host's monotonic clock; by default the time when the engine received the
   request;
-- `deadline_ns`: deadline of the first token on the same clock, or `ttft_ms`, `tpot_ms`, `e2e_ms` from
-  arrival;
-- `gap_ms`: longest time between two tokens;
+- `ttft_ms`, `tpot_ms`, `e2e_ms`, `gap_ms`: the objectives; instead of `ttft_ms` also `deadline_ns`, the
+  deadline of the first token on the same clock;
 - `tokens`: expected output tokens, or `levels` and `quantiles` of their distribution;
 - `resumed_tokens`: tokens at the prompt's end that were generated before a preemption, streamed from
   `first_token_ns` to `last_token_ns`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,9 +30,10 @@ from controlplane.policy.engine.request_state import RequestState
 KEY = "tandem"
 _PREFIX = f"{KEY}_"
 _FORECAST_CACHE_SIZE = 256
+_OBJECTIVES = tuple(field.name for field in fields(Slo))
 _KNOWN = (
-    "id", "class", "priority", "arrival_ns", "deadline_ns", "ttft_ms", "tpot_ms", "e2e_ms", "gap_ms",
-    "tokens", "levels", "quantiles", "resumed_tokens", "first_token_ns", "last_token_ns",
+    "id", "class", "priority", "weight", "arrival_ns", "deadline_ns", "ttft_ms", "tpot_ms", "e2e_ms",
+    "gap_ms", "tokens", "levels", "quantiles", "resumed_tokens", "first_token_ns", "last_token_ns",
 )  # fmt: skip
 
 
@@ -55,17 +56,17 @@ class Defaults:
     name: str = "standard"
     priority: int = 0
     slo: Slo = field(default_factory=Slo)
-    gap: Duration | None = None
     tokens: int | None = None
+    weight: float | None = None
 
 
 def defaults_of(config: Mapping[str, Any]) -> Defaults:
     """Parses `additional_config["tandem"]["default"]`, which has the keys above. Raises ValueError."""
     metadata = extract_metadata({KEY: config})
-    slo = Slo(*(_duration(metadata, key, None) for key in ("ttft_ms", "tpot_ms", "e2e_ms")))
+    slo = _slo(metadata, Slo())
     tokens = _integer(metadata, "tokens", 0) or None
     name = str(metadata.get("class", "standard"))
-    return Defaults(name, _integer(metadata, "priority", 0), slo, _duration(metadata, "gap_ms", None), tokens)
+    return Defaults(name, _integer(metadata, "priority", 0), slo, tokens, _weight(metadata, None))
 
 
 def extract_metadata(extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -92,8 +93,13 @@ def metadata_of(request: Request, handoff: Handoff) -> dict[str, Any]:
         # Shifted by fair queueing, so that every ordering respects the tenants' weights.
         "arrival_ns": request.arrival + handoff.fair_queueing_delay,
     }
-    objectives = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot, "e2e_ms": slo.e2e}
-    metadata |= {key: to_milliseconds(limit) for key, limit in objectives.items() if limit is not None}
+    if request.service_class.stated_weight is not None:
+        metadata["weight"] = request.service_class.stated_weight
+    metadata |= {
+        f"{name}_ms": to_milliseconds(limit)
+        for name in _OBJECTIVES
+        if (limit := getattr(slo, name)) is not None
+    }
     if forecast is not None:
         metadata |= {"levels": list(forecast.levels), "quantiles": list(forecast.tokens)}
     if handoff.resumed_tokens:
@@ -116,15 +122,12 @@ def make_engine_request(
 ) -> EngineRequest:
     """Builds the policy's state of a request; `request_id` is vLLM's. Raises ValueError naming a bad key."""
     arrival = Instant(_integer(metadata, "arrival_ns", now))
-    base = defaults.slo
-    ttft = _duration(metadata, "ttft_ms", base.ttft)
+    slo = _slo(metadata, defaults.slo)
     if "deadline_ns" in metadata:
-        ttft = Duration(max(1, _integer(metadata, "deadline_ns", 0) - arrival))
-    slo = Slo(ttft, _duration(metadata, "tpot_ms", base.tpot), _duration(metadata, "e2e_ms", base.e2e))
+        slo = replace(slo, ttft=Duration(max(1, _integer(metadata, "deadline_ns", 0) - arrival)))
     name = str(metadata.get("class", defaults.name))
-    service_class = ServiceClass(
-        name, slo, _integer(metadata, "priority", defaults.priority), sheddable=False
-    )
+    priority, weight = _integer(metadata, "priority", defaults.priority), _weight(metadata, defaults.weight)
+    service_class = ServiceClass(name, slo, priority, sheddable=False, stated_weight=weight)
     forecast = parse_forecast(metadata)
     resumed = max(0, min(_integer(metadata, "resumed_tokens", 0), prompt_tokens - 1))
     limit = max(1, max_tokens) + resumed
@@ -144,8 +147,7 @@ def make_engine_request(
     )
     predicted = max(1, min(round(expected), limit))
     is_guess = not ({"tokens", "quantiles"} & metadata.keys() or defaults.tokens)
-    gap = _duration(metadata, "gap_ms", defaults.gap)
-    progress = EngineRequest(request, predicted, request.tenant, forecast, gap, is_guess=is_guess)
+    progress = EngineRequest(request, predicted, request.tenant, forecast, is_guess=is_guess)
     if resumed > 0:
         progress.tokens += resumed
         progress.record_first_token(Instant(_integer(metadata, "first_token_ns", now)))
@@ -170,12 +172,24 @@ def _cached_forecast(levels: tuple[float, ...], quantiles: tuple[float, ...]) ->
     return LengthForecast(levels, quantiles)
 
 
+def _slo(metadata: Mapping[str, Any], default: Slo) -> Slo:
+    return Slo(**{name: _duration(metadata, f"{name}_ms", getattr(default, name)) for name in _OBJECTIVES})
+
+
 def _integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
     value = metadata.get(key, default)
     try:
         return int(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{KEY}.{key}={value!r}: must be a whole number") from error
+
+
+def _weight(metadata: Mapping[str, Any], default: float | None) -> float | None:
+    value = metadata.get("weight", default)
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{KEY}.weight={value!r}: must be a number") from error
 
 
 def _duration(metadata: Mapping[str, Any], key: str, default: Duration | None) -> Duration | None:

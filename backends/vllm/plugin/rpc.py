@@ -1,6 +1,6 @@
 """The utility method of EngineCore through which the server controls Tandem's scheduler.
 
-    await llm.engine_core.call_utility_async("tandem", "set_quota", 512)
+    await llm.engine_core.call_utility_async("tandem", "set_quota", [512, 512])
 
 runs in the engine's process, between two steps. `install` adds the method to EngineCore when a Tandem
 scheduler is created, so only such engines have it.
@@ -22,15 +22,16 @@ def handle(scheduler: Any, command: str, argument: Any = None, *, is_idle: bool 
 
     Args:
         scheduler: a `TandemScheduling`.
-        command: one of `set_quota` (blocks), `set_options` (mapping), `set_forecast` (mapping of request id
-            to levels and quantiles), `set_step_cost` (the four numbers of StepCost) and `state`.
+        command: one of `set_quota` (blocks of the quota and of the use ceiling), `set_options` (mapping),
+            `set_forecast` (mapping of request id to levels and quantiles), `set_step_cost` (the four numbers
+            of StepCost) and `state`.
         argument: the command's argument.
         is_idle: no step is in flight. An idle engine takes no step, so the quota is applied at once.
 
     Raises ValueError for an unknown command and for an invalid argument.
     """
     if command == "set_quota":
-        scheduler.set_quota(int(argument))
+        scheduler.set_quota(*map(int, argument))
     elif command == "set_options":
         scheduler.set_options(argument)
     elif command == "set_step_cost":

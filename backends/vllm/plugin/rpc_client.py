@@ -70,15 +70,20 @@ class SchedulerClient:
         else:
             await self._call("set_step_cost", list(astuple(step_cost)))
 
-    async def set_quota(self, quota_bytes: int) -> None:
-        """Sets the quota in whole blocks. Raises Refused if it is under one block or over the cache."""
-        blocks = quota_bytes // self._block_bytes
-        if not 1 <= blocks <= self._total:
+    async def set_quota(self, quota_bytes: int, *, use_ceiling_bytes: int | None = None) -> None:
+        """Sets the quota and the use ceiling in whole blocks.
+
+        Raises Refused unless one block <= quota <= use ceiling <= cache.
+        """
+        ceiling_bytes = quota_bytes if use_ceiling_bytes is None else use_ceiling_bytes
+        blocks, ceiling = quota_bytes // self._block_bytes, ceiling_bytes // self._block_bytes
+        if not 1 <= blocks <= ceiling <= self._total:
             raise Refused(
-                f"quota of {quota_bytes} bytes: must be at least one block of {self._block_bytes} and at "
-                f"most the cache's {self._total * self._block_bytes}; a larger cache needs a restart"
+                f"quota of {quota_bytes} bytes with a use ceiling of {ceiling_bytes}: must be at least one "
+                f"block of {self._block_bytes} and at most the cache's {self._total * self._block_bytes}, "
+                "the quota at most the ceiling; a larger cache needs a restart"
             )
-        await self._call("set_quota", blocks)
+        await self._call("set_quota", [blocks, ceiling])
 
     async def set_options(self, changes: Mapping[str, Any]) -> None:
         """Changes scheduling options, checked here before they are sent. Raises Refused."""
@@ -130,7 +135,7 @@ class SchedulerClient:
         reading = self._shared_state.read()
         if reading is None:
             size = self._total * self._block_bytes
-            return EngineState(0, size, 0, 0, 0, quota_bytes=size, held_bytes={})
+            return EngineState(0, size, 0, 0, 0, quota_bytes=size, use_ceiling_bytes=size, held_bytes={})
         if is_idle:
             return self._idle_state(reading)
         self._last = (newest, self._state(reading))
@@ -156,6 +161,7 @@ class SchedulerClient:
             recompute_tokens=facts.recompute_tokens,
             waited=Duration(facts.waited_ns),
             quota_bytes=facts.quota * size,
+            use_ceiling_bytes=facts.use_ceiling * size,
             ceded_bytes=facts.ceded * size,
             held_bytes=held,
             pace=_pace(reading),
@@ -164,7 +170,7 @@ class SchedulerClient:
     def _idle_state(self, reading: StateReading) -> EngineState:
         facts, size = reading.facts, self._block_bytes
         is_settled = time.monotonic_ns() - facts.at_ns > _IDLE_SETTLED_NS
-        ceded = facts.total - facts.quota if is_settled else facts.ceded
+        ceded = facts.total - facts.use_ceiling if is_settled else facts.ceded
         return EngineState(
             used_bytes=0,
             total_bytes=facts.total * size,
@@ -174,6 +180,7 @@ class SchedulerClient:
             recompute_tokens=facts.recompute_tokens,
             waited=Duration(facts.waited_ns),
             quota_bytes=facts.quota * size,
+            use_ceiling_bytes=facts.use_ceiling * size,
             ceded_bytes=ceded * size,
             held_bytes={},
             pace=_pace(reading),

@@ -27,7 +27,7 @@ import numpy.typing as npt
 ENVIRONMENT = "TANDEM_SHARED_STATE"
 
 _HEADER = struct.Struct("<IQ")  # checksum of the rest of the half, sequence number
-_FACTS = struct.Struct("<qQQQIIIIIIIQQI")
+_FACTS = struct.Struct("<qQQQIIIIIIIIQQI")
 _MAX_ROWS = 4_096
 _COLUMN_TYPES = (np.uint64, np.uint32, np.uint32)
 _ROW_SIZE = 16
@@ -52,7 +52,8 @@ class EngineFacts(NamedTuple):
         step_ns: predicted duration of a step without prompt tokens; 0 if unknown.
         prompt_token_ns: added duration per prompt token in the step.
         total: blocks that can hold tokens.
-        quota: blocks that may be used.
+        quota: blocks up to which requests may start.
+        use_ceiling: blocks up to which running requests may grow; only these can be used.
         used: blocks that requests hold.
         ceded: blocks that no request holds and no step in flight writes; only these may be lent.
         running: running requests.
@@ -68,6 +69,7 @@ class EngineFacts(NamedTuple):
     prompt_token_ns: int
     total: int
     quota: int
+    use_ceiling: int
     used: int
     ceded: int
     running: int

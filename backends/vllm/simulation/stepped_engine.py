@@ -12,7 +12,7 @@ import json
 import logging
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class SteppedEngineSetup:
     is_async: bool = False
     hidden: bool = False
     """Whether requests may be on hidden states; `restart` sets their cost."""
+    shares_prefixes: bool = False
+    """Whether requests use vLLM's prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class SteppedEngine:
                 num_gpu_blocks_override=setup.blocks + 1,
                 max_num_seqs=setup.max_running,
                 max_num_batched_tokens=setup.max_step_tokens,
-                enable_prefix_caching=False,
+                enable_prefix_caching=setup.shares_prefixes,
                 load_format="dummy",
                 distributed_executor_backend="backends.vllm.simulation.executor.SimExecutor",
                 additional_config={
@@ -190,8 +192,12 @@ class SteppedEngine:
         extra: Mapping[str, Any],
         priority: int = 0,
         limit: int | None = None,
+        prompt: Sequence[int] | None = None,
     ) -> None:
-        """Adds a request that generates `output_tokens`; the scheduler sees only `limit`, if it is given."""
+        """Adds a request that generates `output_tokens`; the scheduler sees only `limit`, if it is given.
+
+        The prompt is `prompt`, or `prompt_tokens` equal tokens.
+        """
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
@@ -205,9 +211,14 @@ class SteppedEngine:
             extra_args={**extra, OUTPUT_TOKENS: output_tokens},
         )
         at = self.now_ns / 1e9
+        token_ids = [5] * prompt_tokens if prompt is None else list(prompt)
+        hasher = self.core.request_block_hasher
         self.core.scheduler.add_request(
-            Request(request_id, [5] * prompt_tokens, params, None, arrival_time=at, priority=priority)
-        )
+            Request(
+                request_id, token_ids, params, None,
+                arrival_time=at, priority=priority, block_hasher=hasher,
+            )
+        )  # fmt: skip
 
     def abort(self, request_ids: list[str]) -> None:
         """Aborts the requests."""

@@ -224,7 +224,7 @@ def policies(time: BatchTime) -> list[Policy]:
             "forecast": {"quantile": level, "window_ms": 250},
         }
         found.append(Policy(name, machine(time, kv_bytes), {"quota": quota}))
-    found.append(Policy("no quota", machine(time, POOL_BYTES), {}))
+    found.append(Policy("no quota", machine(time, POOL_BYTES), {"quota": {"policy": "static"}}))
     return found
 
 
@@ -240,7 +240,11 @@ def full_load(time: BatchTime, capacity: MixCapacity, mix: str, seconds: float) 
 
 
 def _static(time: BatchTime, share: float) -> Policy:
-    quota = {"llm": {"nominal": share}, "embedding": {"nominal": round(1 - share, 6)}}
+    quota = {
+        "policy": "static",
+        "llm": {"nominal": share},
+        "embedding": {"nominal": round(1 - share, 6)},
+    }
     return Policy(f"static {share:g}", divide_pool(machine(time, POOL_BYTES), share), {"quota": quota})
 
 

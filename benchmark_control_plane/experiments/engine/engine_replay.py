@@ -5,18 +5,25 @@ metrics are always reported. *Published*: first token in time, and the 99th perc
 tokens within the limit (nearest rank); an output of more than 100 tokens may therefore pause once for any
 length of time. *Strict*: first token in time, and no gap above the limit.
 
+With a gate in front (`EngineVariant.has_gate`) a rejected request is a miss that waits for nothing. Embedding
+passes, where the load has them, run one at a time between two steps of the engine.
+
 Two shares of the memory are averaged over the window: the blocks held after a step, and the blocks that
 outputs held that met the strict objectives. The difference is memory spent on requests that missed.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from random import Random
 from time import perf_counter
 from typing import Any
 
+from backends.vllm.plugin.request_metadata import Defaults, make_engine_request
 from backends.vllm.simulation.stepped_engine import HiddenStates, SteppedEngine, SteppedEngineSetup
-from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
+from benchmark_control_plane.experiments.engine.gate_in_front import GateInFront
+from benchmark_control_plane.experiments.engine.offered_load import EmbeddingsBeside, Offer, TokenObjectives
+from controlplane.core.clock import Instant
 
 _NS = 1e9
 # The longest outputs take about 70 s on an idle engine.
@@ -26,13 +33,18 @@ _STUCK_STEPS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class EngineVariant:
-    """A scheduler under test: the plug-in with `options`, or with None vLLM's own policy `stock`."""
+    """A scheduler under test: the plug-in with `options`, or with None vLLM's own policy `stock`.
+
+    The weight of a class is `weights` by priority; with None, the default of its priority.
+    """
 
     name: str
     options: Mapping[str, Any] | None = None
     stock: str = "fcfs"
     knows_lengths: bool = True
     hidden: HiddenStates | None = None
+    has_gate: bool = False
+    weights: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +54,20 @@ class ReplayWindow:
     warm_up: int
     requests: int
 
+    def __contains__(self, index: int) -> bool:
+        return self.warm_up <= index <= self.last
+
+    @property
+    def last(self) -> int:
+        """Index of the last measured request."""
+        return self.warm_up + self.requests - 1
+
 
 @dataclass(eq=False, slots=True)
 class _RequestTimes:
     offer: Offer
+    objectives: TokenObjectives
+    is_rejected: bool = False
     first: float | None = None
     last: float = 0.0
     tokens: int = 0
@@ -53,29 +75,31 @@ class _RequestTimes:
     longest: float = 0.0
     is_finished: bool = False
 
-    def seen(self, now: float, tokens: int, limit: float) -> None:
+    def seen(self, now: float, tokens: int, *, is_finished: bool) -> None:
         """Counts tokens that arrived at `now`, and the gap before them."""
         if self.first is None:
             self.first = now
         else:
             gap = now - self.last
             self.longest = max(self.longest, gap)
-            self.over += gap > limit
+            self.over += gap > self.objectives.gap
         self.last = now
         self.tokens += tokens
+        self.is_finished = is_finished
 
-    def is_in_time(self, objectives: TokenObjectives) -> bool:
+    def is_in_time(self) -> bool:
         """Whether it finished and its first token met the TTFT objective."""
-        return self.is_finished and self.first is not None and self.first - self.offer.at <= objectives.ttft
+        in_time = self.first is not None and self.first - self.offer.at <= self.objectives.ttft
+        return self.is_finished and in_time
 
-    def meets_published(self, objectives: TokenObjectives) -> bool:
+    def meets_published(self) -> bool:
         """The published metric."""
         allowed = math.floor(0.01 * max(0, self.tokens - 1))
-        return self.is_in_time(objectives) and self.over <= allowed
+        return self.is_in_time() and self.over <= allowed
 
-    def meets_strict(self, objectives: TokenObjectives) -> bool:
+    def meets_strict(self) -> bool:
         """The strict metric."""
-        return self.is_in_time(objectives) and self.over == 0
+        return self.is_in_time() and self.over == 0
 
     def block_seconds(self, block_tokens: int) -> float:
         """Block-seconds from the first to the last token, ignoring pauses; half a block is unused."""
@@ -84,9 +108,9 @@ class _RequestTimes:
         blocks = (self.offer.prompt + self.tokens / 2) / block_tokens + 0.5
         return blocks * (self.last - self.first)
 
-    def is_lost(self, now: float, objectives: TokenObjectives) -> bool:
+    def is_lost(self, now: float) -> bool:
         """Whether both metrics are missed already."""
-        return (now if self.first is None else self.first) - self.offer.at > objectives.ttft
+        return (now if self.first is None else self.first) - self.offer.at > self.objectives.ttft
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +119,9 @@ class ReplayResult:
 
     `published`, `strict` and `unfinished` are shares of the requests. `longest_gap` in seconds is over all
     requests, `kept_gap` over those that met the strict objectives. `lost_wait` holds quantiles over the
-    requests that missed: seconds from arrival to the first token, or to the end of the run without one.
+    requests that missed and were not rejected: seconds from arrival to the first token, or to the end of the
+    run without one. `rejected` is the share that the gate rejected, `by_class` the strict share of each
+    class, `embeddings` the share of the embedding passes in time.
     `held_share` and `kept_share` are the shares of the memory that the module's docstring defines.
     """
 
@@ -113,6 +139,9 @@ class ReplayResult:
     hook_us: float
     seconds: float
     virtual_seconds: float
+    rejected: float = 0.0
+    by_class: Mapping[str, float] = field(default_factory=dict)
+    embeddings: float | None = None
 
 
 @dataclass(slots=True)
@@ -137,10 +166,13 @@ def play(
     window: ReplayWindow,
     objectives: TokenObjectives,
     rate: float,
+    embeddings: EmbeddingsBeside | None = None,
 ) -> ReplayResult:
     """Runs `offers`, an endless trace, through the window. Raises RuntimeError if the scheduler is stuck."""
     start = perf_counter()
     scheduler = engine.restart(stock=variant.stock, tandem=variant.options, hidden=variant.hidden)
+    gate = GateInFront(scheduler) if variant.has_gate else None
+    beside = _Passes(embeddings)
     records: dict[str, _RequestTimes] = {}
     last_at = math.inf
     upcoming = next(offers)
@@ -150,68 +182,115 @@ def play(
         now = engine.now_ns / _NS
         while upcoming.at <= now:
             request_id = f"r{len(records)}"
-            records[request_id] = _RequestTimes(upcoming)
-            index = len(records) - 1
-            if window.warm_up <= index < window.warm_up + window.requests:
+            index = len(records)
+            records[request_id] = record = _RequestTimes(upcoming, upcoming.objectives(objectives))
+            record.is_rejected = not _send(engine, request_id, record, variant, gate)
+            if index in window and not record.is_rejected:
                 pending.add(request_id)
-                last_at = upcoming.at if index == window.warm_up + window.requests - 1 else last_at
-            _send(engine, request_id, upcoming, objectives, variant)
+            last_at = upcoming.at if index == window.last else last_at
             upcoming = next(offers)
         if now > last_at and (not pending or now > last_at + _TAIL_SECONDS):
             break
+        beside.run(engine)
         if not scheduler.requests:
-            engine.jump(math.ceil(upcoming.at * _NS) + 1)
+            engine.jump(math.ceil(min(upcoming.at, beside.next_at) * _NS) + 1)
             continue
         produced = engine.step()
+        if gate is not None:
+            gate.stepped()
         after = engine.now_ns / _NS
         is_open = len(records) > window.warm_up and now <= last_at
         counts.stepped(scheduler, after - now if is_open else 0.0)
-        if after == now:
-            idle += 1
-            if idle > _STUCK_STEPS:
-                raise RuntimeError(f"{variant.name}: {idle} steps in a row did nothing at {now:.1f} s")
-            if not produced:
-                # The policy delays all requests; a live engine would call schedule() again at once.
-                engine.jump(engine.now_ns + 1_000_000)
-        else:
-            idle = 0
+        idle = idle + 1 if after == now else 0
+        if idle > _STUCK_STEPS:
+            raise RuntimeError(f"{variant.name}: {idle} steps in a row did nothing at {now:.1f} s")
+        if idle and not produced:
+            # The policy delays all requests; a live engine would call schedule() again at once.
+            engine.jump(engine.now_ns + 1_000_000)
         for request_id, tokens, is_finished in produced:
-            record = records[request_id]
-            record.seen(after, tokens, objectives.gap)
-            if is_finished:
-                record.is_finished = True
-                pending.discard(request_id)
+            records[request_id].seen(after, tokens, is_finished=is_finished)
+        pending.difference_update(request_id for request_id, _, is_finished in produced if is_finished)
         if now > last_at and counts.steps % 64 == 0:
-            pending = {key for key in pending if not records[key].is_lost(after, objectives)}
+            pending = {key for key in pending if not records[key].is_lost(after)}
     unfinished = scheduler.requests.values()
     preemptions = getattr(scheduler, "preempted", sum(request.num_preemptions for request in unfinished))
-    measured = list(records.values())[window.warm_up : window.warm_up + window.requests]
-    end = engine.now_ns / _NS
-    seconds = perf_counter() - start
-    return _result(measured, objectives, rate, end, counts, preemptions, seconds, engine.setup)
+    measured = list(records.values())[window.warm_up : window.last + 1]
+    end, seconds = engine.now_ns / _NS, perf_counter() - start
+    result = _result(measured, rate, end, counts, preemptions, seconds, engine.setup)
+    return replace(result, embeddings=beside.kept_share)
+
+
+class _Passes:
+    """Poisson embedding passes that take the device between two steps of the engine, oldest first."""
+
+    def __init__(self, load: EmbeddingsBeside | None) -> None:
+        self._load = load
+        self._random = Random(0)
+        self._passes = 0
+        self._kept = 0
+        self.next_at = math.inf if load is None else 0.0
+
+    @property
+    def kept_share(self) -> float | None:
+        """Share of the passes that ended in time; None without any."""
+        return self._kept / self._passes if self._passes else None
+
+    def run(self, engine: SteppedEngine) -> None:
+        """Runs the oldest pass that has arrived, if there is one."""
+        load, now = self._load, engine.now_ns / _NS
+        if load is None or self.next_at > now:
+            return
+        engine.jump(engine.now_ns + round(load.pass_seconds * _NS))
+        self._passes += 1
+        self._kept += engine.now_ns / _NS - self.next_at <= load.objective
+        self.next_at += self._random.expovariate(load.device_share / load.pass_seconds)
 
 
 def _send(
-    engine: SteppedEngine, request_id: str, offer: Offer, objectives: TokenObjectives, variant: EngineVariant
-) -> None:
+    engine: SteppedEngine,
+    request_id: str,
+    record: _RequestTimes,
+    variant: EngineVariant,
+    gate: GateInFront | None,
+) -> bool:
+    """Adds the request to the engine unless the gate rejects it; returns whether it was added."""
+    offer, objectives = record.offer, record.objectives
     metadata: dict[str, Any] = {
         "arrival_ns": round(offer.at * _NS), "ttft_ms": objectives.ttft * 1e3, "gap_ms": objectives.gap * 1e3,
     }  # fmt: skip
     priority = 0
+    if (offered := offer.service_class) is not None:
+        metadata |= {"class": offered.name, "priority": offered.priority}
+        if variant.weights is not None:
+            metadata["weight"] = variant.weights[offered.priority]
+        priority = -offered.priority if variant.stock == "priority" else 0
     if variant.knows_lengths and offer.predicted is not None:
         metadata["tokens"] = offer.predicted
         if offer.forecast is not None:
             metadata |= {"levels": list(offer.forecast.levels), "quantiles": list(offer.forecast.tokens)}
-        priority = offer.predicted if variant.stock == "priority" else 0
+        if offered is None and variant.stock == "priority":
+            priority = offer.predicted
     limit = engine.setup.max_model_tokens - offer.prompt
+    if gate is not None:
+        now = Instant(engine.now_ns)
+        state = make_engine_request(
+            metadata,
+            Defaults(),
+            request_id=request_id,
+            prompt_tokens=offer.prompt,
+            max_tokens=limit,
+            now=now,
+        )
+        if gate.rejects(state, now):
+            return False
     engine.add(
         request_id, offer.prompt, offer.output, extra={"tandem": metadata}, priority=priority, limit=limit
     )
+    return True
 
 
 def _result(
     measured: list[_RequestTimes],
-    objectives: TokenObjectives,
     rate: float,
     end: float,
     counts: _Counts,
@@ -220,15 +299,19 @@ def _result(
     setup: SteppedEngineSetup,
 ) -> ReplayResult:
     count = len(measured)
-    met = [r for r in measured if r.meets_strict(objectives)]
-    lost = [r for r in measured if not r.meets_strict(objectives)]
+    met = [r for r in measured if r.meets_strict()]
+    lost = [r for r in measured if not r.meets_strict() and not r.is_rejected]
+    kept: dict[str, list[bool]] = {}
+    for r in measured:
+        if r.offer.service_class is not None:
+            kept.setdefault(r.offer.service_class.name, []).append(r.meets_strict())
     waits = sorted((end if r.first is None else r.first) - r.offer.at for r in lost)
     span = measured[-1].offer.at - measured[0].offer.at
     earned = sum(r.block_seconds(setup.block_tokens) for r in met)
     gaps = [max(r.longest, 0.0 if r.is_finished or r.first is None else end - r.last) for r in measured]
     return ReplayResult(
         rate=rate,
-        published=sum(r.meets_published(objectives) for r in measured) / count,
+        published=sum(r.meets_published() for r in measured) / count,
         strict=len(met) / count,
         unfinished=sum(not r.is_finished for r in measured) / count,
         preemptions=preemptions,
@@ -241,6 +324,8 @@ def _result(
         hook_us=counts.hook_ns / max(1, counts.steps) / 1e3,
         seconds=seconds,
         virtual_seconds=end,
+        rejected=sum(r.is_rejected for r in measured) / count,
+        by_class={name: sum(each) / len(each) for name, each in sorted(kept.items())},
     )
 
 

@@ -5,8 +5,17 @@
 vLLM's own scheduler and KV manager, stepped on virtual time at OPT-13B geometry: 709 blocks of 16 tokens
 (an A100-40GB), step times fitted to an A100-80GB with decoding slowed by the ratio of bandwidths (2,039 /
 1,555 GB/s). For each policy and seed the highest Poisson rate at an attainment is bracketed to 8 % and
-interpolated. Both metrics of `engine_replay` are printed, with the waits of the requests that missed. Results
-are added to the file of `--results`, so that a study can be extended; each names the commit of its run.
+interpolated. Both metrics of `engine_replay` are printed, with the waits of the requests that missed.
+
+`sharegpt-classes` is `sharegpt` with three classes, `sharegpt-classes-embeddings` adds embedding passes that
+take 15 % of the device's time:
+
+    python -m benchmark_control_plane.experiments.engine.frontier --seeds 1 2 3 4 5 \\
+        --datasets sharegpt-classes sharegpt-classes-embeddings \\
+        --policies stock-fcfs stock-priority apt-kv tandem tandem-equal-weights tandem-gate
+
+Results are added to the file of `--results`, so that a study can be extended; each names the commit of its
+run.
 """
 
 import argparse
@@ -32,7 +41,7 @@ from benchmark_control_plane.experiments.engine.engine_replay import (
     play,
 )
 from benchmark_control_plane.experiments.engine.offered_load import (
-    DATASETS,
+    DATASET_NAMES,
     Dataset,
     Offer,
     Prediction,
@@ -52,9 +61,12 @@ CONTENDERS: Mapping[str, EngineVariant] = {
     for c in (
         EngineVariant("stock-fcfs"),
         EngineVariant("stock-priority", stock="priority"),
-        EngineVariant("mc-sf", {"ordering": "mc-sf", "overflow_probability": 0.5}),
+        EngineVariant("mc-sf", {"ordering": "mc-sf"}),
         EngineVariant("apt-kv", {"ordering": "apt"}),
         EngineVariant("tandem", _TANDEM),
+        # Rejections are misses.
+        EngineVariant("tandem-gate", _TANDEM, has_gate=True),
+        EngineVariant("tandem-equal-weights", _TANDEM, weights=(1.0, 1.0, 1.0)),
         # Ablations of single mechanisms.
         EngineVariant("tandem-no-cut", {**_TANDEM, "size_cutoff_share": 0.0}),
         EngineVariant("tandem-no-preemption", {**_TANDEM, "preempt_ratio": 1e9}),
@@ -63,7 +75,7 @@ CONTENDERS: Mapping[str, EngineVariant] = {
         EngineVariant("tandem-no-price", {**_TANDEM, "prefill_weight": 0.0}),
     )
 }
-# The linear program of `bounds` in place of a policy.
+# The linear program of `bounds` in place of a policy; it ignores classes and embeddings.
 HINDSIGHT = "hindsight"
 PREDICTIONS: Mapping[str, Prediction] = {
     "oracle": Prediction(),
@@ -130,7 +142,7 @@ def study(
     """Searches the rate of every metric and target, for one policy, data set and seed."""
 
     def attain(rate: float) -> ReplayResult:
-        offers = poisson(data.lengths, rate, seed, PREDICTIONS[prediction])
+        offers = poisson(data.lengths, rate, seed, PREDICTIONS[prediction], classes=data.classes)
         outcome = run(offers, window, data.objectives, rate)
         print(
             f"  {rate:7.3f} req/s: strict {outcome.strict:.3f}, published {outcome.published:.3f}, "
@@ -212,6 +224,8 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
         "longest gap, s",
         "wait of requests that missed, p95, s",
         *(f"memory held at {target:.0%} (by requests that met their SLO)" for target in TARGETS),
+        "rejected at 90%",
+        "met by class at 90% (embeddings)",
         "commit",
     ]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
@@ -224,6 +238,7 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
         cells.append(f"{max((p['longest_gap'] for p in reached), default=0):.0f}")
         cells.append(f"{max((p['lost_wait']['p95'] for p in reached), default=0):.0f}")
         cells += [_held(points_at(runs, target)) for target in TARGETS]
+        cells += [_rejected(reached), _by_class(reached)]
         commits = {run["commit"][:7] if run.get("commit") else "unknown" for run in runs}
         cells.append(", ".join(sorted(commits)))
         lines.append(" | ".join(cells))
@@ -232,7 +247,7 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
         rates = [
             _rated([bound[key.rpartition("-")[2]]], [run["rates"][key] for run in stock]) for key in KEYS
         ]
-        lines.append(" | ".join([data, "oracle", "fluid bound", "", *rates, *[""] * 5]))
+        lines.append(" | ".join([data, "oracle", "fluid bound", "", *rates, *[""] * 7]))
     return "\n".join(f"| {line} |" for line in lines)
 
 
@@ -240,6 +255,19 @@ def points_at(runs: Sequence[Mapping[str, Any]], target: float) -> list[Mapping[
     """The point of the highest rate that reaches the target, for each run that reaches it."""
     reached = [[point for point in run["points"] if point["strict"] >= target] for run in runs]
     return [max(points, key=_rate) for points in reached if points]
+
+
+def _rejected(points: Sequence[Mapping[str, Any]]) -> str:
+    shares = [point.get("rejected", 0.0) for point in points]
+    return f"{mean(shares):.1%}" if any(shares) else ""
+
+
+def _by_class(points: Sequence[Mapping[str, Any]]) -> str:
+    """Mean strict attainment of each class, and that of the embedding passes where they ran."""
+    names = points[0].get("by_class", {}) if points else {}
+    cell = ", ".join(f"{name} {mean(point['by_class'][name] for point in points):.0%}" for name in names)
+    passes = [point["embeddings"] for point in points if point.get("embeddings") is not None]
+    return f"{cell} ({mean(passes):.0%})" if passes else cell
 
 
 def _held(points: Sequence[Mapping[str, Any]]) -> str:
@@ -319,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmark_control_plane.experiments.engine.frontier", description=__doc__
     )
     add_data(parser)
-    parser.add_argument("--datasets", nargs="+", default=["sharegpt"], choices=list(DATASETS))
+    parser.add_argument("--datasets", nargs="+", default=["sharegpt"], choices=DATASET_NAMES)
     parser.add_argument("--policies", nargs="+", default=list(CONTENDERS), choices=[*CONTENDERS, HINDSIGHT])
     parser.add_argument("--predictions", nargs="+", default=["oracle"], choices=list(PREDICTIONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
@@ -347,7 +375,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for seed in options.seeds:
                 for policy in options.policies:
                     print(f"{data.name}, {prediction}, seed {seed}, {policy}", flush=True)
-                    run = partial(play, engine, CONTENDERS[policy]) if policy in CONTENDERS else hindsight
+                    run: Run = hindsight
+                    if policy in CONTENDERS:
+                        run = partial(play, engine, CONTENDERS[policy], embeddings=data.embeddings)
                     key = (data.name, policy, prediction, seed)
                     starts = starts_like(saved["studies"], saved["fluid_bounds"], key, options.start)
                     found = study(run, data, policy, prediction, seed, window, starts)

@@ -7,7 +7,8 @@ A real EngineCore without a model, whose scheduler writes the shared state as it
 do not suffice for all to grow, so a request is preempted or held back every few steps. One request arrives
 before each step; above 1,000 waiting requests, random ones are aborted, so that some waiting requests can
 still meet their SLO. Each request carries the metadata that the gate sends: class, objectives and length
-quantiles.
+quantiles. With `--shared-prefix` each request belongs to one of eight groups, which share so many tokens of
+their prompts through vLLM's prefix cache.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from predictors.output_length.history_predictor import HistoryQuantiles
 
 _PROMPT = 100
 _LIMIT = 1_024
+_GROUPS = 8
 _CLASSES = [
     ServiceClass(name, Slo(ttft=milliseconds(ttft_ms), tpot=milliseconds(100)), priority, sheddable=False)
     for name, ttft_ms, priority in (("interactive", 1_000, 2), ("standard", 10_000, 1), ("batch", 100_000, 0))
@@ -42,7 +44,7 @@ _SETTLING_STEPS = 700
 
 
 def measure(
-    engine: SteppedEngine, tandem: Mapping[str, Any] | None, *, waiting: int, steps: int
+    engine: SteppedEngine, tandem: Mapping[str, Any] | None, *, waiting: int, steps: int, shared: int = 0
 ) -> dict[str, float]:
     """Microseconds per step of the hook and of vLLM's own part, and medians of the batch and queue sizes.
 
@@ -70,9 +72,9 @@ def measure(
     scheduler.schedule, scheduler._preempt_request = timed, counted
     added, random = 0, Random(1)
     while len(durations) < _SETTLING_STEPS + steps:
-        added = _add(engine, added)
+        added = _add(engine, added, shared)
         while len(scheduler.waiting) < waiting:
-            added = _add(engine, added)
+            added = _add(engine, added, shared)
         _trim(engine, waiting, random)
         counts.append((len(scheduler.running), len(scheduler.waiting)))
         engine.step()
@@ -99,8 +101,8 @@ def _output_tokens(number: int) -> int:
     return 300 + number * 137 % 400
 
 
-def _request(number: int, now: Instant) -> Request:
-    service_class, prompt = _CLASSES[number % len(_CLASSES)], _PROMPT + number * 13 % 100
+def _request(number: int, now: Instant, shared: int = 0) -> Request:
+    service_class, prompt = _CLASSES[number % len(_CLASSES)], shared + _PROMPT + number * 13 % 100
     return Request(
         f"r{number}", Kind.GENERATE, "model", "tenant", service_class, service_class.slo, now, prompt, _LIMIT
     )
@@ -115,10 +117,13 @@ def _forecast() -> LengthForecast:
     return predictor.forecast(request)
 
 
-def _add(engine: SteppedEngine, number: int) -> int:
-    request = _request(number, Instant(engine.now_ns))
+def _add(engine: SteppedEngine, number: int, shared: int) -> int:
+    request = _request(number, Instant(engine.now_ns), shared)
     metadata = metadata_of(request, Handoff(forecast=_forecast()))
-    engine.add(request.id, request.prompt_tokens, _output_tokens(number), extra={KEY: metadata}, limit=_LIMIT)
+    own = request.prompt_tokens - shared
+    # Without a prefix cache the token ids do not matter.
+    prompt = [number % _GROUPS + 3] * shared + Random(number).choices(range(20, 2_000), k=own)
+    engine.add(request.id, 0, _output_tokens(number), extra={KEY: metadata}, limit=_LIMIT, prompt=prompt)
     return number + 1
 
 
@@ -129,21 +134,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=1_000)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--shared-prefix", type=int, default=0, metavar="TOKENS")
+    parser.add_argument("--orderings", nargs="*", default=sorted(ENGINE_POLICIES))
     add_results(parser)
     options = parser.parse_args(arguments)
     found: dict[str, dict[str, dict[str, float]]] = {}
+    shared = options.shared_prefix
+    # Each group's prefix is in the cache once, as far as it fills whole blocks.
+    prefixes = _GROUPS * shared // 16
     setups = {
-        "slots": SteppedEngineSetup(blocks=20_000, max_running=options.running, max_step_tokens=8_192),
-        "memory": SteppedEngineSetup(
-            blocks=options.running * 22, max_running=options.running, max_step_tokens=8_192
-        ),
+        regime: SteppedEngineSetup(
+            blocks=blocks + prefixes,
+            max_running=options.running,
+            max_step_tokens=8_192,
+            shares_prefixes=shared > 0,
+        )
+        for regime, blocks in (("slots", 20_000), ("memory", options.running * 22))
     }
     for regime, setup in setups.items():
         engine = SteppedEngine(setup)
         variants: dict[str, Mapping[str, Any] | None] = {"stock": None}
-        variants |= {name: {"ordering": name} for name in sorted(ENGINE_POLICIES)}
+        variants |= {name: {"ordering": name} for name in options.orderings}
         for name, tandem in variants.items():
-            row = measure(engine, tandem, waiting=options.waiting, steps=options.steps)
+            row = measure(engine, tandem, waiting=options.waiting, steps=options.steps, shared=shared)
             found.setdefault(regime, {})[name] = row
             print(
                 f"{regime:7} {name:12} hook {row['hook_median_us']:6.0f} us (p99 {row['hook_p99_us']:6.0f}), "

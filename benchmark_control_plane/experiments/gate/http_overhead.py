@@ -3,7 +3,8 @@
 Both servers stay up on the same machine with the same model and engine arguments, each with its own
 statistics and /metrics, neither with an access log. `vllm bench serve` loads them alternately (A B B A) at
 three rates up to saturation; the ratio is taken within each pair, the median over the pairs. The decision is
-one scheduling cycle of the gate at 1,000 live requests, including the snapshot.
+one scheduling cycle of the gate at 1,000 live requests, including the snapshot; the record is what is kept
+of it for /admin/explain.
 
     python -m benchmark_control_plane.experiments.gate.http_overhead
         [--rounds 5] [--requests 200] [--decision-only]
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+
 from benchmark_control_plane.common.servers import (
     BenchRun,
     Server,
@@ -29,14 +32,16 @@ from benchmark_control_plane.common.servers import (
     vllm_server,
 )
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
+from controlplane.core.decision import Defer, Reason
 from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
-from controlplane.core.pool_view import Pace, PoolView, Queue, Share, Waiting
+from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.gate.admission import Admission, AdmissionOptions, fits_ahead
 from controlplane.policy.gate.ordering import EarliestDeadline, OrderingOptions
-from controlplane.policy.gate.preemption import PreemptionOptions
 from controlplane.policy.gate.scheduling_cycle import run_cycle
+from controlplane.service.decision_history import Decided, basis_of
+from predictors.timing.online_step_time import StepTime, StepWork
 
 ENGINE: dict[str, object] = {
     "max_model_len": 2048,
@@ -57,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decision-only", action="store_true")
     options = parser.parse_args(arguments)
     interrupt_on_sigterm()
-    report: dict[str, object] = {"decision_us": decision_costs()}
+    report: dict[str, object] = {"decision_us": decision_costs(), "record_us": record_us(1_000)}
     if not options.decision_only:
         report["door"] = server_ratios(options.rounds, options.requests)
     json.dump(report, sys.stdout, indent=2)
@@ -124,8 +129,7 @@ def decision_costs() -> dict[str, float]:
 
 def _decision_us(running: int, waiting: int) -> float:
     ordering = EarliestDeadline(OrderingOptions(seconds(1), seconds(10)))
-    eviction = PreemptionOptions(seconds(0.1), 4, 1.0)
-    admission = Admission(AdmissionOptions(0.05, 2_000, seconds(60), Duration(0)), eviction, fits_ahead)
+    admission = Admission(AdmissionOptions(2_000, seconds(60), Duration(0)), fits_ahead)
     room = _example(0).footprint.base * (running if waiting else 100 * running)
     ledger = MemoryLedger({Owner.LLM: Quota(room)})
     for number in range(running):
@@ -159,6 +163,27 @@ def _decision_us(running: int, waiting: int) -> float:
     return statistics.median(durations) * 1e6
 
 
+def record_us(running: int) -> float:
+    """Median microseconds to record one decision with its basis, which no number of requests lengthens."""
+    ledger, entry, steps = MemoryLedger({Owner.LLM: Quota(2**40)}), _example(running), StepTime()
+    for number in range(running):
+        ledger.open(f"r{number}", Owner.LLM, entry.footprint, priority=1)
+    column = np.ones(running)
+    load = DecodeLoad(
+        lambda sequences, cells: steps.predict(StepWork(0, sequences, cells)) * 1e9,
+        1e5, 0.1, 1e6, running, 200 * running, 200, column, column, column, column,
+    )  # fmt: skip
+    share = Share(2**40, 2**30, 0, 2**40, 1, ledger.table(Owner.LLM), decode_load=load)
+    view = PoolView({Owner.LLM: share}, {})
+    durations = []
+    for _ in range(_DECISIONS):
+        history: list[Decided] = []
+        start = time.perf_counter()
+        history.append(Decided(Instant(0), Defer(None, Reason.NO_MEMORY), basis_of(entry, view)))
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations) * 1e6
+
+
 def _example(number: int) -> Waiting:
     service_class = ServiceClass("standard", Slo(ttft=seconds(60)), 1, sheddable=False)
     request = Request(
@@ -166,7 +191,7 @@ def _example(number: int) -> Waiting:
         slo=service_class.slo, arrival=Instant(number), prompt_tokens=200, max_output_tokens=500,
     )  # fmt: skip
     # Deterministic lengths, spread over a few hundred tokens.
-    footprint = Footprint(200_000, 1_000, 50 + number * 37 % 350, 50_000.0, 700_000)
+    footprint = Footprint(200_000, 1_000, 50 + number * 37 % 350, 700_000)
     return Waiting(request, footprint, Instant(10**15), (0, 0, ""), footprint.area)
 
 

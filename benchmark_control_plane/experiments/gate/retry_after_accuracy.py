@@ -3,8 +3,8 @@
     python -m benchmark_control_plane.experiments.gate.retry_after_accuracy
 
 The live service on the simulated device: a TTFT objective, memory for about thirty requests, bursty arrivals
-(coefficient of variation 4) at parts of the rate that the device sustains. Virtual time, so the figures are
-the same on any machine.
+(coefficient of variation 4) at the rate that the device sustains and twice that rate. Virtual time, so the
+figures are the same on any machine.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from benchmark_control_plane.simulator.simulation import (
     Machine,
     SimulatedRequest,
     arrival_times,
+    config_of,
     engines,
     started,
 )
@@ -75,8 +76,9 @@ async def _retries(rate: float, seed: int, count: int) -> list[Retry]:
     def length(request: Request) -> int:
         return requests[int(request.id.partition("-")[0])].output_tokens
 
-    generator, embedder = engines(_MACHINE, length)
-    async with started(generator, embedder, _MACHINE, _SECTIONS) as service:
+    config = config_of(_SECTIONS, has_pool=_MACHINE.pool_bytes is not None)
+    generator, embedder = engines(_MACHINE, length, config)
+    async with started(generator, embedder, _MACHINE, config) as service:
         found = await asyncio.gather(*(_client(service, n, request) for n, request in enumerate(requests)))
     return [retry for retry in found if retry is not None]
 
@@ -116,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmark_control_plane.experiments.gate.retry_after_accuracy", description=__doc__
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[6.0, 8.0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[8.0, 16.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     add_results(parser)
     options = parser.parse_args(arguments)

@@ -24,7 +24,6 @@ BENCH_QUESTIONS: Mapping[str, tuple[str, str]] = {
     "load": (GATE, "SLO attainment at 50 to 150 % load, with the gate and without"),
     "admission": (GATE, "Effect of memory look-ahead, immediate rejection and queue bounds, each ablated"),
     "ordering": (GATE, "Effect of the order of the waiting queue"),
-    "eviction": (GATE, "Effect of slack, progress and thrashing cost on the choice of victims, each ablated"),
     "burstiness": (GATE, "SLO attainment as arrivals become burstier"),
     "memory-pressure": (GATE, "SLO attainment with a KV cache of 16, 8, 4 and 2 GiB"),
     "tpot": (GATE, "SLO attainment with ample memory and a short TPOT objective"),
@@ -83,6 +82,18 @@ def http_overhead(content: Mapping[str, Any]) -> Rows:
     )
     cost = max(content["decision_us"].values())
     yield "Time of one scheduling cycle of the gate with 1,000 live requests", f"{cost:.0f} µs"
+
+
+def victims(content: Mapping[str, Any]) -> Rows:
+    kept: dict[str, list[float]] = {}
+    for run in content["runs"]:
+        kept.setdefault(run["arm"], []).append(run["kept"]["overall"])
+    shares = [f"{arm}: {100 * fmean(found):.1f} %" for arm, found in kept.items()]
+    yield (
+        "Choice of the requests to preempt where KV-cache memory is short: promises kept by each rule, "
+        "in the engine and at the gate, 5 seeds",
+        "<br>".join(shares),
+    )
 
 
 def retry_after(content: Mapping[str, Any]) -> Rows:
@@ -350,6 +361,7 @@ def _ratio(spread: Mapping[str, float]) -> str:
 QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "door.json": (GATE, http_overhead),
     "retry-after.json": (GATE, retry_after),
+    "victims.json": (GATE, victims),
     "engine-frontier.json": (ENGINE, engine_frontier),
     "collocation.json": (COLLOCATION, interference),
     "embedding-throughput.json": (COLLOCATION, embedding_throughput),

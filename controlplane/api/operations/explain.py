@@ -1,4 +1,4 @@
-"""The /admin/explain endpoints: a dry run of the gate's decision, without admitting a request."""
+"""The /admin/explain endpoints: a dry run of the gate's decision, and the decisions on one request."""
 
 from typing import Annotated
 
@@ -15,8 +15,7 @@ from controlplane.api.protocol.requests import MAX_INPUTS, Objectives
 from controlplane.api.settings import ANONYMOUS, ApiSettings
 from controlplane.api.slo_headers import hints_of
 from controlplane.core.generation import Sampling
-from controlplane.core.request import Owner
-from controlplane.service.gate.dry_run import render_dry_run
+from controlplane.service.gate.explanation import render_dry_run
 from controlplane.service.request_jobs import EmbedJob, GenerateJob, RequestHints
 from controlplane.service.service import Service
 
@@ -34,7 +33,7 @@ class ExplainRequest(Objectives):
 
 
 def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
-    """Routes of the dry runs."""
+    """Routes of explanations."""
     routes = APIRouter()
 
     @routes.post("/admin/explain", response_model=None)
@@ -51,16 +50,17 @@ def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
         return json_response(render_dry_run(gate.dry_run(gate.hypothetical(job))))
 
     @routes.get("/admin/explain/{request_id}", response_model=None)
-    async def explain_waiting(request: Request, request_id: str) -> Response:
-        """Returns the same for each part of a waiting request, found by the client's request id."""
+    async def explain_request(request: Request, request_id: str) -> Response:
+        """Returns all decisions on open and ended requests, by the client's request id or the full id."""
         require_admin(request.headers, settings)
-        gate = service.gate
-        queued = [ticket for owner in Owner for ticket in gate.queued(owner)]
-        waiting = [ticket for ticket in queued if ticket.request.id.rpartition("-")[0] == request_id]
-        if not waiting:
-            message = f"request {request_id} does not wait; /admin/state lists the open requests"
+        if not (found := service.gate.histories(request_id)):
+            kept = service.config.server.explain_requests
+            message = (
+                f"request {request_id}: neither open nor among the last {kept:,} requests that ended; raise "
+                "server.explain_requests to keep more. A request that was invalid is not kept"
+            )
             raise Problem(404, message, code="not_found")
-        return json_response({"waiting": [render_dry_run(gate.dry_run(ticket)) for ticket in waiting]})
+        return json_response({"requests": found})
 
     return routes
 

@@ -72,6 +72,7 @@ class SloFields(Strict):
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
     e2e_ms: Milliseconds | None = None
+    gap_ms: Milliseconds | None = None
 
 
 class Objectives(Strict):

@@ -1,8 +1,9 @@
 """Apt-Serve's order of engine steps without its hidden cache: pending time per block of memory.
 
-The value of a request is its pending time, since arrival or since its last token; for a request that missed
-its SLO only the share `decay` of it counts. Waiting requests start by value per block, as in the paper's
-greedy; the running request of least value per block is preempted first (Apt-Serve, sections 4 and 5).
+The value of a request is its pending time, since arrival or since its last token, times the weight of its
+class; for a request that missed its SLO only the share `decay` of the time counts. Waiting requests start by
+value per block, as in the paper's greedy; the running request of least value per block is preempted first
+(Apt-Serve, sections 4 and 5).
 
 Keys of the order: value per block, arrival, request id.
 
@@ -35,6 +36,7 @@ class AptServe:
         self._keys: list[tuple[Instant, str]] = []
         self._waiting: list[RequestState] = []
         self._columns = ColumnStore(3, np.int64)
+        self._weights = ColumnStore(1, np.float64)
 
     def enqueue(self, state: RequestState, now: Instant) -> None:
         """Inserts the request by arrival and id."""
@@ -42,12 +44,14 @@ class AptServe:
         self._keys.insert(index, _key(state))
         self._waiting.insert(index, state)
         self._columns.put(index, (_since(state), state.tokens, _lost_after(state)))
+        self._weights.put(index, (state.weight,))
 
     def dequeue(self, state: RequestState) -> None:
         """Removes the request."""
         index = bisect_left(self._keys, _key(state))
         del self._keys[index], self._waiting[index]
         self._columns.drop(index)
+        self._weights.drop(index)
 
     def waiting(self) -> int:
         """Number of waiting requests."""
@@ -69,8 +73,9 @@ class AptServe:
             # Not even the smallest request fits.
             return plan
         needs = columns[_TOKENS] // view.per_block(self._waiting) + 1
-        weight = np.where(columns[_LOST_AFTER] < view.now, self._decay, 1.0)
-        values = ((view.now - columns[_SINCE]) / 1e9 * weight + _LEAST_SECONDS) / needs
+        counted = np.where(columns[_LOST_AFTER] < view.now, self._decay, 1.0)
+        pending = (view.now - columns[_SINCE]) / 1e9 * counted + _LEAST_SECONDS
+        values = pending * self._weights.column(0) / needs
         values[needs > view.quota] = -inf
         # Few requests start in one step, so no sort; among equals argmax finds the oldest.
         while slots > 0:
@@ -87,21 +92,22 @@ class AptServe:
         """The `count` running requests of least value per block, the least last; more if values tie."""
         running = view.running
         # Right after a token the pending time is 0: the largest holders have the least value.
-        full = np.where(running.has_token_of(view.now), running.tokens // view.per_block(running), -1)
-        least = int(np.sort(full)[-count]) if count <= len(full) else -1
-        most = _LEAST_SECONDS / (least + 1) if least >= 0 else inf
+        needs = running.tokens // view.per_block(running) + 1
+        values = np.where(running.has_token_of(view.now), _LEAST_SECONDS * running.weight / needs, inf)
+        most = float(np.sort(values)[count - 1]) if count <= len(values) else inf
         found: list[tuple[float, tuple[Instant, str], RequestState]] = []
-        places = np.flatnonzero((full < 0) | (full >= least)).tolist()
-        for state, blocks in zip(running.at(places), full[places].tolist(), strict=True):
-            value = self._value(state, view) if blocks < 0 else _LEAST_SECONDS / (blocks + 1)
+        places = np.flatnonzero((values == inf) | (values <= most)).tolist()
+        for state, known in zip(running.at(places), values[places].tolist(), strict=True):
+            value = self._value(state, view) if known == inf else known
             if value <= most:
                 found.append((-value, _key(state), state))
         return [state for *_, state in sorted(found)]
 
     def _value(self, state: RequestState, view: EngineView) -> float:
-        """Pending seconds per block, weighted by `decay` if the SLO is missed."""
-        weight = self._decay if state.cannot_meet_slo(view.now, _NO_WORK) else 1.0
-        return ((view.now - _since(state)) / 1e9 * weight + _LEAST_SECONDS) / view.need(state)
+        """Weighted pending seconds per block; the time counts by `decay` if the SLO is missed."""
+        counted = self._decay if state.cannot_meet_slo(view.now, _NO_WORK, view.pace.step) else 1.0
+        pending = (view.now - _since(state)) / 1e9 * counted + _LEAST_SECONDS
+        return pending * state.weight / view.need(state)
 
 
 def _key(state: RequestState) -> tuple[Instant, str]:
@@ -114,7 +120,6 @@ def _since(state: RequestState) -> Instant:
 
 def _lost_after(state: RequestState) -> Instant:
     """The instant after which a waiting request misses its SLO."""
-    if state.cannot_meet_slo(_EARLIEST, _NO_WORK):
+    if state.is_missed:
         return _EARLIEST
-    deadline = state.deadline()
-    return deadline if deadline is not None and state.cannot_meet_slo(_LATEST, _NO_WORK) else _LATEST
+    return _LATEST if (chance := state.last_chance()) is None else chance

@@ -4,9 +4,13 @@ Fewer, larger decode steps cost less device time. While embeddings are pending, 
 earlier than `share` of the tightest objective among the running requests after the start of the previous one;
 the rest of the objective absorbs prediction error. A request behind `share` of its mean TPOT, for example
 after a long step, shortens the delay until it has caught up, because a response that barely meets its TPOT in
-the engine misses it at the client. A request with an e2e objective counts with the time left per token that
-it may still produce. A request without its first token, or late, removes the delay. The delay is at most 50
-ms, because the engine receives no message when the embeddings finish.
+the engine misses it at the client. So does a request whose lead over its mean TPOT is less than the longest
+recent step: one such step must not make it late. A request with an e2e objective counts with the time left
+per token that it may still produce. A request without its first token, or late, removes the delay. The delay
+is at most 50 ms, because the engine receives no message when the embeddings finish.
+
+Delayed requests hold their memory longer. The delay shrinks with the share of the memory that is free, so
+that pacing never makes memory short.
 """
 
 from collections.abc import Iterable
@@ -18,7 +22,13 @@ _LONGEST = milliseconds(50)
 
 
 def next_step_start(
-    running: Iterable[RequestState], previous_start: Instant, now: Instant, share: float
+    running: Iterable[RequestState],
+    previous_start: Instant,
+    now: Instant,
+    share: float,
+    *,
+    free_share: float,
+    longest_step: Duration,
 ) -> Instant:
     """Earliest start of the next decode step.
 
@@ -27,28 +37,35 @@ def next_step_start(
         previous_start: start of the previous step.
         now: current time.
         share: part of the tightest TPOT to use, 0 <= share < 1; 0 never delays.
+        free_share: share of the KV-cache quota that is free, from 0 to 1.
+        longest_step: the longest of the recent steps.
     """
     shortest: Duration | None = None
     for state in running:
         if (first_token := state.first_token) is None:
             return previous_start
-        allowed = _allowed(state, first_token, now, share)
+        allowed = _allowed(state, first_token, now, share, longest_step)
         if allowed is not None and (shortest is None or allowed < shortest):
             shortest = allowed
-    return previous_start if shortest is None else after(previous_start, min(_LONGEST, shortest))
+    if shortest is None:
+        return previous_start
+    return after(previous_start, min(_LONGEST, scaled(shortest, free_share)))
 
 
-def _allowed(state: RequestState, first_token: Instant, now: Instant, share: float) -> Duration | None:
+def _allowed(
+    state: RequestState, first_token: Instant, now: Instant, share: float, longest_step: Duration
+) -> Duration | None:
     """Longest time between the starts of two steps for one request; None without an objective."""
     slo, deadline = state.request.slo, state.deadline()
     if deadline is not None and deadline < now:
         return Duration(0)
-    allowed = [] if state.gap is None else [scaled(state.gap, share)]
+    allowed = [] if slo.gap is None else [scaled(slo.gap, share)]
     if slo.tpot is not None:
         gap = scaled(slo.tpot, share)
         # The next step is assumed to take as long as the last one.
         until_due = between(now, Instant(first_token + gap * state.done))
-        allowed.append(max(Duration(0), min(gap, until_due)))
+        lead = between(now, Instant(first_token + slo.tpot * state.done)) - longest_step
+        allowed.append(max(Duration(0), min(gap, until_due, Duration(lead))))
     if slo.e2e is not None:
         left = between(now, after(state.request.arrival, slo.e2e))
         max_remaining = max(1, state.request.max_output_tokens - state.done)

@@ -19,16 +19,12 @@ from controlplane.policy.gate.ordering import Rank
 
 
 def footprint_of(state: RequestState, block_tokens: int) -> Footprint:
-    """Footprint in tokens, from the forecast of the remaining output."""
-    deviation = 0.0
-    if state.forecast is not None:
-        deviation = state.forecast.remaining(after=state.done).deviation
+    """Footprint of a waiting request in tokens, from the forecast of the remaining output."""
     return generate_footprint(
         KvGeometry(1, 1, block_tokens),
-        prompt_tokens=state.tokens,
+        prompt_tokens=state.tokens - state.shared * block_tokens,
         max_output_tokens=max(1, state.request.max_output_tokens - state.done),
         expected_tokens=state.remaining(),
-        deviation_tokens=deviation,
     )
 
 
@@ -36,12 +32,15 @@ def lease_table(batch: RunningBatch, view: EngineView) -> LeaseTable:
     """The running batch as a lease table in tokens."""
     # A request with more tokens per block takes less than one token of cache per token.
     slope = np.full(len(batch), view.block_tokens / view.per_block(batch))
+    base = slope * batch.tokens.astype(np.float64) + view.block_tokens - 1
+    if view.has_shared:
+        # A shared block is part of one lease.
+        base -= view.block_tokens * np.array([state.shared - state.carried for state in batch])
     return LeaseTable(
         ids=tuple(batch.ids),
-        base=slope * batch.tokens.astype(np.float64) + view.block_tokens - 1,
+        base=base,
         per_step=slope,
         steps=batch.remaining_tokens(),
-        variance=batch.variance.copy(),
         priority=batch.priority.astype(np.float64),
     )
 
@@ -54,8 +53,8 @@ def share_of(view: EngineView) -> Share:
         return tuple(state.as_running(view.now, state.held * tokens, view.pace) for state in view.running)
 
     return Share(
-        ceiling=view.quota * tokens,
-        held=min(view.used + view.growth, view.quota) * tokens,
+        ceiling=view.ceiling * tokens,
+        held=min(view.used + view.growth, view.ceiling) * tokens,
         deficit=0,
         largest=view.quota * tokens,
         free_slots=view.free_slots,

@@ -26,9 +26,12 @@ RANKED = 32
 class EngineView:
     """State of the engine before one step; memory in blocks.
 
-    `quota` blocks may be used and `used` are. `growth` is what the running requests need for this step if
-    none is preempted; each has a `held` of its own. `free_slots` more requests may run. Unless `has_packed`,
-    every request stores `block_tokens` tokens per block.
+    `quota` blocks are the engine's and `used` are in use. After the quota was lowered, requests that run may
+    use up to `use_ceiling` until they end (None: the quota). `growth` is what the running requests need for
+    this step if none is preempted; each has a `held` of its own: what preempting it frees. `free_slots` more
+    requests may run. Unless `has_packed`, every request stores `block_tokens` tokens per block. Unless
+    `has_shared`, no request uses, or would use, a block together with others; a shared block is part of
+    `used` once.
     """
 
     now: Instant
@@ -40,11 +43,22 @@ class EngineView:
     free_slots: int
     running: RunningBatch
     has_packed: bool = True
+    has_shared: bool = True
+    use_ceiling: int | None = None
+
+    @property
+    def ceiling(self) -> int:
+        """Blocks that may be in use after this step: the quota, or present use if the running may keep it."""
+        use_ceiling = self.quota if self.use_ceiling is None else self.use_ceiling
+        return max(self.quota, min(self.used + self.growth, use_ceiling))
 
     @property
     def free(self) -> int:
-        """Blocks left after this step's growth; negative if requests must be preempted."""
-        return self.quota - self.used - self.growth
+        """Blocks with which requests may start; negative if requests must be preempted for this step.
+
+        While use is above the quota this is zero: a request starts only in place of a preempted one.
+        """
+        return self.ceiling - self.used - self.growth
 
     @property
     def prefill_cost(self) -> float:
@@ -63,6 +77,15 @@ class EngineView:
             running=self.running.without(gone),
         )
 
+    def admitted(self, plan: "StepPlan") -> list[RequestState]:
+        """The first requests of the plan's offer for which the quota and the plan's victims have room."""
+        room = self.free + sum(state.held for state in plan.preempt)
+        for count, state in enumerate(plan.offer):
+            room -= self.need(state)
+            if room < 0:
+                return plan.offer[:count]
+        return plan.offer
+
     def per_block(self, states: Iterable[RequestState]) -> Ints | int:
         """Tokens per block of each request: int64 [n], or one int if all are equal."""
         if not self.has_packed:
@@ -70,8 +93,8 @@ class EngineView:
         return np.array([state.per_block or self.block_tokens for state in states], np.int64)
 
     def need(self, state: RequestState) -> int:
-        """Blocks that the request holds once its next token is computed."""
-        return state.tokens // (state.per_block or self.block_tokens) + 1
+        """Blocks that a waiting request takes from the free ones until its next token is computed."""
+        return state.tokens // (state.per_block or self.block_tokens) + 1 - state.shared
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from controlplane.core.clock import milliseconds
 from controlplane.policy.engine.srmt import SrmtOptions
 from controlplane.policy.engine.static_priority import LookAheadFor
 from controlplane.policy.gate.ordering import OrderingOptions
-from controlplane.policy.gate.preemption import PreemptionOptions
 
 _DAY_MS = 86_400_000
 _MOST = 10**9
@@ -24,31 +23,23 @@ class EngineOptions:
     In YAML, an option with the name of a key of `scheduling` or `admission` defaults to that key's value.
     """
 
-    ordering: str = "edf"
+    ordering: str = "srmt"
     """Engine policy: `fcfs`, `edf` or `least-slack` (static priority), `mc-sf` (fewest predicted output
-    tokens first), `srmt` (smallest remaining memory-time) or `apt` (Apt-Serve)."""
+    tokens first), `srmt` (smallest remaining memory-time over class weight) or `apt` (Apt-Serve)."""
     policy: str = "look-ahead"
     """Admission rule of the static-priority orderings: `look-ahead` or `fits-now`."""
-    victims: str = "cheapest-sufficient"
-    """How to choose the requests to preempt for an urgent one: a name of the slot `victims`."""
+    victims: str = "latest-started"
+    """Which running requests of one priority are preempted first: a name of the slot `victims`."""
     look_ahead: LookAheadFor = "background"
     """Requests that must fit until their end before they start: `all`, `background` (requests without a
     deadline left to meet) or `none`. For `fcfs`, `edf` and `least-slack`."""
     decode_pacing: float = 0.8
     """While embeddings are pending, delay a decode step up to this share of the tightest TPOT in the running
     batch, so that fewer steps serve more requests; 0 never delays. At least 0, below 1."""
-    overflow_probability: float = 0.05
-    """Accepted probability that predicted lengths are too short together. Between 0 and 1."""
     priority_head_start_ms: float = 1_000.0
     """Each unit of priority ranks a request as if it had arrived, or were due, this much earlier."""
     default_deadline_ms: float = 10_000.0
     """Deadline for ordering of a request without an objective, counted from its arrival."""
-    victim_tau_ms: float = 100.0
-    """Slack at which the urgency term of a preemption victim's cost has fallen to one half."""
-    victim_almost_done_steps: int = 8
-    """Do not preempt a request with at most this many predicted output tokens left."""
-    victim_thrash_penalty: float = 1.0
-    """Each earlier preemption of a request adds this factor to its cost as a victim; 0 disables it."""
     preempt_ratio: float = 1.1
     """`srmt`: an urgent request may preempt one whose remaining memory-time is this many times larger.
     At least 1."""
@@ -62,9 +53,9 @@ class EngineOptions:
     free. 0 disables the cutoff. From 0 to 2."""
     size_cutoff_window: int = 600
     """`srmt`: number of arrivals that the size cutoff is computed from. From 1 to 100000."""
-    starvation_ms: float = 300_000.0
+    starvation_ms: float = 30_000.0
     """`srmt`: after this time a request that missed its objective is served in order of arrival, on
-    `aged_share` of the memory."""
+    `aged_share` of the memory. The gate predicts at least this wait for a request above the size cutoff."""
     aged_share: float = 0.02
     """`srmt`: share of the memory for requests older than `starvation_ms`; 0 disables it. From 0 to 1."""
     prefill_weight: float = 1.0
@@ -77,10 +68,6 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.look_ahead not in ("all", "background", "none"):
             raise ValueError(f"look_ahead={self.look_ahead!r}: unknown; choose all, background or none")
-        if not 0 < self.overflow_probability < 1:
-            raise ValueError(
-                f"overflow_probability={self.overflow_probability}: must be greater than 0 and less than 1"
-            )
         if not 0 <= self.decode_pacing < 1:
             raise ValueError(
                 f"decode_pacing={self.decode_pacing}: must be at least 0 (no delay) and less than 1"
@@ -90,7 +77,7 @@ class EngineOptions:
                 f"missed_decay={self.missed_decay}: a share of the value; must be between 0 and 1"
             )
         # Values out of range are errors whichever ordering is chosen.
-        self.order(), self.preemption(), self.srmt()
+        self.order(), self.srmt()
 
     def changed(self, by: Mapping[str, Any]) -> "EngineOptions":
         """A copy with these options. Raises ValueError naming an unknown key or a value out of range."""
@@ -105,12 +92,6 @@ class EngineOptions:
         """Options of a static ordering."""
         return OrderingOptions(
             milliseconds(self.priority_head_start_ms), milliseconds(self.default_deadline_ms), self.extra
-        )
-
-    def preemption(self) -> PreemptionOptions:
-        """Options of the choice of preemption victims."""
-        return PreemptionOptions(
-            milliseconds(self.victim_tau_ms), self.victim_almost_done_steps, self.victim_thrash_penalty
         )
 
     def srmt(self) -> SrmtOptions:

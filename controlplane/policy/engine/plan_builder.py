@@ -17,7 +17,7 @@ from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.memory_lookahead import LookAhead
 
 # Offsets of the later lanes, larger than any memory-time, so that the lane decides before the size.
-# Memory-time is a multiple of 1/2, so float64 holds the sum exactly.
+# Memory-time is a multiple of 1/2, so float64 holds the sum exactly; over a weight, to 1/128.
 OVERSIZED_LANE, LOST_LANE = 2.0**44, 2.0**45
 
 
@@ -65,11 +65,11 @@ class PlanBuilder:
         return [] if ranks is None else ranks.batch.requests(ranks.order[-RANKED:])
 
     def need(self, state: RequestState) -> int:
-        """Blocks that the request holds once its next token is computed."""
+        """Blocks that a waiting request takes from the free ones until its next token is computed."""
         return self.view.need(state)
 
     def need_at_end(self, state: RequestState) -> int:
-        """Blocks that the request holds at its predicted end."""
+        """Blocks that a waiting request takes from the free ones until its predicted end."""
         return self.need(state) + state.remaining() // self.view.block_tokens
 
     def _ranking(self) -> Ranking:
@@ -115,8 +115,9 @@ class PlanBuilder:
         """Blocks free after `settle` steps; never more than now."""
         if self._later is None:
             running = self.view.running
-            kept: list[int] = running.held[running.remaining_tokens() > self._settle].tolist()
-            later = sum(kept) + self._growth * len(kept)
+            done: list[int] = running.held[running.remaining_tokens() <= self._settle].tolist()
+            # Shared blocks are in no request's `held`, and stay in use.
+            later = self.view.used - sum(done) + self._growth * (len(running) - len(done))
             later -= sum(map(self._held_later, self.preempt))
             self._later = self.view.quota - later - sum(map(self._needed_later, self.offer))
         return min(self._later, self.free)
@@ -149,8 +150,8 @@ class PlanBuilder:
     def start_by_preempting(self, state: RequestState, size: float) -> bool:
         """Starts the request on the blocks of lower-ranked running requests, if those suffice.
 
-        Only requests of a later lane or with a memory-time above `size` are preempted. Returns whether it
-        started.
+        Only requests of a later lane or with a memory-time over weight above `size` are preempted. Returns
+        whether it started.
         """
         need, gained, count, ranks = self.need(state), 0, 0, self._ranking()
         for index in reversed(ranks.order):

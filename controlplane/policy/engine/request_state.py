@@ -1,13 +1,13 @@
 """State of one request inside the engine: tokens, forecast, and whether its SLO can still be met.
 
-A gap is the time between two tokens as the client receives them; `RequestState.gap` bounds it where an
-objective is stated. TPOT is a mean, so time gained on it is slack. Remaining memory-time is the cost of
-serving the request to its end: token-steps from now to its predicted last token.
+`core.deadlines` defines the deadlines. Remaining memory-time is the cost of serving the request to its end:
+token-steps from now to its predicted last token.
 """
 
 from dataclasses import dataclass, field
 
-from controlplane.core.clock import Duration, Instant, between, scaled
+from controlplane.core.clock import NO_TIME, Duration, Instant, between, scaled
+from controlplane.core.deadlines import Progress, last_chance, next_token_deadline
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace, Running
 from controlplane.core.request import Request
@@ -19,14 +19,13 @@ class RequestState:
 
     Written by the host; while the request runs, `RunningBatch` holds newer values and writes them back when
     the request is read. `predicted` output tokens may be wrong by any factor. `name` is the engine's request
-    id. `gap` is the longest allowed pause after the first token, None without an objective.
+    id.
     """
 
     request: Request
     predicted: int
     name: str
     forecast: LengthForecast | None = None
-    gap: Duration | None = None
     first_token: Instant | None = None
     last_token: Instant | None = None
     preemptions: int = 0
@@ -37,11 +36,19 @@ class RequestState:
     per_block: int | None = None
     """Tokens per block; None for the block size of the KV cache."""
     held: int = 0
-    """Blocks held at the host's last update of the running batch; undefined while waiting."""
+    """Blocks that preempting it frees, at the last update of the running batch; undefined while waiting."""
+    shared: int = 0
+    """Blocks that it uses together with other running requests; while it waits, those it would share."""
+    carried: int = 0
+    """Part of `shared` that counts as its own in the sum over the running requests; 0 while waiting."""
+    cached: int = 0
+    """Tokens that need no computation when it starts, or starts again after a preemption."""
     tokens: int = field(init=False)
     """Tokens that must be in the cache before the next one: the prompt and the output so far."""
     priority: int = field(init=False)
     """Priority of its service class."""
+    weight: float = field(init=False)
+    """Weight of its service class."""
     first_due: Instant | None = field(init=False)
     """Deadline of the first token."""
 
@@ -49,6 +56,7 @@ class RequestState:
         request = self.request
         self.tokens = request.prompt_tokens
         self.priority = request.service_class.priority
+        self.weight = request.service_class.weight
         self.first_due = request.slo.first_token_deadline(request.arrival)
 
     def set_forecast(self, forecast: LengthForecast) -> None:
@@ -70,7 +78,7 @@ class RequestState:
         """Records `tokens` more output tokens."""
         if self.last_token is None:
             self.record_first_token(now)
-        elif self.gap is not None and now - self.last_token > self.gap:
+        elif (gap := self.request.slo.gap) is not None and now - self.last_token > gap:
             self.is_missed = True
         self.last_token = now
         self.tokens += tokens
@@ -92,43 +100,55 @@ class RequestState:
         """Token-steps from now to the predicted end."""
         return memory_time(self.tokens, self.remaining())
 
-    def deadline(self) -> Instant | None:
-        """Deadline of the next token; None without an objective."""
-        request, first, last = self.request, self.first_token, self.last_token
-        if first is None or last is None:
-            return self.first_due
-        if self.gap is not None:
-            return Instant(last + self.gap)
-        if request.slo.tpot is not None:
-            return Instant(first + request.slo.tpot * self.done)
-        return None
+    def likely_total(self, done: int) -> tuple[int, int]:
+        """`LengthForecast.likely_total` at `done` tokens; a predicted number is exact until it is outrun."""
+        limit = self.request.max_output_tokens
+        if self.forecast is not None:
+            return self.forecast.likely_total(done, limit)
+        if self.is_guess or done >= self.predicted:
+            return 0, limit
+        return min(self.predicted, limit), min(self.predicted, limit)
+
+    @property
+    def progress(self) -> Progress:
+        """Progress of the request, from which its deadlines follow."""
+        return Progress(self.request.arrival, self.first_token, self.last_token, self.done)
+
+    def deadline(self, step: Duration = NO_TIME) -> Instant | None:
+        """Deadline of the next token; None without an objective. `step` is the time of each further token."""
+        slo = self.request.slo
+        return next_token_deadline(slo, self.progress, 1 if slo.e2e is None else self.remaining(), step)
+
+    def last_chance(self, step: Duration = NO_TIME) -> Instant | None:
+        """The time of the next token after which the SLO cannot be met with steps of `step`; None: never."""
+        return last_chance(self.request.slo, self.progress, self.likely_total(self.done), step)
 
     def prefill(self, pace: Pace) -> Duration:
-        """Time to compute the whole cache and the next token."""
-        return Duration(pace.step + scaled(pace.per_prompt_token, self.tokens))
+        """Time to compute what is not cached and the next token."""
+        return Duration(pace.step + scaled(pace.per_prompt_token, self.tokens - self.cached))
 
-    def cannot_meet_slo(self, now: Instant, work: Duration) -> bool:
-        """Whether the SLO is missed, or will be because the next token needs `work` more."""
-        if self.is_missed:
-            return True
-        if self.first_token is None:
-            return self.first_due is not None and now + work > self.first_due
-        # A mean can recover; a pause that was too long cannot.
-        if self.gap is None or self.last_token is None:
-            return False
-        return now + work > self.last_token + self.gap
+    def cannot_meet_slo(self, now: Instant, work: Duration, step: Duration = NO_TIME) -> bool:
+        """Whether the SLO is missed, or will be: the next token needs `work`, each further one `step`."""
+        return self.is_missed or ((chance := self.last_chance(step)) is not None and now + work > chance)
 
     def as_running(self, now: Instant, held: int, pace: Pace | None) -> Running:
         """The request as a possible victim that frees `held`."""
-        deadline = self.deadline()
+        step = NO_TIME if pace is None else pace.step
+        deadline = None if self.is_missed else self.deadline(step)
+        slack = None if deadline is None else between(now, deadline)
+        if slack is not None and slack < 0:
+            slack = None if self.cannot_meet_slo(now, NO_TIME, step) else NO_TIME
         return Running(
             request_id=self.request.id,
             priority=self.priority,
             freed_bytes=held,
-            slack=None if deadline is None else between(now, deadline),
-            recompute=Duration(0) if pace is None else scaled(pace.per_prompt_token, self.tokens),
+            slack=slack,
+            recompute=Duration(0)
+            if pace is None
+            else scaled(pace.per_prompt_token, self.tokens - self.cached),
             remaining_steps=self.remaining(),
             preemptions=self.preemptions,
+            progress=self.progress,
         )
 
 

@@ -15,7 +15,7 @@ from math import ceil
 
 import numpy as np
 
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Duration, Instant
 from controlplane.core.forecast import Piece
 from controlplane.core.memory_ledger import Floats
 from controlplane.policy.engine.column_store import Bools, ColumnStore, Ints
@@ -24,16 +24,21 @@ from controlplane.policy.engine.request_state import RequestState
 # Fits int64 when added to any instant; added to `_LONG_PAST` it is still before every instant.
 _NEVER = 1 << 61
 _LONG_PAST = -2 * _NEVER
+# An hour a token. With a million tokens it still fits int64 when added to `_NEVER`.
+_LONGEST_TPOT = 3_600_000_000_000
 
 # Integer columns; those that nearly every step changes come first. After the first token `_FIRST_DUE` is
-# `_LONG_PAST`, before it `_LAST` is: the later deadline counts.
-_FACTS = 13
+# `_LONG_PAST`, before it `_LAST` is: the later deadline counts. `_PACED_FROM` plus TPOT per token, the prompt
+# included, is the TPOT deadline; it is `_NEVER` before the first token and without a TPOT. `_FEWEST` and
+# `_LIKELY` are the tokens before the last one at the likely totals, the prompt included.
+_FACTS = 18
 _NOW = slice(3)
 _TOKENS, _HELD, _LAST, _PROMPT, _MOST, _BY_ID, _PRIORITY, _GAP = range(8)
-_FIRST_DUE, _MISSED, _GUESS, _NUMBER, _UNTIL = range(8, _FACTS)
-# Float columns: the piece of the forecast, valid below `_UNTIL` tokens, and the forecast's variance.
+_FIRST_DUE, _MISSED, _PACED_FROM, _TPOT, _E2E_DUE = range(8, 13)
+_GUESS, _NUMBER, _UNTIL, _FEWEST, _LIKELY = range(13, _FACTS)
+# Float columns: the piece of the forecast, valid below `_UNTIL` tokens, and the class's weight.
 _PIECE = 5
-_END, _HALF_DENSITY, _BEYOND, _EXCESS, _VARIANCE = range(_PIECE)
+_END, _HALF_DENSITY, _BEYOND, _EXCESS, _WEIGHT = range(_PIECE)
 _NO_PIECE = (0.0, 0.0, 1.0, 0.0)
 
 
@@ -133,6 +138,7 @@ class RunningBatch:
             state = self[index]
             state.stamp(now, int(tokens[index]) - state.tokens)
             facts[_MISSED, index], facts[_FIRST_DUE, index] = state.is_missed, _LONG_PAST
+            facts[_PACED_FROM, index] = _paced_from(state)
         facts[_TOKENS] = tokens
         np.putmask(last, grown, now)
         self._to_come = None
@@ -153,9 +159,9 @@ class RunningBatch:
         return self._facts.column(_PRIORITY)
 
     @property
-    def variance(self) -> Floats:
-        """Variance of each forecast of the total output; 0 for a point forecast."""
-        return self._pieces.column(_VARIANCE)
+    def weight(self) -> Floats:
+        """Weight of each request's class, float64 [n]."""
+        return self._pieces.column(_WEIGHT)
 
     @property
     def is_guess(self) -> Bools:
@@ -171,10 +177,18 @@ class RunningBatch:
         """Whether the last token of each request appeared at `now`, bool [n]."""
         return np.equal(self._facts.column(_LAST), now)
 
-    def is_lost(self, now: Instant) -> Bools:
+    def is_lost(self, now: Instant, step: Duration) -> Bools:
         """`RequestState.cannot_meet_slo` of each request without further work, bool [n]."""
+        # Updates the likely totals.
+        self.remaining_tokens()
         facts = self._facts.filled
+        tokens, tpot = facts[_TOKENS], facts[_TPOT]
+        # As `core.deadlines.last_chance`.
         due = np.maximum(facts[_FIRST_DUE], facts[_LAST] + facts[_GAP])
+        regained = np.maximum(tpot - step, 0) * np.maximum(facts[_LIKELY] - tokens, 0)
+        paced = facts[_PACED_FROM] + tpot * tokens + regained
+        whole = facts[_E2E_DUE] - step * np.maximum(facts[_FEWEST] - tokens, 0)
+        due = np.minimum(np.minimum(due, paced), whole)
         is_lost: Bools = (due < now) | (facts[_MISSED] != 0)
         return is_lost
 
@@ -195,9 +209,10 @@ class RunningBatch:
         for index in (tokens >= facts[_UNTIL]).nonzero()[0].tolist():
             piece = _piece(self._all[index], int(tokens[index]))
             if piece is None:
-                facts[_UNTIL, index], pieces[:_VARIANCE, index], self._has_outrun = _NEVER, _NO_PIECE, True
+                facts[_UNTIL, index], pieces[:_WEIGHT, index], self._has_outrun = _NEVER, _NO_PIECE, True
             else:
-                facts[_UNTIL, index], pieces[:_VARIANCE, index] = ceil(piece[0]), piece
+                facts[_UNTIL, index], pieces[:_WEIGHT, index] = ceil(piece[0]), piece
+            facts[_FEWEST : _LIKELY + 1, index] = _likely(self._all[index], int(tokens[index]))
         # As `LengthForecast.expected_remaining`.
         left = pieces[_END] - tokens
         half = pieces[_HALF_DENSITY] * left
@@ -226,8 +241,9 @@ def _up_to_date(state: RequestState, tokens: int, held: int, last: int) -> Reque
 
 def _facts(state: RequestState) -> tuple[int, ...]:
     """The integer column of a request; the position by id is set by the caller."""
-    request = state.request
-    gap = _NEVER if state.gap is None else state.gap
+    request, slo = state.request, state.request.slo
+    gap = _NEVER if slo.gap is None else slo.gap
+    e2e_due = _NEVER if slo.e2e is None else request.arrival + slo.e2e
     last = first_due = _LONG_PAST
     if state.last_token is not None:
         last = state.last_token
@@ -236,13 +252,31 @@ def _facts(state: RequestState) -> tuple[int, ...]:
     most = request.prompt_tokens + request.max_output_tokens
     return (
         state.tokens, state.held, last, request.prompt_tokens, most, 0, state.priority, gap,
-        first_due, state.is_missed, state.is_guess, state.forecast is None, _LONG_PAST,
+        first_due, state.is_missed, _paced_from(state), _tpot(state), e2e_due,
+        state.is_guess, state.forecast is None, _LONG_PAST, 0, 0,
     )  # fmt: skip
+
+
+def _paced_from(state: RequestState) -> int:
+    if state.first_token is None or state.request.slo.tpot is None:
+        return _NEVER
+    return state.first_token - _tpot(state) * state.request.prompt_tokens
+
+
+def _tpot(state: RequestState) -> int:
+    return min(state.request.slo.tpot or 0, _LONGEST_TPOT)
+
+
+def _likely(state: RequestState, tokens: int) -> tuple[int, int]:
+    """The columns `_FEWEST` and `_LIKELY` at `tokens`; they hold until the next piece."""
+    prompt = state.request.prompt_tokens
+    fewest, most = state.likely_total(tokens - prompt)
+    return prompt + fewest - 1, prompt + most - 1
 
 
 def _unknown(state: RequestState) -> tuple[float, ...]:
     """The float column of a request before its piece of the forecast is known."""
-    return (*_NO_PIECE, 0.0 if state.forecast is None else state.forecast.deviation**2)
+    return (*_NO_PIECE, state.weight)
 
 
 def _piece(state: RequestState, tokens: int) -> Piece | None:

@@ -3,7 +3,8 @@
 By Little's law, requests of memory-time v (token-steps) that arrive at rate r keep r * step * v tokens
 resident. Sorted by v, requests are counted until that sum reaches a share of the memory; the last one is the
 cutoff. It follows the load; below capacity there is none. Where v includes what a full memory loses during
-the prefill, the sum includes that loss.
+the prefill, the sum includes that loss. With class weights w the order and the cutoff are those of v / w, and
+the sum is of v: it keeps the greatest sum of weights that the memory can serve.
 
 Memory that the arrivals leave free may serve requests that have missed their SLO. The number of resident
 tokens fluctuates: for random arrivals its variance is the sum of r * step * v * (tokens of each). Half a
@@ -34,13 +35,14 @@ _DEVIATIONS = 0.5
 class SizeCutoff:
     """Cutoff over the last `window` arrivals, planned for `share` of the memory.
 
-    `size` is the cutoff in token-steps, inf without one. `spare` is the share of memory that all arrivals
-    together leave free, less half a standard deviation; at most 0 if they leave none.
+    `size` is the cutoff in token-steps per unit of weight, inf without one. `spare` is the share of memory
+    that all arrivals together leave free, less half a standard deviation; at most 0 if they leave none.
     """
 
     def __init__(self, *, window: int, share: float) -> None:
         self._arrived: deque[Instant] = deque(maxlen=window)
         self._sizes: deque[float] = deque(maxlen=window)
+        self._weights: deque[float] = deque(maxlen=window)
         self._tokens: deque[int] = deque(maxlen=window)
         self._share = share
         self._arrivals = 0
@@ -50,11 +52,12 @@ class SizeCutoff:
         self.size = inf
         self.spare = 1.0
 
-    def arrived(self, now: Instant, memory_time: float, tokens: int) -> None:
-        """Records an arrival; `tokens` is its predicted size at its end."""
+    def arrived(self, now: Instant, memory_time: float, tokens: int, weight: float = 1.0) -> None:
+        """Records an arrival; `tokens` is its predicted size at its end, `weight` that of its class."""
         self._arrived.append(now)
         self._sizes.append(memory_time)
         self._tokens.append(tokens)
+        self._weights.append(weight)
         self._arrivals += 1
         self._is_due = self._is_due or (self._arrivals % _EVERY == 0 and len(self._sizes) >= _FEWEST)
 
@@ -73,13 +76,21 @@ class SizeCutoff:
             self.size, self.spare = inf, 1.0
             return
         steps_a_token = to_seconds(step) / span * self.correction
-        columns = [np.fromiter(column, np.float64, len(column)) for column in (self._sizes, self._tokens)]
-        sizes = np.sort(columns[0])
-        resident = np.cumsum(sizes) * steps_a_token
-        variance = float(columns[0] @ columns[1]) * steps_a_token
+        costs, tokens, weights = (
+            np.fromiter(column, np.float64, len(column))
+            for column in (self._sizes, self._tokens, self._weights)
+        )
+        sizes = costs / weights
+        order = np.argsort(sizes, kind="stable")
+        resident = np.cumsum(costs[order]) * steps_a_token
+        variance = float(costs @ tokens) * steps_a_token
         self.spare = 1.0 - (float(resident[-1]) + _DEVIATIONS * sqrt(variance)) / memory_tokens
         cutoff_index = int(np.searchsorted(resident, self._share * memory_tokens))
-        self.size = float(sizes[cutoff_index]) if cutoff_index < len(sizes) else inf
+        self.size = float(sizes[order[cutoff_index]]) if cutoff_index < len(sizes) else inf
+
+    def largest(self, free: float) -> float:
+        """Largest size that may start while this share of the memory is free."""
+        return self.size * (1 + max(0.0, free))
 
     def _correct(self) -> None:
         shortfall = self._share - _SLACK - self._use

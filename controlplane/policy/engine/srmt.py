@@ -2,8 +2,9 @@
 
 With more work than memory, serving a request to its end costs its remaining memory-time and meets one SLO, so
 the smallest are served first and the largest miss theirs. A prefill adds to the cost, because the full memory
-waits while the prompt is read (`EngineView.prefill_cost`), and a preemption repeats it. There are three
-lanes:
+waits while the prompt is read (`EngineView.prefill_cost`), and a preemption repeats it. Every cost is divided
+by the weight of the request's class. That serves the greatest sum of weights; of two requests, the one of the
+higher class goes first unless it is larger by more than the ratio of the weights. There are three lanes:
 
 - *Timely* requests within the size cutoff start in order of their cost; while they have time, only where no
   preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
@@ -11,14 +12,14 @@ lanes:
   any request of the two other lanes.
 - *Timely* requests beyond the cutoff start up to the cutoff times one plus the free share of the memory, or
   in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
-- *Lost* requests (the SLO is missed): the smallest start if the look-ahead predicts that they stay and all of
-  them fit into the memory that arrivals leave free (`SizeCutoff.spare`). In an idle engine the oldest starts.
-  After `patience` they are served in order of arrival, at any load, on a share of the memory of their own
-  (`aged_share`).
+- *Lost* requests (the SLO is missed; without one, `patience` is over): the smallest start if the look-ahead
+  predicts that they stay and all of them fit into the memory that arrivals leave free (`SizeCutoff.spare`).
+  In an idle engine the oldest starts. After `patience` they are served in order of arrival, at any load, on a
+  share of the memory of their own (`aged_share`).
 
 Preempted requests whose next token is not yet due resume first.
 
-Keys of the order: remaining memory-time plus prefill cost, arrival, request id.
+Keys of the order: remaining memory-time plus prefill cost over the weight, arrival, request id.
 """
 
 from bisect import bisect_left, insort
@@ -40,9 +41,9 @@ _RESUME_MARGIN_STEPS = 3
 
 Age = tuple[int, str]
 Key = tuple[float, int, str]
-"""Remaining memory-time plus prefill cost, arrival, request id."""
+"""Size (remaining memory-time plus prefill cost, over the class's weight), arrival, request id."""
 
-_PATIENCE = seconds(300)
+_PATIENCE = seconds(30)
 # The prefill cost changes with every step. If the order followed, equal requests would not go by arrival.
 _PRICE_CHANGE = 1.25
 
@@ -123,9 +124,12 @@ class ShortestRemainingMemoryTime:
         """The index that holds a waiting timely request."""
         return self._unstarted if state.first_token is None else self._paused
 
+    def _cost(self, state: RequestState, left: int) -> float:
+        """Token-steps that serving the request takes from the memory."""
+        return memory_time(state.tokens, left) + self._prefill_price * state.tokens
+
     def _key(self, state: RequestState, left: int) -> Key:
-        size = memory_time(state.tokens, left) + self._prefill_price * state.tokens
-        return (size, state.request.arrival, state.request.id)
+        return (self._cost(state, left) / state.weight, state.request.arrival, state.request.id)
 
     def _update_prefill_price(self, view: EngineView) -> None:
         """Updates the prefill cost per token; sorts the unstarted requests again if it changed clearly."""
@@ -144,27 +148,44 @@ class ShortestRemainingMemoryTime:
             key = self._key(state, left)
             is_new = state.first_token is None and not state.preemptions
             if self._cutoff is not None and is_new and not state.is_guess:
-                self._cutoff.arrived(state.request.arrival, key[0], state.tokens + left)
-            work = state.prefill(view.pace)
-            if state.cannot_meet_slo(view.now, work):
+                cost = self._cost(state, left)
+                self._cutoff.arrived(state.request.arrival, cost, state.tokens + left, state.weight)
+            work, step = state.prefill(view.pace), view.pace.step
+            if state.cannot_meet_slo(view.now, work, step):
                 self._mark_lost(state)
                 continue
-            deadline = state.deadline()
             if state.first_token is None:
                 self._unstarted.add(state, key, left, self._urgent_from(state))
             else:
-                self._paused.add(state, (state.last_token or 0, state.request.id), left, deadline)
-            if deadline is not None:
-                heappush(self._due, (deadline - work, state.request.id))
+                self._paused.add(state, (state.last_token or 0, state.request.id), left, state.deadline(step))
+            self._check_at_last_chance(state, view)
         self._new.clear()
         while self._due and self._due[0][0] < view.now:
             _, request_id = heappop(self._due)
             if self._is_lost.get(request_id, True):
                 continue
             found = self._unstarted.find(request_id) or self._paused.find(request_id)
-            if found is not None and found.cannot_meet_slo(view.now, found.prefill(view.pace)):
+            if found is None:
+                continue
+            if self._has_lost(found, view):
                 self._index_of(found).drop(request_id)
                 self._mark_lost(found)
+            else:
+                # More of its prompt is cached than when it was sorted, or the engine has become faster.
+                self._check_at_last_chance(found, view)
+
+    def _check_at_last_chance(self, state: RequestState, view: EngineView) -> None:
+        if (chance := state.last_chance(view.pace.step)) is not None:
+            heappush(self._due, (chance - state.prefill(view.pace), state.request.id))
+        elif state.first_token is None:
+            # Without an objective its wait would never end.
+            heappush(self._due, (state.request.arrival + self._options.patience, state.request.id))
+
+    def _has_lost(self, state: RequestState, view: EngineView) -> bool:
+        if state.cannot_meet_slo(view.now, state.prefill(view.pace), view.pace.step):
+            return True
+        has_no_end = state.first_token is None and state.last_chance(view.pace.step) is None
+        return has_no_end and state.request.arrival + self._options.patience < view.now
 
     def _mark_lost(self, state: RequestState) -> None:
         self._is_lost[state.request.id] = True
@@ -194,7 +215,7 @@ class ShortestRemainingMemoryTime:
 
     def _ranked(self, view: EngineView) -> Ranking:
         running = view.running
-        sizes, is_lost = running.memory_time(), running.is_lost(view.now)
+        sizes, is_lost = running.memory_time() / running.weight, running.is_lost(view.now, view.pace.step)
         if self._cutoff is not None:
             sizes[(sizes > self._cutoff.size) & ~(running.is_guess | is_lost)] += OVERSIZED_LANE
         sizes[is_lost] += LOST_LANE
@@ -263,7 +284,7 @@ class ShortestRemainingMemoryTime:
         if self._cutoff is None or builder.is_idle:
             return inf
         left = builder.free_at_horizon if builder.free > 0 else 0.0
-        return self._cutoff.size * (1 + max(0.0, left) / builder.view.quota)
+        return self._cutoff.largest(left / builder.view.quota)
 
     def _start_urgent(self, builder: PlanBuilder, state: RequestState, size: float, unobtainable: int) -> int:
         """Starts an urgent request, by preemption if needed; one that fits may overtake.
@@ -283,7 +304,7 @@ class ShortestRemainingMemoryTime:
             builder.start_if_fits_to_end(state)
         elif self._cutoff is not None and builder.fits_for_horizon(state):
             left = builder.free_at_horizon - builder.need(state)
-            if size <= self._cutoff.size * (1 + left / builder.view.quota):
+            if size <= self._cutoff.largest(left / builder.view.quota):
                 builder.start(state)
 
     def _is_urgent(self, state: RequestState, now: Instant) -> bool:
@@ -319,7 +340,8 @@ class ShortestRemainingMemoryTime:
             return view.quota
         if (spare := self._cutoff.spare) <= 0:
             return 0.0
-        return spare * view.quota - int(view.running.held[view.running.is_lost(view.now)].sum())
+        is_lost = view.running.is_lost(view.now, view.pace.step)
+        return spare * view.quota - int(view.running.held[is_lost].sum())
 
 
 def _age(state: RequestState) -> Age:

@@ -8,15 +8,15 @@ Before every step, in order of rank:
    it is not late yet.
 3. Then no further request starts, so that small requests do not starve a large one.
 
-A request larger than the quota is skipped and blocks no other. If blocks run short, preemption goes by lower
-priority first, then by least cost per token freed (`victim_cost`).
+A request larger than the quota is skipped and blocks no other. If blocks run short, requests are preempted in
+the same order as for an urgent request (`gate.preemption`), but of any priority.
 """
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import NO_TIME, Instant
 from controlplane.core.decision import Admit
 from controlplane.core.pool_view import Share, Waiting
 from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of, waiting_of
@@ -25,7 +25,7 @@ from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.ordering import Ordering, Rank
-from controlplane.policy.gate.preemption import PreemptionOptions, victim_cost
+from controlplane.policy.gate.preemption import VictimRank, in_preemption_order
 
 LookAheadFor = Literal["all", "background", "none"]
 
@@ -116,7 +116,7 @@ class StaticPriorityPolicy:
         self._new.clear()
 
     def _preempt_for_shortage(self, view: EngineView, short: int, plan: StepPlan) -> None:
-        plan.ranked = preemption_order(view, self.ahead.preemption)
+        plan.ranked = _victims_last(view, self.ahead.victims)
         while short > 0 and plan.ranked:
             victim = plan.ranked.pop()
             plan.preempt.append(victim)
@@ -138,6 +138,9 @@ class StaticPriorityPolicy:
         left = view.without(plan.preempt)
         for queued in self._waiting:
             state, waiting = queued.state, queued.waiting
+            if view.has_shared:
+                # What it would share may have changed since it was ranked.
+                waiting = replace(waiting, footprint=footprint_of(state, view.block_tokens))
             if view.need(state) > view.quota:
                 continue
             has_slot = view.free_slots + len(plan.preempt) > len(plan.offer)
@@ -147,7 +150,7 @@ class StaticPriorityPolicy:
                 self._remember_blocked(queued, view)
                 return
             share = share or share_of(left)
-            look = look or self.ahead.lookahead(share)
+            look = look or LookAhead(share.leases)
             verdict = self._admission(state, view).try_in_time(share, look, waiting, view.now)
             if not isinstance(verdict, Admit) and not share.leases.ids and not plan.offer:
                 # The footprint bounds the blocks from above; alone it starts if the blocks are there.
@@ -170,7 +173,7 @@ class StaticPriorityPolicy:
     def _admission(self, state: RequestState, view: EngineView) -> Admission:
         if self._look_ahead == "all":
             return self.ahead
-        if self._look_ahead == "none" or not _is_background(state, view.now):
+        if self._look_ahead == "none" or not _is_background(state, view):
             return self._at_once
         return self.ahead
 
@@ -181,27 +184,21 @@ class StaticPriorityPolicy:
             )
 
 
-def preemption_order(view: EngineView, options: PreemptionOptions) -> list[RequestState]:
-    """The running requests in reverse order of preemption; those about to finish come first."""
-
-    def keep(state: RequestState) -> tuple[bool, int, float, str]:
-        held = max(1, state.held)
-        running = state.as_running(view.now, held * view.block_tokens, view.pace)
-        cost = victim_cost(running, options) / running.freed_bytes
-        is_ending = running.remaining_steps <= options.almost_done_steps
-        return (is_ending, running.priority, cost, running.request_id)
-
-    return sorted(view.running, key=keep, reverse=True)
+def _victims_last(view: EngineView, rank: VictimRank) -> list[RequestState]:
+    """The running requests in reverse order of preemption."""
+    by_id = {state.request.id: state for state in view.running}
+    tokens = view.block_tokens
+    running = [state.as_running(view.now, state.held * tokens, view.pace) for state in view.running]
+    return [by_id[victim.request_id] for victim in reversed(in_preemption_order(running, rank))]
 
 
 def _has_room(waiting: Waiting, view: EngineView) -> bool:
     """Whether present use lets the request start; alone it may start whatever it needs."""
-    free = view.quota - min(view.used + view.growth, view.quota)
-    return not view.running or waiting.footprint.base <= free * view.block_tokens
+    return not view.running or waiting.footprint.base <= max(0, view.free) * view.block_tokens
 
 
-def _is_background(state: RequestState, now: Instant) -> bool:
-    return state.deadline() is None or state.cannot_meet_slo(now, Duration(0))
+def _is_background(state: RequestState, view: EngineView) -> bool:
+    return state.deadline() is None or state.cannot_meet_slo(view.now, NO_TIME, view.pace.step)
 
 
 def _may_preempt(state: RequestState, view: EngineView) -> bool:

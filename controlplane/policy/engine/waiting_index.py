@@ -91,8 +91,11 @@ class WaitingIndex(Generic[Key]):
         return np.not_equal(self._columns.column(_GUESS), 0)
 
     def needs(self, view: EngineView) -> Ints:
-        """Blocks that each request needs for its next token, int64 [n]."""
-        return self.tokens // view.per_block(self._listed) + 1
+        """`EngineView.need` of each request, int64 [n]."""
+        needs = self.tokens // view.per_block(self._listed) + 1
+        if view.has_shared:
+            needs -= np.fromiter([state.shared for state in self._listed], np.int64, len(self._listed))
+        return needs
 
     def may_start(self, builder: PlanBuilder, needs: Ints, is_pressed: Bools, unobtainable: int = 0) -> Bools:
         """Whether each request might start, bool [n].

@@ -1,12 +1,12 @@
 """Decides whether one request is admitted, deferred or rejected, as a pure function.
 
-Algorithm 1 of the collocation proposal, extended by growth, uncertainty and absolute times:
+Algorithm 1 of the collocation proposal, extended by growth and absolute times:
 
 1. A request that can never fit is rejected at once, with the numbers.
-2. A request that fits in addition to the predicted use of all leases, prediction errors included, is
-   admitted. So is one that would be late by waiting for that, if its peak fits in addition to the bytes that
-   the leases hold now: it risks a later preemption, but waiting would miss its SLO. In both cases the
-   running requests must still meet their TPOT objectives (`tpot_guard`).
+2. A request that fits in addition to the predicted use of all leases is admitted. So is one that would be
+   late by waiting for that, if its peak fits in addition to the bytes that the leases hold now: it risks a
+   later preemption, but waiting would miss its SLO. In both cases the running requests must still meet their
+   TPOT objectives (`tpot_guard`).
 3. A request that would miss its deadline by waiting, and is not late yet, may preempt strictly lower
    priority, if that suffices.
 4. A request that can still meet its deadline waits, up to a bound; one of a class that is not sheddable waits
@@ -18,15 +18,15 @@ nothing, a retry would not help, and only its completion can show that the forec
 call in that state is rejected while generation runs: it would be computed faster alone, and it would slow the
 running requests down for nothing.
 
-An engine that schedules by itself manages its memory, and does step 3 itself. A request that can still meet
-its deadline, or is not sheddable, is forwarded to it at once, while its queue has room and the running
-requests meet their TPOT.
+An engine that schedules by itself manages its memory, and does step 3 itself. A request is forwarded to it
+at once, while its queue has room and the running requests meet their TPOT. It is rejected only if it is
+sheddable, would have to wait, and would be late even if the wait for memory were as short, compared with the
+estimate, as for the fastest tenth of recent requests (`Share.wait_optimism`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from statistics import NormalDist
+from zlib import crc32
 
 from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
 from controlplane.core.decision import Admit, Defer, Reason, Reject
@@ -36,7 +36,7 @@ from controlplane.core.request import Request
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.moore_hodgson import job_of, late_jobs, tokens_before
 from controlplane.policy.gate.ordering import work_before_deadline
-from controlplane.policy.gate.preemption import ChooseVictims, PreemptionOptions, choose_victims
+from controlplane.policy.gate.preemption import VictimRank, choose_victims, latest_started
 from controlplane.policy.gate.tpot_guard import tpot_feasible
 
 Fits = Callable[[Share, LookAhead, Footprint], bool]
@@ -48,39 +48,28 @@ _SHORTEST_RETRY = seconds(1)
 class AdmissionOptions:
     """Limits and thresholds of admission.
 
-    `overflow_probability` is the accepted probability that the joint prediction error makes the engine
-    preempt. `max_waiting` bounds the queue length and `max_wait` the waiting time. A request that would have
+    `max_waiting` bounds the queue length and `max_wait` the waiting time. A request that would have
     at most `defer_threshold` left is not deferred. With `tpot_guard` only as many requests run as their TPOT
-    objectives allow.
+    objectives allow. `explore` is the share of requests forwarded instead of rejected as unattainable.
     """
 
-    overflow_probability: float
     max_waiting: int
     max_wait: Duration
     defer_threshold: Duration
     tpot_guard: bool = True
+    explore: float = 0.0
 
 
 @dataclass(frozen=True)
 class Admission:
     """Steps 1 to 5 for one request.
 
-    `fits` decides step 2. `victims` chooses the requests to preempt in step 3.
+    `fits` decides step 2. `victims` ranks the requests to preempt in step 3.
     """
 
     options: AdmissionOptions
-    preemption: PreemptionOptions
     fits: Fits
-    victims: ChooseVictims = choose_victims
-
-    @cached_property
-    def z(self) -> float:
-        """Standard deviations of margin that correspond to `overflow_probability`."""
-        return NormalDist().inv_cdf(1 - self.options.overflow_probability)
-
-    def lookahead(self, share: Share) -> LookAhead:
-        """The look-ahead over the leases of `share`, with this policy's margin."""
-        return LookAhead(share.leases, self.z)
+    victims: VictimRank = latest_started
 
     def never_fits(self, share: Share, waiting: Waiting) -> Reject | None:
         """Step 1: the rejection of a request larger than any single request may become, else None."""
@@ -118,10 +107,11 @@ class Admission:
             ]
             late = late_jobs(jobs, now, per_token)
             kept_tokens = sum(job.tokens for job in jobs if job.name not in late)
-            wait = retry_after(scaled(pace.per_prompt_token, kept_tokens))
+            wait = scaled(pace.per_prompt_token, kept_tokens)
             # In order of deadlines: Retry-After is spaced in this order.
             late_in_order = [job.name for job in sorted(jobs) if job.name in late]
-            rejects |= dict.fromkeys(late_in_order, Reject(Reason.SLO_UNATTAINABLE, wait))
+            reject = Reject(Reason.SLO_UNATTAINABLE, retry_after(wait), wait=wait)
+            rejects |= dict.fromkeys(late_in_order, reject)
         return rejects
 
     def reject_if_late_in_engine(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
@@ -129,15 +119,10 @@ class Admission:
 
         The engine ends its step and prefills the prompts that it holds first.
         """
-        request, load = waiting.request, share.decode_load
-        is_sure = waiting.until is None or not request.service_class.sheddable
-        if is_sure or load is None or not load.sequences:
+        load = share.decode_load
+        if load is None or not load.sequences or not self._is_surely_late(load.backlog, share, waiting, now):
             return None
-        wait = load.until_first_token(request)
-        deadline = request.slo.first_token_deadline(request.arrival)
-        if deadline is None or after(now, wait) <= deadline:
-            return None
-        return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+        return Reject(Reason.SLO_UNATTAINABLE, retry_after(load.backlog), wait=load.backlog)
 
     def yields_to_timely(self, share: Share, waiting: Waiting, now: Instant) -> bool:
         """Whether a new request that is late in any case goes behind those that can be on time.
@@ -151,10 +136,7 @@ class Admission:
         return latest is not None and latest < now
 
     def try_admit(self, share: Share, look: LookAhead, waiting: Waiting) -> Admit | Reason:
-        """Step 2 without time: the admission, or the reason against it.
-
-        The reserve does not apply while nothing runs: the pool would stay idle.
-        """
+        """Step 2 without time: the admission, or the reason against it."""
         if share.free_slots <= 0:
             return Reason.NO_SLOT
         if share.deficit > 0 or share.held + waiting.footprint.base > share.ceiling:
@@ -163,7 +145,6 @@ class Admission:
             return Admit(waiting.footprint)
         if self._breaks_pace(share, waiting):
             return Reason.TPOT_GUARD
-        share = share.without_reserve(waiting.request)
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
     def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
@@ -184,18 +165,11 @@ class Admission:
         verdict = self.try_admit(share, look, waiting)
         if verdict is not Reason.NO_MEMORY or share.deficit > 0 or not _can_be_in_time(waiting, now):
             return verdict
-        share = share.without_reserve(waiting.request)
         if not fits_now(share, look, waiting.footprint):
             return verdict
         steps = look.steps_until_fits(waiting.footprint, share.ceiling)
         wait = None if steps is None or share.pace is None else scaled(share.pace.step, steps)
         return Admit(waiting.footprint) if self._is_late_after(wait, share, waiting, now) else verdict
-
-    def is_held_by_reserve(self, share: Share, look: LookAhead, waiting: Waiting) -> bool:
-        """Whether only the reserve keeps the request from starting."""
-        if share.reserve is None or share.is_entitled_to_reserve(waiting.request):
-            return False
-        return isinstance(self.try_admit(replace(share, reserve=None), look, waiting), Admit)
 
     def try_forward(
         self, share: Share, look: LookAhead, waiting: Waiting, now: Instant
@@ -203,17 +177,27 @@ class Admission:
         """Admission into the queue of an engine that schedules by itself."""
         if share.free_slots <= 0 or share.engine_work_ahead is None:
             return Reason.NO_SLOT
-        priority = waiting.request.service_class.priority
-        if len(share.leases) and share.leases.priority.min() < priority:
-            # The engine preempts the lower classes as needed.
-            look = LookAhead(share.leases.at_least(priority), self.z)
-        wait = predicted_wait(share, look, waiting, ahead=share.engine_work_ahead(waiting))
-        may_reject = waiting.until is not None and waiting.request.service_class.sheddable
-        if wait and may_reject and self._is_late_after(wait, share, waiting, now):
-            return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
+        if share.engine_keeps is not None:
+            look = LookAhead(share.engine_keeps(waiting))
+        wait = predicted_wait(share, look, waiting, ahead=share.engine_work_ahead(waiting)) or Duration(0)
+        likely = scaled(wait, share.wait_optimism)
+        if (load := share.decode_load) is not None and load.sequences:
+            likely = Duration(likely + load.backlog)
+        if likely and self._is_surely_late(likely, share, waiting, now):
+            return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait), wait=wait)
         if self._breaks_pace(share, waiting):
             return Reason.TPOT_GUARD
-        return Admit(waiting.footprint, wait=wait or Duration(0))
+        return Admit(waiting.footprint, wait=wait)
+
+    def try_explore(self, share: Share, waiting: Waiting, reject: Reject) -> Admit | None:
+        """The admission of a request to be rejected, drawn by a hash of its id; None for most.
+
+        Only an engine that schedules by itself takes more than fits.
+        """
+        is_possible = reject.reason is Reason.SLO_UNATTAINABLE and share.engine_work_ahead is not None
+        if not is_possible or crc32(waiting.request.id.encode()) >= self.options.explore * 2**32:
+            return None
+        return Admit(waiting.footprint, wait=reject.wait or Duration(0), is_explored=True)
 
     def try_preempt(self, share: Share, look: LookAhead, waiting: Waiting, now: Instant) -> Admit | None:
         """Step 3: an admission with victims, or None.
@@ -228,22 +212,21 @@ class Admission:
             return None
         if not self._is_late_after(predicted_wait(share, look, waiting, ahead=0.0), share, waiting, now):
             return None
-        ceiling = share.without_reserve(waiting.request).ceiling
         # Only the bytes missing at present use: a preemption for predicted growth may prove unnecessary.
-        short = share.held + waiting.footprint.peak - ceiling
+        short = share.held + waiting.footprint.peak - share.ceiling
         # Victims of an earlier request in this cycle hold no lease any more.
         leased = set(share.leases.ids)
-        victims = self.victims(
+        victims = choose_victims(
             [running for running in share.preemptible() if running.request_id in leased],
             needed_bytes=max(1, share.deficit + short),
             incoming_priority=priority,
-            options=self.preemption,
+            rank=self.victims,
         )
         if not victims:
             return None
         # At least one request leaves for the one that starts, so steps get no longer.
         freed = replace(share.without([victim.request_id for victim in victims]), decode_load=None)
-        verdict = self.try_in_time(freed, self.lookahead(freed), waiting, now)
+        verdict = self.try_in_time(freed, LookAhead(freed.leases), waiting, now)
         return Admit(waiting.footprint, victims) if isinstance(verdict, Admit) else None
 
     def wait_or_reject(
@@ -257,12 +240,12 @@ class Admission:
         wait = predicted_wait(share, look, waiting, ahead=ahead)
         until = waiting.until
         if until is None:
-            return Defer(None, why)
+            return Defer(None, why, wait)
         if until <= now:
-            return Reject(self._timeout_reason(waiting), retry_after(wait))
+            return Reject(self._timeout_reason(waiting), retry_after(wait), wait=wait)
         if waiting.request.service_class.sheddable and self._is_late_after(wait, share, waiting, now):
-            return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait))
-        return Defer(until, why)
+            return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait), wait=wait)
+        return Defer(until, why, wait)
 
     def _is_late_after(self, wait: Duration | None, share: Share, waiting: Waiting, now: Instant) -> bool:
         pace = share.pace_of(waiting.request.model)
@@ -271,6 +254,15 @@ class Admission:
             return False
         left = between(now, latest)
         return left <= self.options.defer_threshold or (wait is not None and wait > left)
+
+    def _is_surely_late(self, wait: Duration, share: Share, waiting: Waiting, now: Instant) -> bool:
+        """Whether the request may be rejected and is late if it waits for `wait`."""
+        request = waiting.request
+        deadline = request.slo.first_token_deadline(request.arrival)
+        if deadline is None or waiting.until is None or not request.service_class.sheddable:
+            return False
+        work = work_before_deadline(request, waiting.footprint, share.pace)
+        return after(now, Duration(wait + work)) > deadline
 
     def _timeout_reason(self, waiting: Waiting) -> Reason:
         cap = after(waiting.request.arrival, self.options.max_wait)

@@ -3,12 +3,11 @@
 Use only grows between completions, so it peaks just before one: only the predicted completion times need
 checking (Online Scheduling for LLM Inference with KV Cache Constraints, eq. 5). With leases sorted by
 completion, the use at each completion is a suffix sum, so testing one more lease costs O(n) vector work.
-Prediction errors are taken as independent: the margin is `z` standard deviations of the *sum*.
+No margin is kept for prediction errors: it cost more promises than the preemptions that it avoided.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +19,10 @@ from controlplane.core.memory_ledger import Floats, Footprint, LeaseTable
 class LookAhead:
     """Byte use of the leases in `table` at every predicted completion, in steps from now.
 
-    Columns are computed on first use. `z` is the number of standard deviations kept as a margin.
+    Columns are computed on first use.
     """
 
     table: LeaseTable
-    z: float = 0.0
 
     @cached_property
     def _order(self) -> npt.NDArray[np.intp]:
@@ -32,8 +30,8 @@ class LookAhead:
 
     @cached_property
     def _grows(self) -> bool:
-        """Whether any lease grows or has prediction error; without either (embeddings) the peak is now."""
-        return bool(np.count_nonzero(self.table.per_step) or np.count_nonzero(self.table.variance))
+        """Whether any lease grows; if none does (embeddings) the peak is now."""
+        return bool(np.count_nonzero(self.table.per_step))
 
     @cached_property
     def steps(self) -> Floats:
@@ -50,42 +48,34 @@ class LookAhead:
         """Growth in bytes per step of the same leases, float64 [n + 1]."""
         return _suffix_sums(self.table.per_step[self._order])
 
-    @cached_property
-    def variance(self) -> Floats:
-        """Variance of their size at release, in bytes squared, float64 [n + 1]."""
-        return _suffix_sums(self.table.variance[self._order])
+    @property
+    def growth(self) -> float:
+        """Bytes by which use exceeds that of now at its highest; 0 if it only falls."""
+        use = self.base[:-1] + self.per_step[:-1] * self.steps
+        return max(0.0, float(use.max(initial=0.0) - self.base[0]))
 
     def peak_with(self, footprint: Footprint) -> float:
-        """Highest use in bytes, margin included, at any completion up to that of the new lease."""
-        if not (footprint.per_step or footprint.spread or self._grows):
+        """Highest use in bytes at any completion up to that of the new lease."""
+        if not (footprint.per_step or self._grows):
             return float(self.table.base.sum()) + footprint.base
         end = float(footprint.steps)
-        variance = footprint.spread**2
         at = int(np.searchsorted(self.steps, end, side="left"))
         own = float(self.base[at] + self.per_step[at] * end) + footprint.peak
-        # Without variance the margin is 0; skipping it saves the square roots.
-        z = self.z if variance or self.table.variance.any() else 0.0
-        if z:
-            own += z * sqrt(float(self.variance[at]) + variance)
         if at == 0:
             return own
         before = self.steps[:at]
         use = self.base[:at] + self.per_step[:at] * before
         use += footprint.base + footprint.per_step * before
-        if z:
-            use += z * np.sqrt(self.variance[:at] + variance)
         return max(own, float(use.max()))
 
     def steps_until_fits(self, footprint: Footprint, limit: float) -> float | None:
-        """Steps until `footprint` at its peak fits at every later completion, margin included.
+        """Steps until `footprint` at its peak fits at every later completion.
 
         None if it does not fit into `limit` even alone.
         """
         if footprint.peak > limit:
             return None
         use = self.base[:-1] + self.per_step[:-1] * self.steps
-        if self.z:
-            use += self.z * np.sqrt(self.variance[:-1] + footprint.spread**2)
         overflowing = np.flatnonzero(use + footprint.peak > limit)
         return float(self.steps[overflowing[-1]]) if len(overflowing) else 0.0
 

@@ -79,7 +79,10 @@ class LeastSlack:
 
 @dataclass(frozen=True, slots=True)
 class ShortestOutput:
-    """Shortest predicted output first: predicted output tokens to come, arrival, request id."""
+    """Shortest predicted output first: predicted output tokens to come, arrival, request id.
+
+    A published baseline: it knows neither priorities nor weights of classes.
+    """
 
     options: OrderingOptions
 
@@ -92,7 +95,7 @@ def work_before_deadline(request: Request, footprint: Footprint, pace: Pace | No
     """Predicted work before the deadline: the prefill, or the whole response if only e2e is stated."""
     if pace is None:
         return Duration(0)
-    prefill = scaled(pace.per_prompt_token, request.prompt_tokens)
+    prefill = scaled(pace.per_prompt_token, request.prefill_tokens)
     is_whole_answer = request.slo.ttft is None and request.slo.e2e is not None
     steps = footprint.steps if is_whole_answer and footprint.per_step else 1
     return Duration(prefill + scaled(pace.step, steps))

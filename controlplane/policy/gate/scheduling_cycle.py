@@ -13,8 +13,7 @@ For each owner, with the waiting queue sorted by rank:
 6. Decide requests whose wait has ended, finally.
 
 Within an owner no request overtakes a blocked head, so that small requests do not starve a large one. There
-are two exceptions. A request entitled to the reserve may overtake the head if only the reserve blocks the
-head. A request that can no longer meet its TTFT goes behind those that can, until its wait ends.
+is one exception: a request that can no longer meet its TTFT goes behind those that can, until its wait ends.
 """
 
 from bisect import bisect_left
@@ -44,6 +43,7 @@ def run_cycle(view: PoolView, now: Instant, admission: Admission) -> Plan:
     for owner, queue in view.queues.items():
         if queue.waiting:
             _decide_owner(view.shares[owner], queue, now, admission, decisions)
+            _explore(view.shares[owner], queue, admission, decisions)
     return Plan(tuple(decisions.dispatches), tuple(decisions.deferrals), tuple(decisions.rejections))
 
 
@@ -76,7 +76,8 @@ def _decide_owner(
         is_new = waiting.until is not None and waiting.until > now
         if is_new and position >= admission.options.max_waiting:
             wait = predicted_wait(share, look, waiting, ahead=ahead)
-            decisions.rejections.append((request_id, Reject(Reason.QUEUE_FULL, retry_after(wait))))
+            full = Reject(Reason.QUEUE_FULL, retry_after(wait), wait=wait)
+            decisions.rejections.append((request_id, full))
             continue
         reason = Reason.BEHIND_OTHERS if position else blocked_by
         verdict = admission.wait_or_reject(share, look, waiting, ahead=ahead, why=reason, now=now)
@@ -84,6 +85,22 @@ def _decide_owner(
             decisions.deferrals.append((request_id, verdict))
         else:
             decisions.rejections.append((request_id, verdict))
+
+
+def _explore(share: Share, queue: Queue, admission: Admission, decisions: _Decisions) -> None:
+    """Admits a few of the requests to be rejected (`Admission.try_explore`)."""
+    if not admission.options.explore or not decisions.rejections:
+        return
+    entries = {waiting.request.id: waiting for waiting in queue.waiting}
+    kept = []
+    for request_id, reject in decisions.rejections:
+        waiting = entries.get(request_id)
+        admit = None if waiting is None else admission.try_explore(share, waiting, reject)
+        if admit is None:
+            kept.append((request_id, reject))
+        else:
+            decisions.dispatches.append((request_id, admit))
+    decisions.rejections = kept
 
 
 def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
@@ -99,20 +116,18 @@ def _admit_from_head(
         The requests left in the queue; those of them that yielded to requests that can be on time; the share
         after the admissions; its look-ahead; and why the first request left is blocked (None if none is).
     """
-    look = admission.lookahead(share)
+    look = LookAhead(share.leases)
     late: list[Waiting] = []
     decided: set[str] = set()
     blocked_by: Reason | None = None
     for waiting in _late_last(queue, late, partial(admission.yields_to_timely, share, now=now)):
-        if blocked_by is not None and not share.is_entitled_to_reserve(waiting.request):
-            continue
         verdict: Admit | Reason | Reject
-        if (too_late := admission.reject_if_late_in_engine(share, waiting, now)) is not None:
-            verdict = too_late
-        elif share.engine_work_ahead is None:
-            verdict = admission.try_in_time(share, look, waiting, now)
-        else:
+        if share.engine_work_ahead is not None:
             verdict = admission.try_forward(share, look, waiting, now)
+        elif (too_late := admission.reject_if_late_in_engine(share, waiting, now)) is not None:
+            verdict = too_late
+        else:
+            verdict = admission.try_in_time(share, look, waiting, now)
         request_id = waiting.request.id
         if isinstance(verdict, Reject):
             decisions.rejections.append((request_id, verdict))
@@ -122,17 +137,15 @@ def _admit_from_head(
             is_for_pace = verdict is Reason.TPOT_GUARD
             forced = None if is_for_pace else admission.try_preempt(share, look, waiting, now)
             if forced is None:
-                blocked_by = blocked_by or verdict
-                if not admission.is_held_by_reserve(share, look, waiting):
-                    break
-                continue
+                blocked_by = verdict
+                break
             share = share.without([victim.request_id for victim in forced.victims])
             verdict = forced
         decisions.dispatches.append((request_id, verdict))
         decided.add(request_id)
         if len(decided) < len(queue):
             share = share.with_lease(waiting)
-            look = admission.lookahead(share)
+            look = LookAhead(share.leases)
     if not decided:
         return list(queue), late, share, look, blocked_by
     left, late = ([w for w in part if w.request.id not in decided] for part in (queue, late))

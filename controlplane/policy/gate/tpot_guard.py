@@ -9,7 +9,9 @@ too. It must not start
 1. if the running requests lose more expected met objectives than the new request is likely to meet; or
 2. if a step would then take longer than the tightest TPOT allows, and would not with the new request alone.
 
-So requests that miss their TPOT in any case hold back no other, nor does an objective that no step can meet:
+A request for which no memory is free lengthens no step: the engine holds it back, and it is forwarded.
+
+Requests that miss their TPOT in any case hold back no other, nor does an objective that no step can meet:
 such a new request counts as one without a TPOT, whose completion is worth one met objective. Embedding work
 inside the slack of decoding is not counted, because it yields to decoding.
 """
@@ -25,8 +27,8 @@ from controlplane.core.pool_view import DecodeLoad, Waiting
 def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
     """Whether `waiting` may start in addition to `load`; all times in nanoseconds."""
     request = waiting.request
-    load_with = load.with_request(request, waiting.footprint.steps)
-    if load_with.tightest is None:
+    load_with = load.with_request(request, waiting.footprint)
+    if load_with is load or load_with.tightest is None:
         return True
     step, alone_step = (
         load_with.step(load_with.sequences, load_with.cells),

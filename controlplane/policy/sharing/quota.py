@@ -12,23 +12,15 @@ from dataclasses import dataclass
 from controlplane.core.clock import Duration, seconds, to_seconds
 from controlplane.core.request import Owner
 
-_ONE_SECOND, _TEN_SECONDS = seconds(1), seconds(10)
+_ONE_SECOND = seconds(1)
 
 
 @dataclass(frozen=True, slots=True)
 class UrgencyOptions:
-    """Weights of urgency.
-
-    A request with less than `critical` slack counts, by `critical_weight` at zero slack and by
-    `violation_weight` more per second late, up to `lateness_cap`. `by_mean` compares the mean request of both
-    owners instead of their sums.
-    """
+    """A request with less than `critical` slack counts, by `critical_weight` at zero slack and beyond."""
 
     critical: Duration = _ONE_SECOND
     critical_weight: float = 1.0
-    violation_weight: float = 1.0
-    lateness_cap: Duration = _TEN_SECONDS
-    by_mean: bool = False
 
     def __post_init__(self) -> None:
         if self.critical <= 0:
@@ -36,9 +28,10 @@ class UrgencyOptions:
                 f"quota.critical={self.critical}: the slack below which a request is urgent must be "
                 "positive; raise it"
             )
-        for name in ("critical_weight", "violation_weight", "lateness_cap"):
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"quota.{name}={value}: less slack must not weigh less; set at least 0")
+        if self.critical_weight < 0:
+            raise ValueError(
+                f"quota.critical_weight={self.critical_weight}: less slack must weigh more; raise it"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +86,23 @@ class QuotaOptions:
 
 
 def urgency_of(slack: Duration, options: UrgencyOptions) -> float:
-    """Urgency of one request: 0 from `critical` slack on, continuous as slack turns into lateness."""
-    if slack >= options.critical:
-        return 0.0
-    if slack >= 0:
-        return options.critical_weight * (1 - slack / options.critical)
-    late = min(Duration(-slack), options.lateness_cap)
-    return options.critical_weight + options.violation_weight * to_seconds(late)
+    """Urgency of one request: 0 from `critical` slack on, the whole weight once it is late."""
+    return options.critical_weight * min(1.0, max(0.0, 1 - slack / options.critical))
 
 
 def urgency_of_all(
     slacks: Iterable[Duration], options: UrgencyOptions, *, lost: float = 0.0, came: float = 0.0
 ) -> float:
-    """Urgency of one owner's waiting and running requests.
+    """Mean urgency of one owner's waiting and running requests.
 
     `lost` more requests count as having no slack left. `came` is the number of all recent arrivals, the lost
     ones included.
     """
     each = [urgency_of(slack, options) for slack in slacks]
-    most = options.critical_weight
-    if not options.by_mean:
-        return sum(each) + lost * most
-    # Requests that were served on time appear only in the count of arrivals.
-    count = max(len(each) + lost, came)
-    return (sum(min(one, most) for one in each) + lost * most) / count if count else 0.0
+    # Requests that were served on time appear only in the count of arrivals. What is left of one rejection in
+    # the past is less than one request.
+    count = max(len(each) + lost, came, 1.0)
+    return (sum(each) + lost * options.critical_weight) / count
 
 
 def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int:
@@ -153,6 +139,15 @@ def next_nominals(
         llm = min(now, max(target, _blocks_up(now - most, options.block_bytes)))
     llm = _bounded(llm, options)
     return {Owner.LLM: llm, Owner.EMBEDDING: options.pool - llm}
+
+
+def use_ceiling(quota: int, ceiling: int, *, used: int, growth: int) -> int:
+    """The most that the LLM's running requests may use while nothing starts beyond `quota`.
+
+    While use is above the quota they keep what they have and may need, `growth` more, but no more than the
+    former `ceiling`. Once use is within the quota, it alone applies.
+    """
+    return max(quota, min(ceiling, used + growth)) if used > quota else quota
 
 
 def bytes_to_reclaim(*, held: int, nominal: int, free: int, demanded: int) -> int:

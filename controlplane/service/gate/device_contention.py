@@ -54,16 +54,19 @@ def _priority(ticket: Ticket) -> int:
 def _token_deadlines(
     ticket: Ticket, remaining: int, pace: Pace | None, now: Instant
 ) -> tuple[TokenDeadline, ...]:
-    """The deadlines of TTFT, TPOT and end-to-end time; `remaining` is the predicted number of tokens."""
-    slo, timeline = ticket.request.slo, ticket.timeline
-    slack, first = ticket.slack(now), 0
+    """The deadlines that the objectives set; `remaining` is the predicted number of tokens."""
+    slo, timeline, first = ticket.request.slo, ticket.timeline, 0
     found = []
-    if timeline.first_token is None:
+    if timeline.first_token is None or timeline.last_token is None:
         first = _steps_to_first_token(ticket, pace, now)
         if slo.ttft is not None:
             found.append(TokenDeadline(between(now, after(timeline.arrival, slo.ttft)), first))
-    elif slo.tpot is not None and slack is not None:
-        found.append(TokenDeadline(Duration(slack + slo.tpot * (remaining - 1)), remaining))
+    else:
+        if slo.tpot is not None:
+            allowed = Duration(slo.tpot * (timeline.output_tokens + remaining - 1))
+            found.append(TokenDeadline(between(now, after(timeline.first_token, allowed)), remaining))
+        if slo.gap is not None:
+            found.append(TokenDeadline(between(now, after(timeline.last_token, slo.gap)), 1))
     if slo.e2e is not None:
         found.append(TokenDeadline(between(now, after(timeline.arrival, slo.e2e)), first + remaining))
     return tuple(found)

@@ -8,24 +8,25 @@ policy fails only the requests that were undecided in that cycle; the others are
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reject
 from controlplane.core.memory_ledger import MemoryLedger
-from controlplane.core.pool_view import Pace, Reserve, Waiting
+from controlplane.core.pool_view import Pace, PoolView, Waiting
 from controlplane.core.ports import Embedder, Generator
-from controlplane.core.request import Kind, Owner, Phase, Request
+from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics, Readings
-from controlplane.policy.gate.admission import Admission, wait_bound
-from controlplane.policy.gate.ordering import Ordering
+from controlplane.policy.gate.admission import wait_bound
+from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.gate.scheduling_cycle import run_cycle
-from controlplane.policy.registry import engine_precedence
+from controlplane.service.decision_history import Basis, Decided, Preempted, basis_of
 from controlplane.service.gate.device_contention import embedding_time_slack
-from controlplane.service.gate.dry_run import DryRun
-from controlplane.service.gate.engine_lease_sync import EngineLeases, Precedence
+from controlplane.service.gate.engine_lease_sync import EngineLeases
+from controlplane.service.gate.explanation import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
+from controlplane.service.gate.policies import Policies
+from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.release import Accounting
 from controlplane.service.gate.retry_after import RetrySpacer
@@ -36,31 +37,6 @@ from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import DecisionFailed, Ticket
 from predictors.timing.online_step_time import rate_models
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """The gate's policies.
-
-    `engine_queue` is how many requests may be forwarded to an LLM engine beyond its free slots.
-    `engine_precedence(a, b)` is true if the engine starts `a` before `b`; None if it uses its own scheduler.
-    """
-
-    admission: Admission
-    ordering: Ordering
-    engine_queue: int
-    engine_precedence: Precedence | None = None
-
-
-def policies_of(config: Config) -> Policies:
-    """The policies that a configuration names."""
-    engine = config.engine_options()
-    return Policies(
-        config.admission_policy(),
-        config.ordering_policy(),
-        config.engine_queue(),
-        None if engine is None else engine_precedence(engine),
-    )
 
 
 class Dispatcher:
@@ -80,6 +56,8 @@ class Dispatcher:
         metrics: Metrics,
         rates: RateLimiter,
         tenants: TenantQueues,
+        *,
+        explain_requests: int = 0,
     ) -> None:
         self._clock = clock
         self._policies = policies
@@ -94,19 +72,36 @@ class Dispatcher:
         self._departures: set[asyncio.Task[None]] = set()
         self.health = HealthTracker("requests fail without a decision", "requests are decided again")
         self.ledger = ledger
-        self.on_refusal: Callable[[Owner, Defer | Reject], None] | None = None
+        self.on_refusal: Callable[[Owner, Defer | Reject], None] = lambda owner, refusal: None
         self.paces = rate_models(next((g.step_cost for g in generators.values()), None), embedders.values())
         self._engine_leases: EngineLeases | None = None
         if policies.engine_precedence is not None:
             self._engine_leases = EngineLeases(generators, ledger, self._tickets, policies.engine_precedence)
             self.paces[Owner.LLM] = self._engine_leases.pace
+        self.ttft = TtftPredictor(generators, self.paces, self._tickets)
+        self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
         self.snapshots = SnapshotBuilder(
-            ledger, self._tickets, generators, embedders, self.paces, self._engine_leases
+            ledger,
+            self._tickets,
+            generators,
+            embedders,
+            self.paces,
+            self._engine_leases,
+            self.ttft,
+            self.prefixes,
         )
         self._retry_spacer = RetrySpacer()
-        self.ttft = TtftPredictor(generators, self.paces, self._tickets)
         self.accounting = Accounting(
-            ledger, metrics, rates, tenants, lengths, self.paces, self.ttft, generators
+            ledger,
+            metrics,
+            rates,
+            tenants,
+            lengths,
+            self.paces,
+            self.ttft,
+            generators,
+            self.prefixes,
+            kept=explain_requests,
         )
 
     def dry_run(self, entry: Waiting) -> DryRun:
@@ -115,7 +110,7 @@ class Dispatcher:
         self.sync_engine_leases()
         queue = self._waiting.queue_including(entry)
         view = self.snapshots.pool({owner: queue}, now, engine_queue=self._policies.engine_queue)
-        return DryRun(entry, view.shares[owner], queue, run_cycle(view, now, admission), admission, now)
+        return DryRun(basis_of(entry, view), queue, run_cycle(view, now, admission), now)
 
     def cap_footprints(self, owner: Owner, max_bytes: int) -> None:
         """Caps the footprints of waiting requests, since batches are cut to a smaller quota."""
@@ -126,14 +121,14 @@ class Dispatcher:
 
         Returns the bytes freed.
         """
-        victims = self._policies.admission.victims(
+        victims = choose_victims(
             self.snapshots.preemptible(owner, self._clock.now()),
             needed_bytes=needed_bytes,
             incoming_priority=priority,
-            options=self._policies.admission.preemption,
+            rank=self._policies.admission.victims,
         )
         # No request waits for these preemptions, so the set keeps their tasks alive.
-        self._departures |= (tasks := {self._preempt(victim.request_id) for victim in victims})
+        self._departures |= (tasks := {self._preempt(victim.request_id, None) for victim in victims})
         for task in tasks:
             task.add_done_callback(self._departures.discard)
         return sum(victim.freed_bytes for victim in victims)
@@ -164,7 +159,7 @@ class Dispatcher:
     def sync_engine_leases(self) -> None:
         """Updates the leases of an engine that schedules by Tandem's policies."""
         if self._engine_leases is not None:
-            self._engine_leases.sync()
+            self._engine_leases.sync(self._clock.now())
 
     def running(self, owner: Owner) -> int:
         """Number of open leases of `owner`."""
@@ -186,10 +181,6 @@ class Dispatcher:
         """Sets the most bytes that one request of each owner may ever have; a larger one is rejected."""
         self.snapshots.largest.update(largest)
 
-    def set_reserve(self, owner: Owner, reserve: Reserve | None) -> None:
-        """Sets the memory of `owner` that requests of lower priority may not use."""
-        self.snapshots.reserved[owner] = reserve
-
     def readings(self, metrics: Metrics) -> Readings:
         """The calibration of the TTFT forecasts."""
         return self.ttft.readings(metrics)
@@ -204,13 +195,16 @@ class Dispatcher:
         longest = self._policies.admission.options.max_wait
         self._tenants.assign_delay(ticket, self.snapshots.service_time(ticket), longest, self._clock.now())
         self._enter(ticket)
+        if self._engine_leases is not None:
+            self._engine_leases.arrived(ticket)
         self.decide()
 
-    def refuse(self, ticket: Ticket, reject: Reject) -> None:
-        """Rejects a request, or evicts it if it was dispatched before."""
+    def refuse(self, ticket: Ticket, reject: Reject, basis: Basis | None = None) -> None:
+        """Rejects a request, or evicts it if it was dispatched before; `basis` is that of a cycle."""
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.count_decision(ticket.request.kind, "REJECT", reject.reason)
         if ticket.outcome is None:
+            ticket.history.append(Decided(self._clock.now(), reject, basis))
             self._close(ticket, outcome)
         ticket.refuse(reject)
 
@@ -243,6 +237,7 @@ class Dispatcher:
             raise
 
     def _enter(self, ticket: Ticket) -> None:
+        self.prefixes.renew(ticket)
         ticket.entry = self.entry_for(ticket)
         self._waiting.add(ticket.entry)
 
@@ -296,22 +291,27 @@ class Dispatcher:
         else:
             if undecided:
                 self.health.succeeded()
-            self._apply(plan, now)
+            self._apply(plan, view, now)
             self._set_timer(None)
 
-    def _apply(self, plan: Plan, now: Instant) -> None:
+    def _apply(self, plan: Plan, view: PoolView, now: Instant) -> None:
         for request_id, planned in plan.rejections:
             with self.failing_on_error(ticket := self._tickets[request_id]):
                 service_time = self.snapshots.service_time(ticket)
                 reject = self._retry_spacer.space(planned, ticket.request.kind.owner, service_time, now)
-                self.refuse(ticket, reject)
-                self._notify_refusal(ticket.request, reject)
+                self.refuse(ticket, reject, self._basis(ticket, view))
+                self.on_refusal(ticket.request.kind.owner, reject)
         for request_id, admit in plan.dispatches:
             with self.failing_on_error(ticket := self._tickets[request_id]):
+                ticket.history.append(Decided(now, admit, self._basis(ticket, view)))
                 self._dispatch(ticket, admit, now)
         for request_id, defer in plan.deferrals:
             with self.failing_on_error(ticket := self._tickets[request_id]):
+                ticket.history.append(Decided(now, defer, self._basis(ticket, view)))
                 self._defer(ticket, defer)
+
+    def _basis(self, ticket: Ticket, view: PoolView) -> Basis | None:
+        return None if ticket.entry is None else basis_of(ticket.entry, view)
 
     @contextmanager
     def failing_on_error(self, ticket: Ticket) -> Iterator[None]:
@@ -337,23 +337,28 @@ class Dispatcher:
         if ticket.phase is Phase.QUEUED:
             ticket.move(Phase.DEFERRED)
             self._metrics.count_decision(ticket.request.kind, "DEFER", defer.reason)
-            self._notify_refusal(ticket.request, defer)
-
-    def _notify_refusal(self, request: Request, refusal: Defer | Reject) -> None:
-        if self.on_refusal is not None:
-            self.on_refusal(request.kind.owner, refusal)
+            self.on_refusal(ticket.request.kind.owner, defer)
 
     def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
         request = ticket.request
+        ticket.is_explored = admit.is_explored
         self._waiting.remove(request.id)
-        ticket.pending_preemptions = tuple(self._preempt(victim.request_id) for victim in admit.victims)
-        footprint = admit.footprint
+        if self.prefixes.renew(ticket) and self._engine_leases is None:
+            # Another request freed blocks that this one would have shared: decided again with them.
+            self._enter(ticket)
+            asyncio.get_running_loop().call_soon(self.decide)
+            return
+        ticket.pending_preemptions = tuple(
+            self._preempt(victim.request_id, request.id) for victim in admit.victims
+        )
+        footprint = admit.footprint if request.kind is Kind.EMBED else ticket.footprint
         if request.kind is Kind.GENERATE and self._engine_leases is not None:
             # The lease follows the blocks that the engine reports once it starts the request.
             footprint = replace(footprint, base=0, per_step=0)
         ticket.lease = self.ledger.open(
             request.id, request.kind.owner, footprint, priority=request.service_class.priority
         )
+        self.prefixes.admit(ticket)
         decision = "ADMIT_WITH_PREEMPTION" if admit.victims else "ADMIT"
         self._metrics.count_decision(request.kind, decision)
         if ticket.timeline.dispatched is None:
@@ -363,7 +368,7 @@ class Dispatcher:
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
 
-    def _preempt(self, request_id: str) -> asyncio.Task[None]:
+    def _preempt(self, request_id: str, beneficiary: str | None) -> asyncio.Task[None]:
         """Closes the victim's lease and queues it again.
 
         The task ends when the engine has freed its blocks.
@@ -373,6 +378,7 @@ class Dispatcher:
         victim.move(Phase.PREEMPTED)
         victim.engine_start = None
         victim.preemptions += 1
+        victim.history.append(Preempted(self._clock.now(), "gate", beneficiary))
         victim.renew_grant()
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)

@@ -4,17 +4,18 @@ Such an engine starts and preempts the forwarded requests itself. Each of them h
 is forwarded, but the lease holds what the engine holds: nothing before the start and after a preemption.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from controlplane.core.clock import Instant
 from controlplane.core.errors import BackendDown
-from controlplane.core.memory_ledger import MemoryLedger
+from controlplane.core.memory_ledger import LeaseTable, MemoryLedger
 from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import EngineState, Generator
-from controlplane.core.request import Kind
+from controlplane.core.request import Kind, Owner
+from controlplane.policy.engine.cutoff_at_gate import EnginePrecedence
+from controlplane.service.decision_history import Preempted
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ReportedPace
-
-Precedence = Callable[[Waiting, Waiting], bool]
 
 
 class EngineLeases:
@@ -28,7 +29,7 @@ class EngineLeases:
         generators: Mapping[str, Generator],
         ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
-        goes_before: Precedence,
+        goes_before: EnginePrecedence,
     ) -> None:
         self._generators = generators
         self._ledger = ledger
@@ -38,7 +39,7 @@ class EngineLeases:
         self.precedes = goes_before
         self.pace = ReportedPace(next((generator.step_cost for generator in generators.values()), None))
 
-    def sync(self) -> None:
+    def sync(self, now: Instant) -> None:
         """Sets each lease to the bytes that its request held after the engine's last step."""
         for generator in self._generators.values():
             try:
@@ -47,9 +48,9 @@ class EngineLeases:
                 # The requests of a dead engine fail, which closes their leases.
                 continue
             if state is not self._last:
-                self._apply(state)
+                self._apply(state, now)
 
-    def _apply(self, state: EngineState) -> None:
+    def _apply(self, state: EngineState, now: Instant) -> None:
         self._last = state
         self.pace.pace = state.pace or self.pace.pace
         held = dict(state.held_bytes or {})
@@ -57,18 +58,47 @@ class EngineLeases:
             size, ticket = held.get(name, 0), self._tickets.get(name)
             if ticket is None or ticket.lease is None or size == self._held.get(name, 0):
                 continue
+            if not size:
+                ticket.blocks_lost = now
+            elif ticket.blocks_lost is not None:
+                # Only now is it known that the request was preempted and had not finished.
+                ticket.history.append(Preempted(ticket.blocks_lost, "engine"))
+                ticket.blocks_lost = None
             per_step = ticket.footprint.per_step if size else 0
             self._ledger.set_reported(ticket.lease, held=size, per_step=per_step)
         self._held = held
+        if (cutoff := self.precedes.cutoff) is not None and (pace := self.pace.pace) is not None:
+            cutoff.stepped(*self._memory(), pace.step)
+
+    def _memory(self) -> tuple[int, int]:
+        return self._ledger.ceiling(Owner.LLM), self._ledger.held(Owner.LLM)
+
+    def arrived(self, ticket: Ticket) -> None:
+        """Records a new request, which the gate may still reject."""
+        cutoff, entry = self.precedes.cutoff, ticket.entry
+        if cutoff is not None and entry is not None and entry.request.kind is Kind.GENERATE:
+            cutoff.arrived(entry)
+
+    def kept(self, waiting: Waiting) -> LeaseTable:
+        """The leases that the engine would not preempt for `waiting`."""
+        leases = self._ledger.table(Owner.LLM)
+        weights = [self._tickets[name].request.service_class.weight for name in leases.ids]
+        return self.precedes.kept(leases, weights, waiting)
 
     def work_ahead(self, waiting: Waiting) -> float:
-        """The work of forwarded requests that hold no blocks and that the engine starts before `waiting`."""
-        return sum(
-            entry.work
+        """The work of forwarded requests that hold no blocks and that the engine starts before `waiting`.
+
+        For a request above the engine's size cutoff, the work that goes before it while the load lasts.
+        """
+        queued = [
+            entry
             for ticket in self._tickets.values()
             if (entry := ticket.entry) is not None
             and ticket.lease is not None
             and entry.request.kind is Kind.GENERATE
             and entry.request.id not in self._held
-            and self.precedes(entry, waiting)
-        )
+        ]
+        ahead = sum(entry.work for entry in queued if self.precedes(entry, waiting))
+        if (cutoff := self.precedes.cutoff) is not None and (pace := self.pace.pace) is not None:
+            ahead += cutoff.work_ahead(waiting, queued, *self._memory(), pace.step)
+        return ahead

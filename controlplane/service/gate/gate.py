@@ -1,21 +1,21 @@
 """Gate: entry point of the service for requests (generate, embed, dry run, drain)."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from controlplane.core.clock import Clock, seconds
 from controlplane.core.decision import Reason, Reject
-from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import Embedder, Generator, Vectors
-from controlplane.core.request import Owner, Request
+from controlplane.core.request import Request
 from controlplane.service.gate.device_contention import DeviceContention
-from controlplane.service.gate.dispatcher import Dispatcher, Policies
-from controlplane.service.gate.dry_run import DryRun
+from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.gate.explanation import DryRun, render_dry_run, render_history
 from controlplane.service.gate.intake import make_ticket
+from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.token_stream import TokenStream, outcome_of_error
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
@@ -49,7 +49,7 @@ class Gate:
         rates: RateLimiter,
     ) -> None:
         self.dispatcher = dispatcher
-        self.on_offer: Callable[[Request, Footprint], None] | None = None
+        self.on_offer: Callable[[Request], None] | None = None
         self.is_closed = False
         self._clock = clock
         self._generators = generators
@@ -66,6 +66,7 @@ class Gate:
         Cancelling the call while the request waits aborts it; afterwards the stream's `aclose` does.
         """
         ticket = self._make_ticket(job)
+        self.dispatcher.prefixes.arrived(ticket, job)
         await self._admit(ticket)
         return TokenStream(self.dispatcher, self._generators[job.request.model], ticket, job)
 
@@ -93,6 +94,7 @@ class Gate:
         if self.is_closed:
             raise Rejected(job.request, _CLOSING)
         ticket = self._make_ticket(job)
+        self.dispatcher.prefixes.arrived(ticket, job)
         self._lengths.withdraw(job.request)
         return self.dispatcher.entry_for(ticket)
 
@@ -100,9 +102,19 @@ class Gate:
         """Returns the decision of a cycle now on a waiting or hypothetical request; changes nothing."""
         return self.dispatcher.dry_run(entry)
 
-    def queued(self, owner: Owner) -> Sequence[Waiting]:
-        """The waiting requests of `owner`, by rank."""
-        return self.dispatcher.queued(owner)
+    def histories(self, request_id: str) -> list[dict[str, object]]:
+        """All decisions on each open or remembered request of this id, rendered; the oldest first.
+
+        `request_id` is that of the client, which several requests may share, or that of one request. For a
+        request that waits, `now` is a dry run.
+        """
+        dispatcher, now, found = self.dispatcher, self._clock.now(), []
+        for ticket in (*dispatcher.accounting.ended, *dispatcher.tickets()):
+            if request_id in (ticket.request.id, ticket.request.id.rpartition("-")[0]):
+                waits = ticket.entry is not None and ticket.lease is None and ticket.outcome is None
+                run = render_dry_run(dispatcher.dry_run(ticket.entry)) if waits and ticket.entry else None
+                found.append(render_history(ticket, now) | {"now": run})
+        return found
 
     def tickets(self) -> tuple[Ticket, ...]:
         """All requests that have not ended, waiting or admitted."""
@@ -133,7 +145,7 @@ class Gate:
     def _offer(self, ticket: Ticket) -> None:
         request, now = ticket.request, self._clock.now()
         if self.on_offer is not None:
-            self.on_offer(request, ticket.footprint)
+            self.on_offer(request)
         if self.is_closed:
             self.dispatcher.refuse(ticket, _CLOSING)
         elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:

@@ -222,12 +222,12 @@ class Intake:
         service_class = self._class(fields.caller, hints)
         stated = [
             None if value is None else milliseconds(value)
-            for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms)
+            for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms, hints.gap_ms)
         ]
         slo = service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo
-        if kind is Kind.EMBED and slo.tpot is not None:
-            # Embeddings have no output tokens, so a TPOT objective would count as missed or met by accident.
-            slo = replace(slo, tpot=None)
+        if kind is Kind.EMBED:
+            # An objective for output tokens would count as missed or met by accident.
+            slo = slo.without_tokens()
         return Request(
             # Clients choose their request ids, and may use one twice.
             id=f"{fields.request_id}-{next(self._serial)}",
@@ -319,7 +319,6 @@ def make_ticket(
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.max_output_tokens,
             expected_tokens=forecast.mean,
-            deviation_tokens=forecast.deviation,
             sequences=request.sequences,
         )
     return Ticket(request, footprint, forecast, Timeline(request.arrival))

@@ -1,5 +1,6 @@
 """Ends each request once: closes its memory lease, counts its outcome and trains the predictors with it."""
 
+from collections import deque
 from collections.abc import Mapping
 
 from controlplane.core.clock import Duration, Instant, between
@@ -10,6 +11,7 @@ from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.service.gate.fair_queueing import TenantQueues
+from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
@@ -35,8 +37,14 @@ class Accounting:
         paces: Mapping[Owner, ObservedPace | ReportedPace],
         ttft: TtftPredictor,
         generators: Mapping[str, Generator],
+        prefixes: PrefixLeases,
+        *,
+        kept: int,
     ) -> None:
+        """`ended` holds the last `kept` requests that ended, for their explanation."""
+        self.ended: deque[Ticket] = deque(maxlen=kept)
         self._ledger = ledger
+        self._prefixes = prefixes
         self._metrics = metrics
         self._rates = rates
         self._tenants = tenants
@@ -50,6 +58,7 @@ class Accounting:
     def release(self, ticket: Ticket) -> None:
         """Closes the lease without ending the request."""
         if ticket.lease is not None:
+            self._prefixes.release(ticket)
             self._ledger.close(ticket.lease)
             ticket.lease = None
 
@@ -77,8 +86,10 @@ class Accounting:
             self._ttft.first_token(ticket, now)
             if timeline.first_token is None and timeline.dispatched is not None:
                 self._metrics.count_prompt_tokens(ticket.request, ticket.cached_tokens)
+                self._prefixes.report(ticket)
                 took = between(timeline.dispatched, now)
-                self._paces[Owner.LLM].observe_prefill(ticket.request.prompt_tokens, took)
+                computed = ticket.request.prompt_tokens - ticket.cached_tokens
+                self._paces[Owner.LLM].observe_prefill(computed, took)
 
     def end(self, ticket: Ticket, now: Instant, outcome: Outcome | None) -> None:
         """Ends the request; with outcome None it finished, and its timeline says whether in time."""
@@ -92,7 +103,10 @@ class Accounting:
         if outcome is None:
             outcome = Outcome.MET if all(timeline.objectives_met(request.slo).values()) else Outcome.LATE
         ticket.outcome = outcome
+        self.ended.append(ticket)
         self._metrics.count_outcome(request, timeline, outcome)
+        if ticket.is_explored:
+            self._metrics.count_explored(request, outcome)
         if request.kind is not Kind.GENERATE:
             return
         if outcome in (Outcome.MET, Outcome.LATE):
@@ -108,10 +122,7 @@ class Accounting:
         ticket.forecast = self._updated_forecast(ticket, ticket.forecast, done)
         left = ticket.forecast.remaining(after=done)
         cap = ticket.request.max_output_tokens - done
-        per_token = ticket.footprint.per_step / ticket.request.sequences**0.5
-        self._ledger.reforecast(
-            ticket.lease, steps=min(round(left.mean), max(1, cap)), spread=left.deviation * per_token
-        )
+        self._ledger.reforecast(ticket.lease, steps=min(round(left.mean), max(1, cap)))
 
     def _updated_forecast(self, ticket: Ticket, previous: LengthForecast, done: int) -> LengthForecast:
         """The forecast by the present length model, sent to the engine if it differs materially.

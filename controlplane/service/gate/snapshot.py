@@ -7,10 +7,12 @@ import numpy as np
 
 from controlplane.core.clock import Duration, Instant, scaled
 from controlplane.core.memory_ledger import Footprint, MemoryLedger
-from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Reserve, Running, Share
+from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Running, Share
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
 from controlplane.service.gate.engine_lease_sync import EngineLeases
+from controlplane.service.gate.prefix_leases import PrefixLeases
+from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepReports, StepWork
 
@@ -30,10 +32,10 @@ class SnapshotBuilder:
     embedders: Mapping[str, Embedder]
     paces: Paces
     engine_leases: EngineLeases | None
+    ttft: TtftPredictor
+    prefixes: PrefixLeases
     largest: dict[Owner, int] = field(init=False, default_factory=dict)
     """The most bytes that one request may ever have, for owners whose quota changes."""
-    reserved: dict[Owner, Reserve | None] = field(init=False, default_factory=dict)
-    """Memory that requests of lower priority may not use."""
 
     def pool(self, queues: Mapping[Owner, Queue], now: Instant, *, engine_queue: int) -> PoolView:
         """The view of all owners for which requests wait.
@@ -48,7 +50,9 @@ class SnapshotBuilder:
         """The decoding requests that can resume by recompute."""
         pace = self.paces[owner].pace
         return tuple(
-            ticket.as_running(now, *self.ledger.lease_state(ticket.lease), pace)
+            ticket.as_running(
+                now, *self.ledger.lease_state(ticket.lease), *self.prefixes.shared(ticket), pace
+            )
             for ticket in self.tickets.values()
             if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
         )
@@ -80,7 +84,6 @@ class SnapshotBuilder:
             held=ledger.held(owner),
             deficit=ledger.deficit(owner),
             largest=self.largest.get(owner, quota.nominal),
-            reserve=self.reserved.get(owner),
             free_slots=self._slots(owner) + extra_slots - len(leases),
             leases=leases,
             pace=self.paces[owner].pace,
@@ -95,8 +98,14 @@ class SnapshotBuilder:
                 is_device_shared=len(ledger.table(Owner.LLM)) > 0,
             )
         share = replace(share, decode_load=decode_load(self.tickets.values(), share, self.paces[owner], now))
+        share = replace(share, wait_optimism=self.ttft.optimism)
         if self.engine_leases is not None:
-            return replace(share, preemptible=tuple, engine_work_ahead=self.engine_leases.work_ahead)
+            return replace(
+                share,
+                preemptible=tuple,
+                engine_work_ahead=self.engine_leases.work_ahead,
+                engine_keeps=self.engine_leases.kept,
+            )
         return share
 
 
@@ -146,10 +155,9 @@ def decode_load(
         sequences += request.sequences
         cells += request.sequences * (request.prompt_tokens + done)
         if first is None:
-            prefill_tokens += request.prompt_tokens
+            prefill_tokens += request.prefill_tokens
         if (tpot := request.slo.tpot) is not None:
-            # `Ticket.slack`, which counts as zero before the first token, plus one TPOT for each remaining
-            # token but the next.
+            # The time to the last token at which TPOT is met, from the first token or from now.
             budgets.append(tpot * (done + remaining - 1) + (0 if first is None else first - now))
             tokens.append(remaining)
             tpots.append(tpot)
@@ -167,6 +175,7 @@ def decode_load(
         tokens=np.array(tokens, dtype=np.float64),
         tpot_objectives=np.array(tpots, dtype=np.float64),
         priority=np.array(priority, dtype=np.float64),
+        unclaimed_bytes=max(0.0, free_bytes),
     )
 
 
@@ -178,7 +187,7 @@ def service_time(
     For embeddings, which are computed one after another, the time of its tokens. For generation the time of
     its prompt plus its steps times its share of the memory or of the `slots`, whichever is larger.
     """
-    prefill = scaled(pace.per_prompt_token, request.prompt_tokens)
+    prefill = scaled(pace.per_prompt_token, request.prefill_tokens)
     if request.kind is Kind.EMBED:
         return prefill
     steps = max(footprint.area / max(1, quota_bytes), footprint.steps * request.sequences / max(1, slots))

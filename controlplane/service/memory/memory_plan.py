@@ -145,7 +145,7 @@ def memory_plan(
     geometry = _geometry(config, chat_facts) if chat_facts else None
     is_elastic = config.pool.kv_allocator == "kvcached"
     # kvcached maps blocks on demand, so the cache may be as large as the LLM's quota can ever become.
-    kv = int(pool * (1 - config.quota.embedding.min if is_elastic else config.quota.llm.nominal))
+    kv = int(pool * (1 - (config.quota.embedding.min or 0.0) if is_elastic else config.quota.llm.nominal))
     max_model_tokens = 0
     if geometry is not None and chat is not None and chat_facts is not None:
         kv = kv // geometry.bytes_per_block * geometry.bytes_per_block
@@ -247,8 +247,8 @@ def hybrid_choice(config: Config, facts: Facts, support: HybridSupport) -> Hybri
     setting = f"models.chat.hybrid_cache={chat.hybrid_cache}"
     if config.scheduling.engine is None:
         raise ConfigError(
-            f"{setting}: Tandem's scheduler in the engine decides which requests keep hidden states; set "
-            "scheduling.engine, {} for its defaults"
+            f"{setting}: Tandem's scheduler in the engine decides which requests keep hidden states; remove "
+            "scheduling.engine: off"
         )
     reason = _refusal(config, facts, support)
     if reason is None:

@@ -40,8 +40,8 @@ class SharedPool:
             )
         if not generator.has_own_scheduler:
             raise ValueError(
-                "quota: vLLM's own scheduler does not enforce a quota, so quotas cannot change; set "
-                "scheduling.engine, or quota.policy: static without borrow"
+                "quota: this LLM engine has no scheduler that enforces a quota, so quotas cannot change; "
+                "remove quota.policy and borrow"
             )
 
 
@@ -49,13 +49,15 @@ def shared_pool(
     config: Config,
     generators: Mapping[str, Generator],
     embedders: Mapping[str, Embedder],
-    device_memory: Callable[[], DeviceMemory],
+    device_memory: Callable[[], DeviceMemory] | None,
 ) -> SharedPool | None:
-    """The pool that changing quotas divide; None if the quotas are fixed. Raises ConfigError."""
+    """The pool that changing quotas divide; None if the quotas are static. Raises ConfigError."""
     section = config.quota
-    if not section.is_dynamic or not generators or not embedders:
+    if config.static_quota_reason() or device_memory is None or not generators or not embedders:
         return None
     generator = next(iter(generators.values()))
+    if not generator.has_own_scheduler and not section.must_move:
+        return None
     memory = device_memory()
     try:
         sharing = section.sharing(
@@ -63,6 +65,10 @@ def shared_pool(
             max_llm_bytes=min(generator.kv_bytes, memory.max_llm_bytes),
             most_embedding_bytes=sum(embedder.workspace_bytes for embedder in embedders.values()),
             block_bytes=generator.geometry.bytes_per_block,
+            largest_request={
+                Owner.LLM: generator.geometry.bytes(generator.max_model_tokens),
+                Owner.EMBEDDING: sum(map(longest_input_bytes, embedders.values())),
+            },
         )
         return SharedPool(generator, tuple(embedders.values()), memory, sharing)
     except ValueError as error:

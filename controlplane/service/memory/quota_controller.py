@@ -2,29 +2,32 @@
 
 A tick moves from one pair of quotas to the next in an order in which no byte ever belongs to both owners: the
 losing side is reduced first, and bytes that it still holds remain its own until they are freed. The LLM's
-quota is enforced by the engine, the embeddings' by the budget of their batches. A quota below the memory in
-use stops admission; running generations are preempted only for waiting embeddings of higher priority. A
-change that the engine or its memory does not confirm is not in force: the failed tick restores the former
-quotas, and later ticks retry.
+quota is enforced by the engine, the embeddings' by the budget of their batches. The engine gets two numbers:
+its quota, within which requests start, and a use ceiling, up to which running requests may grow. A quota
+below the memory in use stops starts at once, and the ceiling follows as requests end (`use_ceiling`); running
+generations are preempted only for waiting embeddings of higher priority. A change that the engine or its
+memory does not confirm is not in force: the failed tick restores the former quotas, and later ticks retry.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.device import DeviceMemory
 from controlplane.core.errors import BackendFailed, Refused
-from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import MemoryLedger, Quota
 from controlplane.core.ports import Embedder, EngineState, Generator
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics, Readings
+from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.sharing.lending import Sharing, target_next, usable_bytes
-from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals
+from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals, use_ceiling
 from controlplane.service.gate.dispatcher import Dispatcher
-from controlplane.service.memory.demand_forecast import MemoryDemandForecast, RecentArrivals, urgencies
+from controlplane.service.memory.demand_forecast import EmbeddingDemand, RecentArrivals, urgencies
 from controlplane.service.memory.pool import SharedPool, longest_input_bytes, split_budget
 from controlplane.service.runtime.engine_control import await_engine
 from controlplane.service.runtime.health_tracker import Fault, HealthTracker
@@ -44,15 +47,15 @@ class QuotaController:
 
     `owned` are the nominal quotas, which follow urgency; `usable` are those in force, after lending.
     `withheld` bytes belong to neither, since the device has less memory than the ledger. `_engine_quota` is
-    the most that the engine may use: the quota that it confirmed last or reports, or a larger one that it has
-    not confirmed yet.
+    the quota that the engine confirmed last or reports. `_engine_ceiling` is the most that the engine may
+    use: the use ceiling that it confirmed last or reports, or a larger one that it has not confirmed yet.
     """
 
     clock: Clock
     dispatcher: Dispatcher
     ledger: MemoryLedger
     pool: SharedPool
-    demand: MemoryDemandForecast
+    demand: EmbeddingDemand
     owned: Mapping[Owner, int] = field(init=False)
     usable: Mapping[Owner, int] = field(init=False)
     urgency: Mapping[Owner, float] = field(init=False, default_factory=lambda: dict.fromkeys(Owner, 0.0))
@@ -66,6 +69,7 @@ class QuotaController:
     _sharing: Sharing = field(init=False)
     _target: int = field(init=False)
     _engine_quota: int = field(init=False)
+    _engine_ceiling: int = field(init=False)
     _max_workspace: int = field(init=False)
     _bytes_per_token: float = field(init=False)
     _recent: RecentArrivals = field(init=False, default_factory=RecentArrivals)
@@ -80,7 +84,7 @@ class QuotaController:
         self._memory, self._sharing = self.pool.memory, self.pool.sharing
         self.owned = self.usable = dict(self._sharing.nominal)
         self._target = self.owned[Owner.LLM]
-        self._engine_quota = self._memory.max_llm_bytes
+        self._engine_quota = self._engine_ceiling = self._memory.max_llm_bytes
         self._max_workspace = sum(embedder.workspace_bytes for embedder in self._embedders)
         self._bytes_per_token = max(
             longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self._embedders
@@ -96,13 +100,13 @@ class QuotaController:
 
     async def start(self) -> None:
         """Applies the nominal quotas. Raises Refused if the engine does not enforce quotas."""
-        await self._set_engine_quota(self.usable[Owner.LLM])
+        await self._order(self.usable[Owner.LLM], self.usable[Owner.LLM])
         split_budget(self.usable[Owner.EMBEDDING], self._embedders)
 
-    def observe_arrival(self, request: Request, footprint: Footprint) -> None:
+    def observe_arrival(self, request: Request) -> None:
         """Counts an arriving request for urgency and forecasts."""
         self._recent.arrived[request.kind.owner] += 1
-        self.demand.observe_arrival(request, footprint, self.clock.now())
+        self.demand.observe_arrival(request, self.clock.now())
 
     def _refused(self, owner: Owner, decision: Defer | Reject) -> None:
         """Runs an early tick when a request was deferred or rejected for lack of memory, or because of it."""
@@ -142,10 +146,6 @@ class QuotaController:
             # Otherwise the quotas would jump by all failed steps at once when the engine responds again.
             self.owned = owned
             raise
-        finally:
-            released = self._released_bytes(self.demand.horizon)
-            reserve = self.demand.reserve(now, released_bytes=released)
-            self.dispatcher.set_reserve(Owner.LLM, reserve)
 
     def _update_owned(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
@@ -160,27 +160,22 @@ class QuotaController:
     def _demanded(self, now: Instant) -> dict[Owner, int]:
         """The bytes that each owner could use.
 
-        For the LLM the predicted peak of its requests; for embeddings those in flight, waiting and forecast,
-        up to full batches.
+        For the LLM the predicted peak of its requests, those that wait in the engine included; for embeddings
+        those in flight, waiting and forecast, up to full batches.
         """
         held = {owner: self._predicted_bytes(owner) for owner in Owner}
-        forecast = int(self.demand.embedding_tokens(now) * self._bytes_per_token)
+        forecast = int(self.demand.tokens(now) * self._bytes_per_token)
         embedding = min(self._max_workspace, held[Owner.EMBEDDING] + forecast)
         return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: embedding}
 
     def _predicted_bytes(self, owner: Owner) -> int:
         leases = self.ledger.table(owner)
         peak = int((leases.base + leases.per_step * leases.steps).sum())
+        forwarded = set(compress(leases.ids, leases.base == 0))
+        if forwarded:
+            tickets = self.dispatcher.tickets()
+            peak += sum(ticket.footprint.peak for ticket in tickets if ticket.request.id in forwarded)
         return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
-
-    def _released_bytes(self, within: Duration) -> int:
-        """Bytes freed by generations that are predicted to end within this time."""
-        pace = self.dispatcher.pace(Owner.LLM)
-        if pace is None or pace.step <= 0:
-            return 0
-        leases = self.ledger.table(Owner.LLM)
-        ends = leases.steps <= within / pace.step
-        return int((leases.base + leases.per_step * leases.steps)[ends].sum())
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
         before, budget = self.ledger.quota(Owner.LLM).nominal, self._budget
@@ -210,51 +205,57 @@ class QuotaController:
             block = self._sharing.options.block_bytes
             free = self._memory.pool_bytes - self.withheld - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
-        quota, found = self._engine_quota_for(llm, state), state
+        found, growth = state, self._predicted_growth(state) if state.used_bytes > llm else 0
+        ceiling = use_ceiling(llm, self._engine_ceiling, used=state.used_bytes, growth=growth)
         # A restarted engine uses its whole cache; after a failure its quota is unknown.
         self._engine_quota = max(self._engine_quota, state.quota_bytes or 0)
-        if quota != self._engine_quota or self.health.fault is not None:
-            await self._set_engine_quota(quota)
+        self._engine_ceiling = max(self._engine_ceiling, state.use_ceiling_bytes or 0)
+        is_in_force = (llm, ceiling) == (self._engine_quota, self._engine_ceiling)
+        if not is_in_force or self.health.fault is not None:
+            await self._order(llm, ceiling)
             state = self._generator.state()
         self._reclaim(llm, found)
         return llm, state
 
-    async def _set_engine_quota(self, quota: int) -> None:
-        """Raises EngineTimeout if the engine does not confirm; it may then apply the quota now or later."""
-        memory, generator, former = self._memory, self._generator, self._engine_quota
-        # The memory limit is never below the quota.
-        memory.limit_llm(max(quota, former))
-        self._engine_quota = max(quota, former)
+    async def _order(self, quota: int, ceiling: int) -> None:
+        """Raises EngineTimeout if the engine does not confirm; it may then apply the order now or later."""
+        memory, generator, former = self._memory, self._generator, self._engine_ceiling
+        # The memory limit is never below the ceiling.
+        memory.limit_llm(max(ceiling, former))
+        self._engine_ceiling = max(ceiling, former)
         try:
-            await await_engine(generator.set_quota(quota), generator, "quota")
+            await await_engine(generator.set_quota(quota, use_ceiling_bytes=ceiling), generator, "quota")
         except (Refused, BackendFailed):
-            self._engine_quota = former
+            self._engine_ceiling = former
             memory.limit_llm(former)
             raise
-        self._engine_quota = quota
-        if quota < former:
-            memory.limit_llm(quota)
+        self._engine_quota, self._engine_ceiling = quota, ceiling
+        if ceiling < former:
+            memory.limit_llm(ceiling)
 
     def _roll_back(self, llm: int, budget: int, now: Instant) -> None:
         """Restores the quotas from before a failed change, as far as the engine's quota allows."""
-        self._set(Owner.LLM, min(llm, self._engine_quota))
+        self._set(Owner.LLM, min(llm, self._engine_ceiling))
         self._set_budget(max(0, min(budget, self._unclaimed_bytes)), now)
         self.dispatcher.decide()
 
     @property
     def _unclaimed_bytes(self) -> int:
         """Bytes of the pool that the engine may not use and that are not withheld."""
-        return self._memory.pool_bytes - self._engine_quota - self.withheld
+        return self._memory.pool_bytes - self._engine_ceiling - self.withheld
 
-    def _engine_quota_for(self, llm: int, state: EngineState) -> int:
-        """The engine's quota: the LLM's, but not below its use, since a lower one would preempt.
+    def _predicted_growth(self, state: EngineState) -> int:
+        """Bytes that the running requests need beyond present use until they end, in whole blocks.
 
-        One block for each running request lets all of them continue.
+        Leases grow by the token, and each request may begin one more block than that.
         """
-        growth = state.running * self._sharing.options.block_bytes
-        if state.used_bytes > llm:
-            return max(llm, min(self._engine_quota, state.used_bytes + growth))
-        return llm
+        growth = LookAhead(self.ledger.table(Owner.LLM)).growth
+        held = state.held_bytes or {}
+        for ticket in self.dispatcher.tickets():
+            if ticket.timeline.first_token is None and ticket.request.id in held:
+                growth += max(0, ticket.footprint.base - held[ticket.request.id])
+        block = self._sharing.options.block_bytes
+        return (-(-int(growth) // block) + state.running) * block
 
     def _reclaim(self, llm: int, state: EngineState) -> None:
         waiting = self.dispatcher.queued(Owner.EMBEDDING)
@@ -311,6 +312,7 @@ class QuotaController:
             "pool_bytes": self._memory.pool_bytes,
             "withheld_bytes": self.withheld,
             "engine_quota_bytes": self._engine_quota,
+            "engine_use_ceiling_bytes": self._engine_ceiling,
             "owned_bytes": {owner.value: share for owner, share in self.owned.items()},
             "usable_bytes": {owner.value: share for owner, share in self.usable.items()},
             "urgency": {owner.value: urgency for owner, urgency in self.urgency.items()},
@@ -348,10 +350,5 @@ def quota_controller(
 ) -> QuotaController:
     """Builds the quota controller of a configuration."""
     forecast = config.quota.forecast
-    priorities = {c.priority for c in config.classes.values()}
-    highest = max(priorities) if len(priorities) > 1 else None
-    objectives = [c.ttft_ms for c in config.classes.values() if c.priority == highest and c.ttft_ms]
-    # A request may spend half of its TTFT objective waiting; the rest is for the prefill.
-    max_wait = milliseconds(min(objectives, default=0.0) / 2)
-    demand = MemoryDemandForecast(milliseconds(forecast.window_ms), forecast.quantile, highest, max_wait)
+    demand = EmbeddingDemand(milliseconds(forecast.window_ms), forecast.quantile)
     return QuotaController(clock, dispatcher, ledger, pool, demand)

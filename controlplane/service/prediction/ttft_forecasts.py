@@ -39,6 +39,11 @@ class TtftPredictor:
         self._model = TtftModel()
         self.calibration = Calibration()
 
+    @property
+    def optimism(self) -> float:
+        """Factor that scales a predicted wait for memory down (`TtftModel.optimism`)."""
+        return self._model.optimism
+
     def dispatched(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
         """Sets the forecast of a request that is sent to its engine now.
 
@@ -54,14 +59,15 @@ class TtftPredictor:
             return
         generator = self._generators[request.model]
         if generator.has_own_scheduler:
-            ahead = WorkAhead(request.prompt_tokens, turn=wait)
+            ahead = WorkAhead(request.prefill_tokens, turn=wait)
         else:
             ahead = _ahead(ticket, self._tickets.values(), generator.max_running)
         forecast = self._model.predict(ahead, pace)
         ticket.engine_start = EngineStart(now, ahead, pace, forecast)
         waited = between(request.arrival, now)
         ticket.predicted_ttft = Duration(waited + forecast.median)
-        stated = (to_milliseconds(ticket.predicted_ttft), to_milliseconds(Duration(waited + forecast.upper)))
+        ticket.predicted_ttft_upper = Duration(waited + forecast.upper)
+        stated = (to_milliseconds(ticket.predicted_ttft), to_milliseconds(ticket.predicted_ttft_upper))
         self.calibration.record_forecast(request.id, _LEVELS, stated)
 
     def first_token(self, ticket: Ticket, now: Instant) -> None:
@@ -94,7 +100,7 @@ def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> WorkAhead:
     """
     decoding: list[float] = []
     earlier: list[tuple[int, float]] = []
-    prompt_tokens = ticket.request.prompt_tokens
+    prompt_tokens = ticket.request.prefill_tokens
     for number, other in enumerate(others):
         if other is ticket or other.lease is None or other.forecast is None:
             continue
@@ -103,7 +109,7 @@ def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> WorkAhead:
             decoding.append(steps)
         elif other.phase is Phase.PREFILL and other.rank <= ticket.rank:
             earlier.append((other.rank, steps))
-            prompt_tokens += other.request.prompt_tokens
+            prompt_tokens += other.request.prefill_tokens
     slot_order = [steps for _, steps in sorted(earlier, key=itemgetter(0))]
     return WorkAhead(prompt_tokens, steps_until_slot(decoding, slot_order, slots))
 

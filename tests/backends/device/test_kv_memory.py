@@ -1,4 +1,4 @@
-"""Physical memory per mode: fixed in static mode, set through the shared segment with kvcached."""
+"""Physical memory per mode: elastic, and set through the shared segment with kvcached."""
 
 import fcntl
 import multiprocessing
@@ -14,7 +14,6 @@ from backends.device.kv_memory import (
     ElasticMemory,
     KvcachedMemory,
     KvLimit,
-    StaticMemory,
     kvcached_segment,
     kvcached_unit,
 )
@@ -38,13 +37,6 @@ def segment():
     path.write_bytes(struct.pack("=qqq", 64 * MIB, 24 * MIB, 8 * MIB))
     yield path
     path.unlink()
-
-
-def test_static_memory_ignores_limits():
-    memory = StaticMemory(kv_bytes=800, workspace_bytes=200)
-    memory.limit_llm(100)
-    assert memory.workspace_room(engine(total=800, ceded=700)) == 200
-    assert (memory.pool_bytes, memory.max_llm_bytes) == (1_000, 800)
 
 
 def test_elastic_memory_gives_ceded_bytes_to_the_workspace():

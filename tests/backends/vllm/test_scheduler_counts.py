@@ -21,6 +21,7 @@ from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.memory_ledger import generate_footprint
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
+from controlplane.policy.engine.interface import StepPlan
 from controlplane.policy.registry import ENGINE_POLICIES
 from controlplane.service.gate.fair_queueing import FairQueue
 from controlplane.service.gate.snapshot import service_time
@@ -107,9 +108,10 @@ def test_no_block_leaks_over_a_thousand_requests_with_aborts_and_quota_changes(e
             assert conserved(scheduler)
             assert view_matches_vllm(scheduler)
             steps_since += 1
-            assert steps_since < 2 or scheduler.balloon.used <= scheduler.quota
+            assert steps_since < 2 or scheduler.balloon.used <= scheduler.use_ceiling
         if random.random() < 0.05:
-            scheduler.set_quota(random.randint(20, BLOCKS))
+            quota = random.randint(20, BLOCKS)
+            scheduler.set_quota(quota, random.randint(quota, BLOCKS))
             steps_since = 0
         if random.random() < 0.1 and (alive := sorted(scheduler.requests)):
             gone.add(aborted := random.choice(alive))
@@ -146,6 +148,64 @@ def test_a_quota_is_enforced_within_two_steps(engine, ordering):
         assert scheduler.balloon.used <= 24
         step(engine)
     assert scheduler.facts(engine.now_ns).ceded == BLOCKS - 24
+
+
+@pytest.mark.parametrize("ordering", EVERY_ORDERING)
+def test_running_requests_keep_their_blocks_under_the_use_ceiling_while_a_lower_quota_starts_none(
+    engine, ordering
+):
+    scheduler = engine.restart(tandem={"ordering": ordering})
+    for number in range(40):
+        # The first nine fit until they end; without that, growth preempts some of them.
+        if number == 9:
+            while scheduler.balloon.used <= 40:
+                step(engine)
+            scheduler.set_quota(24, BLOCKS)
+        engine.add(f"r{number}", 60, 40, extra={"tandem": {"tokens": 40}})
+    preempted, before = scheduler.preempted, {one.request_id for one in scheduler.running}
+    while scheduler.balloon.used > 24:
+        step(engine)
+        started = {one.request_id for one in scheduler.running} - before
+        assert not started or scheduler.balloon.used <= 24
+    assert scheduler.preempted == preempted
+    scheduler.set_quota(24)
+    for _ in range(100):
+        step(engine)
+        assert scheduler.balloon.used <= 24
+
+
+class OfferAll:
+    """An engine policy that offers every waiting request and preempts none."""
+
+    def __init__(self):
+        self.states = []
+
+    def enqueue(self, state, now):
+        self.states.append(state)
+
+    def dequeue(self, state):
+        self.states.remove(state)
+
+    def waiting(self):
+        return len(self.states)
+
+    def plan(self, view):
+        return StepPlan(offer=list(self.states))
+
+
+def test_a_policy_cannot_start_requests_beyond_the_quota(engine):
+    scheduler = engine.restart(tandem={})
+    scheduler.engine_policy = OfferAll()
+    scheduler.set_quota(10, BLOCKS)
+    for number in range(12):
+        engine.add(f"r{number}", 60, 3, extra={"tandem": {"tokens": 3}})
+    step(engine)
+    assert [one.request_id for one in scheduler.running] == ["r0", "r1"]
+    assert scheduler.balloon.used == 8
+    for _ in range(100):
+        step(engine)
+        assert scheduler.balloon.used <= 10
+    assert not scheduler.requests
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
@@ -186,6 +246,8 @@ def test_invalid_quotas_and_options_are_refused(engine):
         scheduler.set_quota(0)
     with pytest.raises(ValueError, match="quota=65"):
         scheduler.set_quota(BLOCKS + 1)
+    with pytest.raises(ValueError, match="quota=9 blocks with use_ceiling=8"):
+        scheduler.set_quota(9, 8)
     with pytest.raises(ValueError, match="'speed': unknown; known are ordering"):
         scheduler.set_options({"speed": 9})
     with pytest.raises(ValueError, match=r"ordering='fifo'.*choose one of apt, edf, fcfs"):
@@ -280,7 +342,6 @@ def test_backlogged_tenants_share_the_engine_by_weight(engine, ordering, prompt,
         prompt_tokens=prompt,
         max_output_tokens=output,
         expected_tokens=output,
-        deviation_tokens=0.0,
     )
     served = {"heavy": 0, "light": 0}
     for number in range(900):

@@ -46,5 +46,5 @@ def test_vllms_own_server_runs_tandems_scheduler_with_its_metadata(tmp_path, mon
         reading = shared_state.read()
     # 8 requests of 7 blocks in a pool of 12.
     assert reading is not None
-    assert reading.facts.total == reading.facts.quota == 12
+    assert reading.facts.total == reading.facts.quota == reading.facts.use_ceiling == 12
     assert reading.facts.preemptions > 0

@@ -84,7 +84,7 @@ def test_shipped_experiments_are_valid(path):
         ("systems.0.simulated", None, "exactly one of tandem, split"),
         ("systems.0.simulated", {"admission": {"policy": "magic"}}, "admission.policy"),
         ("systems.0.simulated", {"admision": {}}, "did you mean 'admission'"),
-        ("systems.0.simulated", {"scheduling": {"engine": {}}}, "serves first come; leave it out"),
+        ("systems.0.simulated", {"quota": {"policy": "dynamic"}}, "kv_allocator: static cannot give KV"),
         ("systems.0.arrivals", {"other": {"cv": 2}}, "'other', which is not in streams"),
         ("systems.0.seeds", [0, 7], "seed 7 is not among the experiment's"),
         ("systems", [{"name": "a", "kind": "baseline", "endpoints": {}}],

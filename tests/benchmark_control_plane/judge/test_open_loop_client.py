@@ -5,7 +5,12 @@ import asyncio
 import pytest
 
 from benchmark_control_plane.judge.open_loop_client import closed_loop, open_loop
-from benchmark_control_plane.judge.records import SloTargets
+from benchmark_control_plane.judge.records import (
+    PartialResponse,
+    SloTargets,
+    judge_response,
+    judge_unfinished,
+)
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.decision import Outcome
@@ -78,6 +83,25 @@ def test_each_objective_is_judged():
     late_document, _ = played([document(0, 0)], Scripted(first=0.9))
     assert late_first["r0"].outcome is slow["r0"].outcome is late_document["d0"].outcome is Outcome.LATE
     assert one_token["r0"].outcome is Outcome.MET
+
+
+def test_one_long_pause_misses_the_gap_and_not_the_mean():
+    tokens = [0.1 * number for number in range(1, 10)]
+    paused = PartialResponse(sent=0.0, tokens=[*tokens, tokens[-1] + 0.4], ended=1.3)
+    objective, planned = SloTargets(tpot_ms=200, gap_ms=300), chat(0, 0.0, tokens=10)
+    record = judge_response(planned, 0.0, paused, 0.0, objective)
+    assert record.gap_ms == record.max_tbt_ms == pytest.approx(400)
+    assert record.tpot_ms == pytest.approx(1_200 / 9) and record.outcome is Outcome.LATE
+    loose = judge_response(planned, 0.0, paused, 0.0, SloTargets(tpot_ms=200, gap_ms=401))
+    one = judge_response(planned, 0.0, PartialResponse(0.0, [0.1], 0.1), 0.0, objective)
+    assert loose.outcome is one.outcome is Outcome.MET and one.gap_ms is None
+
+
+@pytest.mark.parametrize(("now", "outcome"), [(0.49, Outcome.ABORTED), (0.51, Outcome.LATE)])
+def test_a_pause_that_is_too_long_already_is_late(now, outcome):
+    answer = PartialResponse(sent=0.0, tokens=[0.1, 0.2])
+    record = judge_unfinished(chat(0, 0.0), 0.0, answer, 0.0, now, SloTargets(gap_ms=300))
+    assert record.outcome is outcome
 
 
 def test_stall_does_not_hide_requests_due_in_it():

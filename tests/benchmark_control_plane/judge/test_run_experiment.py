@@ -11,7 +11,7 @@ import yaml
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import ServerDelays, listening
-from benchmark_control_plane.judge.experiment_file import read_experiment
+from benchmark_control_plane.judge.experiment_file import classes_section, read_experiment
 from benchmark_control_plane.judge.measurement_stages import objectives_from
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, parse_metrics
 from benchmark_control_plane.judge.run_experiment import median_rate, run_experiment
@@ -245,6 +245,18 @@ def test_slo_scale_multiplies_every_objective(tmp_path):
     assert objectives_from(read_experiment(path, tmp_path).plan, alone) == {
         "interactive": {"ttft_ms": 30.0, "tpot_ms": 3.0}, "documents": {"e2e_ms": 1_000.0}
     }  # fmt: skip
+
+
+def test_the_longest_gap_is_an_objective(tmp_path):
+    path = tmp_path / "gap.yaml"
+    classes = EXPERIMENT["classes"] | {
+        "interactive": {"priority": 2, "times_unloaded": {"gap": 4}}, "documents": {"gap_ms": 250}
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(EXPERIMENT | {"classes": classes}), encoding="utf-8")
+    plan = read_experiment(path, tmp_path).plan
+    stated = objectives_from(plan, {"interactive": {"gap_ms": 20.0}})
+    assert stated == {"interactive": {"gap_ms": 80.0}, "documents": {"gap_ms": 250.0}}
+    assert classes_section(plan, stated)["interactive"]["gap_ms"] == 80.0
 
 
 PAGE = b"""# HELP tandem_held_bytes Bytes

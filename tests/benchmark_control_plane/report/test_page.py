@@ -171,6 +171,14 @@ def test_a_request_without_a_field_raises() -> None:
         render(content, [record])
 
 
+def test_the_longest_gap_has_a_column_if_it_is_an_objective(page: str) -> None:
+    assert "longest gap" not in page
+    results = experiments.results()
+    results["slos"]["interactive"]["gap_ms"] = 123.0
+    with_gap = render(results, [])
+    assert "longest gap" in with_gap and "123 ms" in with_gap
+
+
 def test_the_page_names_the_gpu(page: str) -> None:
     content = experiments.results()
     content["environment"]["gpu"] = "NVIDIA H100 80GB HBM3, driver 570"

@@ -18,6 +18,8 @@ from benchmark_control_plane.simulator.simulation import (
     divide_pool,
     simulate,
 )
+from controlplane.config import ConfigError
+from controlplane.policy.registry import ENGINE_POLICIES
 
 ROOT = Path(__file__).parents[3]
 BATCH_TIME = sequential(llm_only(affine(0.02, 1e-4, 1e-4, 1e-7)), embedding_line(0.005, 1e-5))
@@ -46,7 +48,34 @@ def tight() -> Machine:
 
 def course(seed: int = 0):
     # Without a prior the first output lengths are unknown: some requests are late, some are preempted.
-    return simulate(mixed(seed), tight(), {"classes": CLASSES, "admission": {"length_predictor": "history"}})
+    sections = {"classes": CLASSES, "admission": {"length_predictor": "history"}}
+    return simulate(mixed(seed), tight(), sections | {"scheduling": {"engine": "off"}})
+
+
+def served_course(seed: int = 0, **engine: object):
+    """The default arrangement, in which quotas move since the machine has a pool."""
+    machine = replace(tight(), pool_bytes=60 * 16 * 1024, embed_batch_tokens=1_024, embed_bytes_per_token=64)
+    quota = {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}}
+    sections = {"classes": CLASSES, "scheduling": {"engine": engine}, "quota": quota}
+    return simulate(mixed(seed), machine, sections)
+
+
+@pytest.mark.parametrize("ordering", sorted(ENGINE_POLICIES))
+def test_every_engine_policy_serves_every_request_within_the_pool(ordering):
+    found = served_course(ordering=ordering)
+    outcomes = [record.outcome.partition(":")[0] for record in found.records]
+    assert set(outcomes) <= {"met", "late", "rejected"} and outcomes.count("met") > 60
+    assert found.memory.overflows == 0
+    assert found.trace_hash == served_course(ordering=ordering).trace_hash
+
+
+def test_moving_quotas_need_an_engine_policy_and_a_pool():
+    sections = {"classes": CLASSES, "quota": {"policy": "dynamic"}}
+    with pytest.raises(ConfigError, match=r"pool\.kv_allocator: static cannot give"):
+        simulate(mixed(), tight(), sections)
+    with pytest.raises(ConfigError, match=r"scheduling\.engine: off"):
+        pooled = replace(tight(), pool_bytes=60 * 16 * 1024)
+        simulate(mixed(), pooled, sections | {"scheduling": {"engine": "off"}})
 
 
 def test_every_request_is_served_or_rejected():
@@ -84,10 +113,11 @@ def test_different_seeds_give_different_runs():
     assert course(0).trace_hash != course(1).trace_hash
 
 
-def test_same_seed_gives_the_same_run_in_any_process():
+@pytest.mark.parametrize(("name", "play"), [("course", course), ("served_course", served_course)])
+def test_same_seed_gives_the_same_run_in_any_process(name, play):
     module = "tests.benchmark_control_plane.simulator.test_simulation"
-    code = f"from {module} import course; print(course().trace_hash)"
-    hashes = {course().trace_hash}
+    code = f"from {module} import {name}; print({name}().trace_hash)"
+    hashes = {play().trace_hash}
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
         ran = subprocess.run(

@@ -10,6 +10,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from backends.device.kv_memory import ElasticMemory
 from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from controlplane.api.app import create_app
 from controlplane.api.settings import ApiSettings
@@ -58,13 +59,24 @@ async def staged(
         max_running=MAX_RUNNING,
         is_stepped=is_stepped,
         default=HELLO,
-        has_own_scheduler=isinstance(sections.get("scheduling", {}).get("engine"), dict),
+        has_own_scheduler="pool" in sections
+        or isinstance(sections.get("scheduling", {}).get("engine"), dict),
     )
     embedder = ScriptedEmbedder(
         model=EMBED_MODEL, supported_dimensions=(4, 8), max_input_tokens=64, is_stepped=is_stepped
     )
     config = parse({"models": models, **sections})
-    service = build_service(config, [generator], [embedder], workspace_bytes=4 * embedder.workspace_bytes)
+    workspace = 4 * embedder.workspace_bytes
+    moves = config.static_quota_reason() is None
+    service = build_service(
+        config,
+        [generator],
+        [embedder],
+        workspace_bytes=workspace,
+        device_memory=(lambda: ElasticMemory(generator.kv_bytes + workspace, generator.kv_bytes))
+        if moves
+        else None,
+    )
     app = create_app(service, settings or ApiSettings())
     # An unexpected exception is logged, returned as a 500 and raised again for uvicorn's log.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -1,5 +1,6 @@
 """Parsing of the configuration file and its error messages."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from backends.testing.scripted import ScriptedGenerator
 from controlplane.config import Config, ConfigError, load, parse
 from controlplane.config.loader import section_in
-from controlplane.config.renamed_keys import RENAMED
+from controlplane.config.reconfigure import changed
+from controlplane.config.renamed_keys import REMOVED, RENAMED
 from controlplane.core.clock import milliseconds
 from controlplane.policy.engine.options import EngineOptions
+from controlplane.service.gate.policies import policies_of
 
 MODELS = {"chat": {"model": "some/model"}}
 EMBEDDINGS = [{"model": "some/encoder"}]
@@ -49,7 +53,7 @@ CASES = [
     ({"models": MODELS, "classes": ["a"]}, "classes=['a']: should be a mapping: {name: value}"),
     ({"models": MODELS, "server": {"admin_key_sha256": "secret"}}, 'key, 64 of 0-9 a-f: printf %s "$KEY" |'),
     ({"models": MODELS, "admission": {"policy": "x"}}, "choose one of fits-now, look-ahead"),
-    ({"models": MODELS, "admission": {"overflow_probability": 0}}, "admission.overflow_probability=0"),
+    ({"models": MODELS, "admission": {"explore": 0.5}}, "admission.explore=0.5"),
     ({"models": MODELS, "classes": {"a": {}}}, "exactly one class is the default, not 0"),
     ({"models": MODELS, "classes": {"a": {"default": True, "ttft_ms": -1}}}, "classes.a.ttft_ms=-1"),
     ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["x"]}}}, "sha256.0: should be the hash"),
@@ -161,10 +165,16 @@ def test_a_renamed_key_is_refused_with_its_new_name(old, new):
         parse(_nested(old))
 
 
+@pytest.mark.parametrize(("old", "why"), REMOVED.items())
+def test_a_removed_key_is_refused_with_the_remedy(old, why):
+    with pytest.raises(ConfigError, match=rf"{old.rpartition('.')[2]}: removed; {re.escape(why)}$"):
+        parse(_nested(old))
+
+
 def test_renamed_keys_point_to_keys_that_exist():
     known = {*_paths(Config), *(f"scheduling.engine.{field.name}" for field in fields(EngineOptions))}
     assert set(RENAMED.values()) <= known
-    assert not RENAMED.keys() & known
+    assert not {*RENAMED, *REMOVED} & known
 
 
 def test_a_renamed_key_is_found_inside_an_experiment():
@@ -248,22 +258,36 @@ def test_sizes_are_read_in_decimal_and_binary_units():
     assert parse({"models": MODELS}).pool.memory == "auto"
 
 
-@pytest.mark.parametrize("said", [{}, {"engine": "off"}, {"engine": False}, {"engine": None}])
+@pytest.mark.parametrize("said", ["off", False])
 def test_engine_off_keeps_vllms_scheduler(said):
-    config = parse({"models": MODELS, "scheduling": said})
+    config = parse({"models": MODELS, "scheduling": {"engine": said}})
     assert config.engine_options() is None
-    assert config.engine_queue() == 64
+    assert changed(config, {"admission": {"max_waiting": 5}}).engine_options() is None
+    own, plain = ScriptedGenerator(has_own_scheduler=True), ScriptedGenerator()
+    assert [policies_of(config, [one]).engine_queue for one in (own, plain)] == [64, 64]
+
+
+@pytest.mark.parametrize("said", [{}, {"engine": {}}, {"engine": None}])
+def test_the_engine_policy_is_the_default(said):
+    assert parse({"models": MODELS, "scheduling": said}).engine_options().ordering == "srmt"
+
+
+def test_an_engine_without_a_scheduler_of_its_own_is_ordered_by_the_gate():
+    config = parse({"models": MODELS})
+    own, plain = ScriptedGenerator(has_own_scheduler=True), ScriptedGenerator()
+    assert [policies_of(config, [one]).engine_queue for one in (own, plain)] == [1_000, 64]
+    assert policies_of(config, [plain]).engine_precedence is None
+    stated = parse({"models": MODELS, "admission": {"engine_queue": 3}})
+    assert [policies_of(stated, [one]).engine_queue for one in (own, plain)] == [3, 3]
 
 
 def test_engine_options_default_to_those_of_the_gate():
     scheduling = {"ordering": "least-slack", "default_deadline_ms": 7_000, "engine": {}}
-    config = parse({"models": MODELS, "scheduling": scheduling, "admission": {"victim_tau_ms": 50}})
+    config = parse({"models": MODELS, "scheduling": scheduling, "admission": {"policy": "fits-now"}})
     options = config.engine_options()
     assert (options.ordering, options.default_deadline_ms) == ("least-slack", 7_000)
-    assert options.victim_tau_ms == 50
-    assert config.engine_queue() == 1_000
+    assert options.policy == "fits-now"
     scheduling["engine"] = {"ordering": "srmt", "default_deadline_ms": 1, "preempt_ratio": 2}
-    other = parse({"models": MODELS, "scheduling": scheduling, "admission": {"engine_queue": 3}})
+    other = parse({"models": MODELS, "scheduling": scheduling})
     options = other.engine_options()
     assert (options.ordering, options.default_deadline_ms, options.preempt_ratio) == ("srmt", 1, 2)
-    assert other.engine_queue() == 3

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from controlplane.config import parse
 from controlplane.config.pool_and_quota import QuotaSection
 from controlplane.core.request import Owner
+from controlplane.policy.sharing.lending import usable_bytes
 from controlplane.policy.sharing.quota import target_nominal
 
 
@@ -19,7 +20,8 @@ SHARES = {"llm": {"nominal": 0.75, "min": 0.5, "borrow": 0.1}, "embedding": {"no
 
 def sharing(quota, **pool):
     sizes = {"pool_bytes": 1_000, "max_llm_bytes": 1_000, "most_embedding_bytes": 1_000, "block_bytes": 10}
-    return quota.sharing(**{**sizes, **pool})
+    largest = {Owner.LLM: 0, Owner.EMBEDDING: 0}
+    return quota.sharing(**{"largest_request": largest, **sizes, **pool})
 
 
 def test_shares_become_bytes_in_whole_blocks():
@@ -28,7 +30,16 @@ def test_shares_become_bytes_in_whole_blocks():
     assert found.options.minimum == {Owner.LLM: 500, Owner.EMBEDDING: 100}
     assert found.options.nominal_llm_bytes == 750
     assert (found.options.rate, found.options.dead_band) == (pytest.approx(0.5), 20)
-    assert found.borrow == {Owner.LLM: 100, Owner.EMBEDDING: 0}
+    assert found.borrow == {Owner.LLM: 100, Owner.EMBEDDING: 1_000}
+
+
+def test_minimums_that_are_not_stated_hold_the_largest_request():
+    found = sharing(section(), largest_request={Owner.LLM: 120, Owner.EMBEDDING: 40})
+    assert found.options.minimum == {Owner.LLM: 120, Owner.EMBEDDING: 40}
+    assert found.nominal == {Owner.LLM: 900, Owner.EMBEDDING: 100}
+    assert found.follows_urgency
+    needed = {Owner.LLM: 0, Owner.EMBEDDING: 1_000}
+    assert usable_bytes(found.nominal, needed, found) == {Owner.LLM: 120, Owner.EMBEDDING: 880}
 
 
 @st.composite
@@ -64,8 +75,29 @@ def test_no_owner_gets_more_than_it_can_use():
     assert (found.options.lowest, found.options.highest) == (700, 800)
 
 
-def test_quotas_change_if_dynamic_or_if_borrowing_is_allowed():
-    assert not section().is_dynamic
-    assert section(policy="dynamic").is_dynamic
-    assert section(**SHARES).is_dynamic
-    assert not sharing(section(**SHARES)).follows_urgency
+BOTH = {"chat": {"model": "m"}, "embeddings": [{"model": "e"}]}
+KVCACHED = {"kv_allocator": "kvcached"}
+OFF = {"engine": "off"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"pool": KVCACHED}, None),
+        ({"pool": KVCACHED, "quota": {"policy": "dynamic"}}, None),
+        ({"pool": KVCACHED, "quota": {"policy": "static", **SHARES}}, None),
+        ({"pool": KVCACHED, "quota": {"policy": "static"}}, "quota.policy: static"),
+        ({"pool": KVCACHED, "scheduling": OFF}, "scheduling.engine: off"),
+        ({}, "pool.kv_allocator: static cannot give KV memory back"),
+        ({"pool": KVCACHED, "models": {"chat": {"model": "m"}}}, "only one kind of model"),
+    ],
+)
+def test_quotas_move_where_bytes_can_move_and_an_engine_policy_keeps_them(sections, reason):
+    found = parse({"models": BOTH, **sections}).static_quota_reason()
+    assert found is None if reason is None else found is not None and found.startswith(reason)
+
+
+def test_lending_alone_does_not_follow_urgency():
+    found = sharing(section(policy="static", **SHARES))
+    assert not found.follows_urgency
+    assert found.borrow == {Owner.LLM: 100, Owner.EMBEDDING: 0}

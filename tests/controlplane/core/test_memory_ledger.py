@@ -34,7 +34,6 @@ footprints = st.builds(
     base=st.integers(0, 400),
     per_step=st.integers(0, 30),
     steps=st.integers(1, 50),
-    spread=st.floats(0, 100),
 )
 
 
@@ -75,9 +74,9 @@ class Ledger(RuleBasedStateMachine):
         self.ledger.set_reported(lease, held=held, per_step=per_step)
         self.expected[lease] = (held, per_step, self.expected[lease][2])
 
-    @rule(lease=leases, steps=st.integers(0, 40), spread=st.floats(0, 50))
-    def reforecast(self, lease: Lease, steps: int, spread: float) -> None:
-        self.ledger.reforecast(lease, steps=steps, spread=spread)
+    @rule(lease=leases, steps=st.integers(0, 40))
+    def reforecast(self, lease: Lease, steps: int) -> None:
+        self.ledger.reforecast(lease, steps=steps)
         base, per_step, _ = self.expected[lease]
         self.expected[lease] = (base, per_step, max(1, steps))
 
@@ -146,7 +145,6 @@ def test_a_footprint_bounds_the_blocks_of_a_generation(prompt: int, output: int,
         prompt_tokens=prompt,
         max_output_tokens=output,
         expected_tokens=output,
-        deviation_tokens=0.0,
         sequences=n,
     )
     for done in range(output + 1):
@@ -160,9 +158,7 @@ def test_a_footprint_bounds_the_blocks_of_a_generation(prompt: int, output: int,
 def test_expected_steps_stay_between_one_and_the_cap() -> None:
     geometry = KvGeometry(1, 1, 1)
     for expected, steps in ((0.2, 1), (5.0, 5), (99.0, 10)):
-        made = generate_footprint(
-            geometry, prompt_tokens=3, max_output_tokens=10, expected_tokens=expected, deviation_tokens=1.0
-        )
+        made = generate_footprint(geometry, prompt_tokens=3, max_output_tokens=10, expected_tokens=expected)
         assert made.steps == steps
 
 
@@ -173,11 +169,11 @@ def test_area_is_the_memory_time_of_the_footprint() -> None:
 def test_hypothetical_tables_leave_the_original_unchanged() -> None:
     ledger = MemoryLedger({Owner.LLM: Quota(100), Owner.EMBEDDING: Quota(0)})
     for name in ("a", "b", "c"):
-        ledger.open(name, Owner.LLM, Footprint(10, 1, 5, spread=2.0), priority=1)
+        ledger.open(name, Owner.LLM, Footprint(10, 1, 5), priority=1)
     table = ledger.table(Owner.LLM)
-    fewer = table.without(["b"]).with_lease("d", Footprint(7, 0, 3, spread=3.0), 2)
+    fewer = table.without(["b"]).with_lease("d", Footprint(7, 0, 3), 2)
     assert fewer.ids == ("a", "c", "d")
-    assert (fewer.base.tolist(), fewer.variance.tolist()) == ([10, 10, 7], [4, 4, 9])
+    assert fewer.base.tolist() == [10, 10, 7]
     assert table.ids == ("a", "b", "c")
 
 

@@ -82,8 +82,11 @@ def test_timeline_of_a_generation() -> None:
         seen.stamp_tokens(Instant(now), tokens)
     seen.finished = Instant(3_000)
     assert (seen.queue, seen.ttft, seen.tpot, seen.e2e) == (500, 1_000, 300, 2_000)
-    assert seen.longest_gap == 800
+    assert seen.gap == seen.longest_gap == 800
     assert seen.objectives_met(Slo(Duration(1_000), Duration(299))) == {"ttft": True, "tpot": False}
+    assert seen.objectives_met(Slo(gap=Duration(799), e2e=Duration(2_000))) == {"e2e": True, "gap": False}
+    assert seen.has_missed(Slo(gap=Duration(799))) and seen.has_missed(Slo(ttft=Duration(999)))
+    assert not seen.has_missed(Slo(tpot=Duration(1), e2e=Duration(1)))
 
 
 def test_one_token_meets_tpot_and_embeddings_meet_ttft_at_their_end() -> None:
@@ -91,7 +94,7 @@ def test_one_token_meets_tpot_and_embeddings_meet_ttft_at_their_end() -> None:
     seen.stamp_tokens(Instant(50), 1)
     seen.finished = Instant(60)
     assert seen.tpot is None
-    assert seen.objectives_met(Slo(tpot=Duration(1))) == {"tpot": True}
+    assert seen.objectives_met(Slo(tpot=Duration(1), gap=Duration(1))) == {"tpot": True, "gap": True}
     answer = Timeline(arrival=Instant(0), finished=Instant(90))
     assert answer.objectives_met(Slo(ttft=Duration(89))) == {"ttft": False}
     assert answer.objectives_met(Slo(ttft=Duration(90))) == {"ttft": True}

@@ -7,12 +7,13 @@ import pytest
 
 from controlplane.core import plugins
 from controlplane.core.clock import seconds
+from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.apt_serve import AptServe
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.static_priority import StaticPriorityPolicy
 from controlplane.policy.gate.admission import fits_now
 from controlplane.policy.gate.ordering import Fcfs, OrderingOptions
-from controlplane.policy.gate.preemption import choose_victims
+from controlplane.policy.gate.preemption import latest_started
 from controlplane.policy.registry import (
     ADMISSIONS,
     VICTIMS,
@@ -71,11 +72,14 @@ def test_a_plugin_engine_policy_takes_precedence_over_the_ordering_of_its_name(p
 def test_plugins_of_the_other_slots(provided):
     provided(
         ("admission", "mine", "controlplane.policy.gate.admission:fits_now"),
-        ("victims", "mine", "controlplane.policy.gate.preemption:choose_victims"),
+        ("victims", "mine", "controlplane.policy.gate.preemption:latest_started"),
     )
     assert lookup("admission", ADMISSIONS, "mine") is fits_now
-    assert lookup("victims", VICTIMS, "mine") is choose_victims
-    assert engine_policy(EngineOptions(policy="mine", victims="mine")).ahead.victims is choose_victims
+    assert lookup("victims", VICTIMS, "mine") is latest_started
+    assert (
+        engine_policy(EngineOptions(ordering="edf", policy="mine", victims="mine")).ahead.victims
+        is latest_started
+    )
 
 
 def test_a_name_in_table_and_entry_points_is_refused(provided):
@@ -96,7 +100,7 @@ def test_unknown_names_list_tables_and_plugins(provided):
         gate_ordering("lifo", OPTIONS)
     with pytest.raises(ValueError, match=r"ordering='lifo'.*mc-sf, srmt, third-party"):
         engine_policy(EngineOptions(ordering="lifo"))
-    with pytest.raises(ValueError, match=r"victims='dearest'.*cheapest-sufficient"):
+    with pytest.raises(ValueError, match=r"victims='dearest'.*latest-started"):
         engine_policy(EngineOptions(victims="dearest"))
 
 
@@ -119,9 +123,28 @@ def test_extra_must_be_a_mapping():
         EngineOptions().changed({"extra": "all"})
 
 
+def waiting_entry(name: str, *, work: float, rank: int, weight: float = 1.0) -> SimpleNamespace:
+    request = SimpleNamespace(
+        service_class=ServiceClass("any", Slo(), 0, sheddable=True, stated_weight=weight)
+    )
+    return SimpleNamespace(rank=(rank, rank, name), work=work, request=request)
+
+
+@pytest.mark.parametrize(("weight", "goes_first"), [(1.0, False), (3.9, False), (4.1, True)])
+def test_engine_precedence_by_work_counts_the_weights(weight, goes_first):
+    large, small = waiting_entry("a", work=4.0, rank=2, weight=weight), waiting_entry("b", work=1.0, rank=1)
+    assert engine_precedence(EngineOptions(ordering="srmt"))(large, small) == goes_first
+
+
+def test_only_srmt_with_a_cutoff_has_one_at_the_gate():
+    assert engine_precedence(EngineOptions(ordering="srmt")).cutoff is not None
+    assert engine_precedence(EngineOptions(ordering="srmt", size_cutoff_share=0.0)).cutoff is None
+    assert engine_precedence(EngineOptions(ordering="apt")).cutoff is None
+
+
 def test_engine_precedence_uses_the_gates_rank_where_the_gate_has_one(provided):
     provided(("ordering", "third-party", "controlplane.policy.gate.ordering:Fcfs"))
-    early, small = SimpleNamespace(rank=(1, 1, "a"), work=9.0), SimpleNamespace(rank=(2, 2, "b"), work=1.0)
+    early, small = waiting_entry("a", work=9.0, rank=1), waiting_entry("b", work=1.0, rank=2)
     for name, first in (("edf", early), ("third-party", early), ("srmt", small)):
         precedes = engine_precedence(EngineOptions(ordering=name))
         assert precedes(early, small) == (first is early)

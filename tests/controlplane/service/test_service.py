@@ -14,7 +14,7 @@ from controlplane.config import ConfigError, parse
 from controlplane.config.models_section import EmbeddingModel
 from controlplane.core.device import DeviceReading
 from controlplane.core.errors import BackendDown
-from controlplane.service.bootstrap import assemble, build_service, embedders_of, plan_of
+from controlplane.service.bootstrap import assemble, build_service, plan_of
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.runtime.timers import LoopClock
 
@@ -158,22 +158,6 @@ def test_nothing_is_left_running_after_a_cancelled_start():
             await quick.check()
 
     run(main())
-
-
-@pytest.mark.parametrize(
-    ("pool", "quota", "returns"),
-    [
-        ({}, {}, True),
-        ({}, {"policy": "dynamic"}, False),
-        ({"kv_allocator": "kvcached"}, {"policy": "dynamic"}, True),
-    ],
-)
-def test_allocators_return_memory_only_with_fixed_quotas_or_kvcached(pool, quota, returns):
-    """With changing budgets each pass would pay for its allocations again."""
-    (made,) = embedders_of(
-        parse({"models": {"embeddings": [{"model": "one"}]}, "pool": pool, "quota": quota})
-    )
-    assert made._returns_memory is returns
 
 
 def test_a_model_with_unknown_cache_geometry_is_a_config_error(tmp_path):

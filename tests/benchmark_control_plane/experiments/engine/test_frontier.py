@@ -114,7 +114,24 @@ def test_the_table_compares_with_stock_fcfs_and_the_fluid_bound():
     assert len({line.count("|") for line in table(studies, {}).splitlines()}) == 1
     rows = {cells[3]: cells for cells in ([cell.strip() for cell in line.split("|")] for line in lines)}
     assert set(rows["stock-fcfs"][5:9]) == {"2.00 ± 1.41 (1.00x)"}
-    assert rows["tandem"][4:] == ["2", *["6.00 (2.00x)"] * 4, "30", "20", *["79% (70%)"] * 2, "unknown", ""]
+    held = ["79% (70%)"] * 2
+    assert rows["tandem"][4:] == ["2", *["6.00 (2.00x)"] * 4, "30", "20", *held, "", "", "unknown", ""]
     # Not all seeds recorded it.
     assert rows["stock-fcfs"][11:13] == ["", ""]
     assert rows["fluid bound"][5:9] == [*["7.00 (3.50x)"] * 2, *["9.00 (4.50x)"] * 2]
+
+
+def test_the_table_shows_rejections_and_attainment_by_class():
+    def a_study(seed: int, interactive: float, *, rejected: float) -> dict:
+        point = {
+            "rate": 1.0, "strict": 0.95, "longest_gap": 30.0, "lost_wait": {"p95": 20.0},
+            "rejected": rejected, "by_class": {"batch": 0.5, "interactive": interactive},
+            "embeddings": 0.75,
+        }  # fmt: skip
+        return {
+            "dataset": "d", "policy": "tandem-gate", "prediction": "oracle", "seed": seed,
+            "window": {"warm_up": 0, "requests": 9}, "rates": dict.fromkeys(KEYS, 1.0), "points": [point],
+        }  # fmt: skip
+
+    row = table([a_study(1, 0.9, rejected=0.1), a_study(2, 1.0, rejected=0.2)], {}).splitlines()[-1]
+    assert [cell.strip() for cell in row.split("|")][13:15] == ["15.0%", "batch 50%, interactive 95% (75%)"]

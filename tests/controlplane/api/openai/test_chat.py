@@ -313,10 +313,11 @@ async def test_default_max_tokens_is_bounded_by_the_context(
 
 
 OBJECTIVES = [
-    ({"x-slo-ttft-ms": "150", "x-slo-tpot-ms": "20.5", "x-slo-e2e-ms": "9000"}, {}, (150, 20.5, 9000)),
-    ({"x-llm-d-slo-ttft-ms": "150", "x-llm-d-slo-tpot-ms": "20"}, {}, (150, 20, None)),
-    ({}, {"slo": {"ttft_ms": 150, "e2e_ms": 7}}, (150, None, 7)),
-    ({"x-slo-ttft-ms": "150"}, {"slo": {"ttft_ms": 150.0, "tpot_ms": 3}}, (150, 3, None)),
+    ({"x-slo-ttft-ms": "150", "x-slo-tpot-ms": "20.5", "x-slo-e2e-ms": "9000"}, {}, (150, 20.5, 9000, None)),
+    ({"x-llm-d-slo-ttft-ms": "150", "x-llm-d-slo-tpot-ms": "20"}, {}, (150, 20, None, None)),
+    ({}, {"slo": {"ttft_ms": 150, "e2e_ms": 7, "gap_ms": 300}}, (150, None, 7, 300)),
+    ({"x-slo-ttft-ms": "150"}, {"slo": {"ttft_ms": 150.0, "tpot_ms": 3}}, (150, 3, None, None)),
+    ({"x-slo-gap-ms": "250"}, {}, (None, None, None, 250)),
 ]
 
 
@@ -325,7 +326,7 @@ async def test_objectives(stage: Stage, headers: dict[str, str], fields: dict[st
     answer = await stage.http.post(CHAT, json=chat(**fields), headers=headers)
     assert answer.status_code == 200, answer.text
     slo = stage.generator.runs[0].request.slo
-    assert (slo.ttft, slo.tpot, slo.e2e) == tuple(ms and milliseconds(ms) for ms in expected)
+    assert (slo.ttft, slo.tpot, slo.e2e, slo.gap) == tuple(ms and milliseconds(ms) for ms in expected)
 
 
 async def test_models(stage: Stage):

@@ -2,6 +2,7 @@
 
 import asyncio
 from hashlib import sha256
+from unittest.mock import ANY
 
 import pytest
 
@@ -63,7 +64,7 @@ async def test_engine_that_dies_during_a_change_is_reported():
         ({"server": {"port": 1}}, "server: cannot change at run time"),
         ({"scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
         ({"scheduling": {"orderin": "edf"}}, "did you mean 'ordering'?"),
-        ({"scheduling": {"engine": {}}}, "scheduling.engine: cannot change"),
+        ({"scheduling": {"engine": "off"}}, "scheduling.engine: cannot change"),
         ({"admission": {"length_predictor": "max-tokens"}}, "admission.length_predictor: cannot change"),
         ({"admission": {"max_waiting": -1}}, "admission.max_waiting=-1"),
         # The value cannot be written as JSON.
@@ -80,8 +81,7 @@ async def test_invalid_change_changes_nothing(change, expected):
 
 
 async def test_suspended_quotas_are_reported():
-    quota = {"policy": "dynamic", "llm": {"nominal": 0.7, "min": 0.3}, "embedding": {"nominal": 0.3}}
-    async with staged(SETTINGS, scheduling={"engine": {}}, quota=quota | {"tick_ms": 10_000}) as stage:
+    async with staged(SETTINGS, pool={"kv_allocator": "kvcached"}, quota={"tick_ms": 10_000}) as stage:
         assert (await stage.http.get("/ready")).json() == {"status": "ready"}
         stage.service.quota_controller.health.failed(Refused("no such quota"))
         ready = await stage.http.get("/ready")
@@ -159,23 +159,58 @@ async def test_explain_agrees_with_the_decision():
         named = {"x-request-id": "mine"}
         asking.append(asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=named)))
         await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 1)
-        (mine,) = (await stage.http.get("/admin/explain/mine", headers=ADMIN)).json()["waiting"]
-        assert (mine["decision"], mine["reason"]) == ("DEFER", "no_slot")
+        (mine,) = await histories(stage, "mine")
+        assert (mine["outcome"], mine["phase"]) == (None, "deferred")
+        assert (mine["now"]["decision"], mine["now"]["reason"]) == ("DEFER", "no_slot")
         assert (await explained(stage))["queue"] == {"others": 1, "before_it": 1}
         found = await explained(stage, slo={"ttft_ms": 0.001}, service_class="picky")
         assert (found["decision"], found["reason"], found["retry_after_ms"]) == (
             "REJECT", "slo_unattainable", 1000.0,
         )  # fmt: skip
         refused = await stage.http.post(
-            "/v1/completions", json={**body, "slo": {"ttft_ms": 0.001}, "service_class": "picky"}
+            "/v1/completions",
+            json={**body, "slo": {"ttft_ms": 0.001}, "service_class": "picky"},
+            headers={"x-request-id": "late"},
         )
         assert (refused.status_code, refused.headers["retry-after-ms"]) == (429, "1000")
         while not all(task.done() for task in asking):
             stage.generator.allow()
             await asyncio.sleep(0)
         assert [(await task).status_code for task in asking] == [200] * 5
-        missing = await stage.http.get("/admin/explain/mine", headers=ADMIN)
+        (mine,) = await histories(stage, "mine")
+        assert (mine["outcome"], mine["missed"], mine["now"]) == ("met", [], None)
+        assert [(each["decision"], each["reason"]) for each in mine["decisions"]] == [
+            ("DEFER", "no_slot"), ("ADMIT", None),
+        ]  # fmt: skip
+        assert mine["decisions"][0]["places"] == {"running": 4, "free": 0}
+        assert mine["decisions"][1]["at_ms"] == mine["measured"]["queue_ms"] > 0
+        assert mine["request"]["prompt_tokens"] == 16
+        assert mine["measured"]["output_tokens"] == 3
+        assert await histories(stage, mine["id"]) == [mine | {"arrived_ms_ago": ANY}]
+        (late,) = await histories(stage, "late")
+        (decision,) = late["decisions"]
+        assert (late["outcome"], decision["reason"]) == ("rejected", "slo_unattainable")
+        assert decision["retry_after_ms"] == 1000.0
+        assert decision["time"]["latest_start_ms"] < 0
+
+
+async def histories(stage, request_id):
+    answer = await stage.http.get(f"/admin/explain/{request_id}", headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["requests"]
+
+
+async def test_only_the_last_ended_requests_are_explained():
+    async with staged(SETTINGS, server={"explain_requests": 2}) as stage:
+        body = {"model": CHAT_MODEL, "prompt": "x"}
+        for name in ("first", "second", "third"):
+            await stage.http.post("/v1/completions", json=body, headers={"x-request-id": name})
+        missing = await stage.http.get("/admin/explain/first", headers=ADMIN)
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+        assert "the last 2 requests that ended" in missing.json()["error"]["message"]
+        for name in ("second", "third"):
+            (found,) = await histories(stage, name)
+            assert found["id"].startswith(f"{name}-")
 
 
 @pytest.mark.parametrize(

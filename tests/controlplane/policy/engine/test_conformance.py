@@ -46,10 +46,10 @@ lives = st.fixed_dictionaries(
 def progress(name: str, life: dict, *, is_running: bool) -> RequestState:
     arrival = Instant(NOW - milliseconds(life["ago_ms"]))
     ttft = None if life["ttft_ms"] is None else milliseconds(life["ttft_ms"])
-    klass = ServiceClass("any", Slo(ttft=ttft), life["priority"], sheddable=False)
-    request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
     gap = None if life["gap_ms"] is None else milliseconds(life["gap_ms"])
-    state = RequestState(request, life["predicted"], name, gap=gap)
+    klass = ServiceClass("any", Slo(ttft=ttft, gap=gap), life["priority"], sheddable=False)
+    request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
+    state = RequestState(request, life["predicted"], name)
     if is_running and life["done"]:
         state.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
     return state

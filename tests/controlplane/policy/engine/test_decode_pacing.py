@@ -4,23 +4,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.policy.engine.decode_pacing import next_step_start
+from controlplane.policy.engine.decode_pacing import next_step_start as paced_start
 from controlplane.policy.engine.request_state import RequestState
 
 LAST, NOW = Instant(1_000), Instant(1_010)
 
 
-def running(*, first=900, done=11, limit=111, gap=None, **objectives) -> RequestState:
+def next_step_start(states, previous, now, share, *, free_share=1.0, longest_step=NO_TIME):
+    """`paced_start` where memory is free and no step was long, unless stated."""
+    return paced_start(states, previous, now, share, free_share=free_share, longest_step=longest_step)
+
+
+def running(*, first=900, done=11, limit=111, **objectives) -> RequestState:
     """A state that arrived at 0 and has `done` tokens; objectives in nanoseconds."""
     slo = Slo(**{name: Duration(value) for name, value in objectives.items()})
     request = Request(
         "r", Kind.GENERATE, "model", "tests", ServiceClass("c", slo, 0, sheddable=True), slo, Instant(0),
         prompt_tokens=8, max_output_tokens=limit,
     )  # fmt: skip
-    progress = RequestState(request, 100, "r", gap=gap)
+    progress = RequestState(request, 100, "r")
     if first is not None:
         progress.first_token, progress.last_token = Instant(first), Instant(990)
         progress.tokens += done
@@ -69,3 +74,27 @@ def test_one_more_objective_never_lengthens_the_delay_and_share_zero_never_delay
     if any(drawn):
         assert after <= before
     assert next_step_start(states, LAST, NOW, 0.0) == LAST
+
+
+def test_the_delay_shrinks_with_the_free_memory():
+    states = [running(tpot=24)]
+    starts = [next_step_start(states, LAST, NOW, 0.5, free_share=free) for free in (1.0, 0.5, 0.0)]
+    assert starts == [LAST + 12, LAST + 6, LAST]
+
+
+def test_a_lead_of_less_than_the_longest_step_is_not_spent():
+    """The next token is due at 900 + 11 * 24 = 1,164, 154 after NOW."""
+    states = [running(tpot=24)]
+    assert next_step_start(states, LAST, NOW, 0.5, longest_step=Duration(100)) == LAST + 12
+    assert next_step_start(states, LAST, NOW, 0.5, longest_step=Duration(150)) == LAST + 4
+    assert next_step_start(states, LAST, NOW, 0.5, longest_step=Duration(155)) == LAST
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 400), st.integers(0, 400), st.floats(0, 0.99))
+def test_less_memory_and_longer_steps_never_lengthen_the_delay(free, freer, short, longer, share):
+    states = [running(tpot=24), running(tpot=60, first=880)]
+    free, freer = sorted((free, freer))
+    short, longer = sorted((short, longer))
+    least = next_step_start(states, LAST, NOW, share, free_share=free, longest_step=Duration(longer))
+    most = next_step_start(states, LAST, NOW, share, free_share=freer, longest_step=Duration(short))
+    assert LAST <= least <= most

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Duration, Instant
 from controlplane.core.forecast import LengthForecast
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.request_state import RequestState
@@ -44,3 +45,44 @@ def test_a_forecast_replaces_the_predicted_number(done):
     one = progress("one", (100, done, 400, 1_000, False))
     one.set_forecast(FORECAST)
     assert one.remaining() == to_come((100, done, 400, 1_000, True))
+
+
+def begun(slo: Slo, *, predicted: int = 100, is_guess: bool = False) -> RequestState:
+    """A request that arrived at 0 and has ten tokens, the first at 100 and the last at 200."""
+    klass = ServiceClass("any", slo, 0, sheddable=False)
+    request = Request("r", Kind.GENERATE, "m", "t", klass, slo, Instant(0), 20, 200)
+    state = RequestState(request, predicted, "r", is_guess=is_guess)
+    state.stamp(Instant(100), 9)
+    state.stamp(Instant(200), 1)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("slo", "last_chance"),
+    [
+        (Slo(gap=Duration(150)), 350),
+        # 89 tokens of 5 after the next one.
+        (Slo(e2e=Duration(1_000)), 1_000 - 89 * 5),
+        # Ten tokens behind the first, and 89 that regain 15 each.
+        (Slo(tpot=Duration(20)), 100 + 10 * 20 + 89 * 15),
+        (Slo(tpot=Duration(20), e2e=Duration(1_000), gap=Duration(150)), 350),
+    ],
+)
+def test_a_begun_request_is_lost_after_its_last_chance(slo, last_chance):
+    state = begun(slo)
+    assert state.last_chance(Duration(5)) == last_chance
+    for now, work, is_lost in ((0, 0, False), (1, 0, True), (-50, 50, False), (-50, 51, True)):
+        assert state.cannot_meet_slo(Instant(last_chance + now), Duration(work), Duration(5)) == is_lost
+
+
+def test_without_a_forecast_the_next_token_may_be_the_last():
+    assert begun(Slo(e2e=Duration(1_000)), is_guess=True).last_chance(Duration(5)) == 1_000
+    assert begun(Slo(e2e=Duration(1_000)), predicted=10).last_chance(Duration(5)) == 1_000
+    # TPOT may be regained until the limit of 200 tokens.
+    assert begun(Slo(tpot=Duration(20)), is_guess=True).last_chance(Duration(5)) == 300 + 189 * 15
+
+
+@pytest.mark.parametrize(("now", "slack"), [(250, 50), (301, 0), (1_635, 0), (1_636, None)])
+def test_a_victim_behind_its_pace_is_urgent_until_it_is_lost(now, slack):
+    state = begun(Slo(tpot=Duration(20)))
+    assert state.as_running(Instant(now), 1, Pace(Duration(5), Duration(0))).slack == slack

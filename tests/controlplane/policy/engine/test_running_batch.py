@@ -27,7 +27,9 @@ def forecast(random: Random) -> LengthForecast:
 
 def newcomer(name: str, random: Random) -> RequestState:
     ttft = random.choice([None, Duration(3), Duration(50)])
-    klass = ServiceClass("any", Slo(ttft=ttft), random.randrange(3), sheddable=False)
+    tpot, gap = random.choice([None, Duration(3)]), random.choice([None, Duration(2), Duration(30)])
+    slo = Slo(ttft, tpot, random.choice([None, Duration(4), Duration(300)]), gap)
+    klass = ServiceClass("any", slo, random.randrange(3), sheddable=False)
     limit = random.choice([1, 30, 400])
     request = Request(
         name, Kind.GENERATE, "m", "t", klass, klass.slo, Instant(0), random.randint(1, 90), limit
@@ -37,7 +39,6 @@ def newcomer(name: str, random: Random) -> RequestState:
         predicted=random.choice([1, 20, 90]),
         name=name,
         forecast=forecast(random) if random.random() < 0.6 else None,
-        gap=random.choice([None, Duration(2), Duration(30)]),
         is_guess=random.random() < 0.2,
     )
     if random.random() < 0.3:
@@ -73,10 +74,9 @@ def check(batch: RunningBatch, those: Twins, now: Instant, random: Random) -> No
     assert batch.is_guess.tolist() == [one.is_guess for one in alone]
     assert batch.remaining_tokens().tolist() == [one.remaining() for one in alone]
     assert batch.memory_time().tolist() == [one.memory_time() for one in alone]
-    assert batch.is_lost(now).tolist() == [one.cannot_meet_slo(now, Duration(0)) for one in alone]
+    step = Duration(random.choice([0, 1, 4]))
+    assert batch.is_lost(now, step).tolist() == [one.cannot_meet_slo(now, Duration(0), step) for one in alone]
     assert batch.has_token_of(now).tolist() == [one.last_token == now for one in alone]
-    deviations = [0.0 if one.forecast is None else one.forecast.deviation for one in alone]
-    assert batch.variance.tolist() == [one**2 for one in deviations]
     if those and random.random() < 0.5:
         at = random.randrange(len(those))
         assert batch[at] is those[at][0]

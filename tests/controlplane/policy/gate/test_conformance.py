@@ -1,4 +1,4 @@
-"""The shipped conformance checks hold for every ordering, admission and victim selection of the registry."""
+"""The shipped conformance checks hold for every ordering, admission and victim rank of the registry."""
 
 import pytest
 
@@ -18,5 +18,5 @@ def test_admission_conforms(name):
 
 
 @pytest.mark.parametrize("name", VICTIMS)
-def test_victim_selection_conforms(name):
+def test_victim_rank_conforms(name):
     check_victims(VICTIMS[name])

@@ -110,3 +110,38 @@ def test_accepted_and_non_sheddable_requests_are_not_rejected_for_the_backlog() 
 
 def test_an_idle_engine_rejects_no_late_request() -> None:
     assert verdict_of(1, pending=99_999, width=0) == "in"
+
+
+def test_a_request_that_waits_for_memory_in_the_engine_is_not_held_back_for_tpot() -> None:
+    """It starts when another request leaves, so it lengthens no step."""
+    full = replace(one_more_at_a_time(1), sequences=2)
+    wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
+    engine = replace(share_of([Footprint(10, steps=400)]), engine_work_ahead=lambda waiting: 0.0)
+    for unclaimed, started in ((10.0, []), (9.0, ["w0"])):
+        share = replace(engine, decode_load=replace(full, unclaimed_bytes=unclaimed))
+        plan = run_cycle(view_of(share, [wish]), NOW, admission())
+        assert [name for name, _ in plan.dispatches] == started
+
+
+@pytest.mark.parametrize(("optimism", "rejections"), [(1.0, 1), (0.9, 1), (0.5, 0)])
+def test_forwarding_rejects_only_what_is_late_by_an_optimistic_wait(optimism: float, rejections: int) -> None:
+    """The TTFT is 2 s; by the estimate the work ahead alone takes 3 s."""
+    share = share_of([Footprint(10, steps=5)])
+    assert share.pace is not None
+    ahead = 3e9 / share.pace.step * share.ceiling
+    share = replace(share, engine_work_ahead=lambda waiting: ahead, wait_optimism=optimism)
+    wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 1, "ago_ms": 0}
+    plan = run_cycle(view_of(share, [wish]), NOW, admission())
+    assert (len(plan.rejections), len(plan.dispatches)) == (rejections, 1 - rejections)
+
+
+def test_the_prefill_backlog_is_not_scaled() -> None:
+    load = replace(one_more_at_a_time(9), per_prompt_token=1e5, prompt_tokens_pending=30_000)
+    share = replace(
+        share_of([Footprint(10, steps=5)]),
+        decode_load=load,
+        engine_work_ahead=lambda waiting: 0.0,
+        wait_optimism=0.1,
+    )
+    wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 1, "ago_ms": 0}
+    assert len(run_cycle(view_of(share, [wish]), NOW, admission()).rejections) == 1

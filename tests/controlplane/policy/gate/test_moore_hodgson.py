@@ -11,17 +11,13 @@ from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.gate.admission import Admission, AdmissionOptions
 from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs
-from controlplane.policy.gate.preemption import PreemptionOptions
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import ADMISSIONS, lookup
 
 NOW = Instant(seconds(100))
 PACE = Pace(step=milliseconds(20), per_prompt_token=milliseconds(0.1))
 ADMISSION = Admission(
-    AdmissionOptions(
-        overflow_probability=0.05, max_waiting=9, max_wait=seconds(30), defer_threshold=milliseconds(50)
-    ),
-    PreemptionOptions(tau=seconds(1), almost_done_steps=2, thrash_penalty=1.0),
+    AdmissionOptions(max_waiting=9, max_wait=seconds(30), defer_threshold=milliseconds(50)),
     lookup("admission", ADMISSIONS, "look-ahead"),
 )
 INDEX = ServiceClass("index", Slo(e2e=seconds(2)), priority=0, sheddable=True)

@@ -10,23 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
-from controlplane.core.decision import Admit, Defer, Plan, Reason
+from controlplane.core.deadlines import Progress
+from controlplane.core.decision import Admit, Defer, Plan, Reason, Reject
 from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
-from controlplane.core.pool_view import Pace, PoolView, Queue, Reserve, Running, Share, Waiting
+from controlplane.core.pool_view import Pace, PoolView, Queue, Running, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.gate.admission import Admission, AdmissionOptions, predicted_wait, wait_bound
+from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.ordering import OrderingOptions
-from controlplane.policy.gate.preemption import PreemptionOptions
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import ADMISSIONS, ORDERINGS, gate_ordering, lookup
 
 NOW = Instant(seconds(100))
 PACE = Pace(step=milliseconds(20), per_prompt_token=milliseconds(0.1))
-OPTIONS = AdmissionOptions(
-    overflow_probability=0.05, max_waiting=4, max_wait=seconds(30), defer_threshold=milliseconds(50)
-)
-EVICTION = PreemptionOptions(tau=seconds(1), almost_done_steps=2, thrash_penalty=1.0)
+OPTIONS = AdmissionOptions(max_waiting=4, max_wait=seconds(30), defer_threshold=milliseconds(50))
 CLASSES = [
     ServiceClass("batch", Slo(), priority=0, sheddable=False),
     ServiceClass("chat", Slo(ttft=seconds(2)), priority=1, sheddable=True),
@@ -39,7 +37,6 @@ footprints = st.builds(
     base=st.integers(1, 300),
     per_step=st.integers(0, 5),
     steps=st.integers(1, 60),
-    spread=st.floats(0, 30),
     worst=st.integers(0, 700),
 )
 wishes = st.fixed_dictionaries(
@@ -56,7 +53,7 @@ queues = st.lists(wishes, min_size=1, max_size=8)
 
 
 def admission(name: str = "look-ahead") -> Admission:
-    return Admission(OPTIONS, EVICTION, lookup("admission", ADMISSIONS, name))
+    return Admission(OPTIONS, lookup("admission", ADMISSIONS, name))
 
 
 def waiting_of(wish: dict[str, Any], index: int, ordering: str) -> Waiting:
@@ -86,7 +83,9 @@ def share_of(load: list[Footprint], *, preemptible: bool = True, slots: int = 10
             break
         ledger.open(f"r{i}", Owner.LLM, footprint, priority=i % 2)
         running.append(
-            Running(f"r{i}", i % 2, footprint.base, seconds(1), seconds(0.1), footprint.steps, preemptions=0)
+            Running(
+                f"r{i}", i % 2, footprint.base, seconds(1), seconds(0.1), footprint.steps, 0, Progress(NOW)
+            )
         )
     return Share(
         ceiling=1_000,
@@ -172,18 +171,45 @@ def test_input_order_does_not_matter(
     assert run_cycle(moved, NOW, admission()) == run_cycle(view, NOW, admission())
 
 
+def admissions_lost(
+    load: list[Footprint], wishes: list[dict[str, Any]], gone: int
+) -> tuple[list[str], dict[str, Any]]:
+    """Requests admitted beside `load` but not without its lease `gone`, and all decisions without it."""
+    full = share_of(load, preemptible=False)
+    more = run_cycle(view_of(full, wishes), NOW, admission())
+    less = verdicts(
+        run_cycle(view_of(full.without(full.leases.ids[gone : gone + 1]), wishes), NOW, admission())
+    )
+    return [name for name, _ in more.dispatches if not isinstance(less.get(name), Admit)], less
+
+
+@given(loads, st.lists(wishes.map(lambda wish: {**wish, "at": 0}), min_size=1, max_size=8), st.integers(0, 7))
+@settings(deadline=None)
+def test_less_load_loses_no_admission_of_requests_without_deadline(
+    load: list[Footprint], wishes: list[dict[str, Any]], gone: int
+) -> None:
+    assert admissions_lost(load, wishes, gone)[0] == []
+
+
 @given(loads, queues, st.integers(0, 7))
 @settings(deadline=None)
 def test_less_load_never_turns_admission_into_rejection(
     load: list[Footprint], wishes: list[dict[str, Any]], gone: int
 ) -> None:
-    full = share_of(load, preemptible=False)
-    names = list(full.leases.ids[gone : gone + 1])
-    more = verdicts(run_cycle(view_of(full, wishes), NOW, admission()))
-    less = verdicts(run_cycle(view_of(full.without(names), wishes), NOW, admission()))
-    for name, verdict in more.items():
-        if isinstance(verdict, Admit):
-            assert isinstance(less[name], Admit)
+    lost, less = admissions_lost(load, wishes, gone)
+    # Those behind the first one wait for it, so only the first one decides by its own prospects.
+    assert not any(isinstance(less.get(name), Reject) for name in lost[:1])
+
+
+def test_a_request_squeezed_in_under_more_load_waits_for_room_that_comes_in_time() -> None:
+    load = [Footprint(100, 5, 60), Footprint(300, 5, 60), Footprint(300, 2, 40)]
+    wish = {
+        "footprint": Footprint(50, 5, 30), "at": 1, "ago_ms": 1_000, "accepted": False, "undecided": True,
+    }  # fmt: skip
+    lost, less = admissions_lost(load, [wish], 0)
+    assert lost == ["w0"]
+    assert less["w0"].reason is Reason.NO_MEMORY
+    assert admissions_lost(load, [{**wish, "undecided": False}], 0) == (["w0"], {})
 
 
 @given(loads, queues)
@@ -275,39 +301,6 @@ def test_the_wait_bound_is_earlier_if_waiting_longer_is_pointless() -> None:
     assert wait_bound(patient, Footprint(10), PACE, OPTIONS) == Duration(request.arrival + seconds(30))
 
 
-def test_the_reserve_serves_only_its_priority():
-    ledger = MemoryLedger({Owner.LLM: Quota(1_000)})
-    ledger.open("running", Owner.LLM, Footprint(100, steps=10), priority=0)
-    share = Share(
-        ceiling=1_000, held=100, deficit=0, largest=1_000, free_slots=9, leases=ledger.table(Owner.LLM),
-        pace=PACE, reserve=Reserve(reserved_bytes=600, priority=2),
-    )  # fmt: skip
-    one = admission()
-    footprint = {"base": 400, "per_step": 0, "steps": 5, "spread": 0.0, "worst": 400}
-    for at, expected in ((0, Reason.NO_MEMORY), (1, Reason.NO_MEMORY), (2, Admit)):
-        wish = {"ago_ms": 0, "at": at, "footprint": Footprint(**footprint), "accepted": False}
-        verdict = one.try_admit(
-            share, one.lookahead(share), waiting_of({**wish, "undecided": True}, 0, "edf")
-        )
-        assert verdict is expected or isinstance(verdict, Admit) == (expected is Admit)
-    idle = replace(share, held=0, leases=MemoryLedger({Owner.LLM: Quota(1)}).table(Owner.LLM))
-    assert isinstance(
-        one.try_admit(idle, one.lookahead(idle), waiting_of({**wish, "at": 0, "undecided": True}, 0, "edf")),
-        Admit,
-    )
-
-
-@pytest.mark.parametrize(("base", "passes"), [(400, True), (950, False)])
-def test_entitled_requests_overtake_a_head_that_only_the_reserve_blocks(base, passes):
-    share = replace(share_of([Footprint(100, steps=10)]), reserve=Reserve(reserved_bytes=600, priority=2))
-    first = {"ago_ms": 20_000, "at": 0, "footprint": Footprint(base, steps=5, worst=base), "accepted": False}
-    second = {"ago_ms": 0, "at": 2, "footprint": Footprint(300, steps=5, worst=300), "accepted": False}
-    wishes = [{**wish, "undecided": True} for wish in (first, second)]
-    plan = run_cycle(view_of(share, wishes), NOW, admission())
-    assert [name for name, _ in plan.dispatches] == (["w1"] if passes else [])
-    assert "w0" in dict(plan.deferrals)
-
-
 def test_a_serial_owner_frees_memory_as_it_works():
     ledger = MemoryLedger({Owner.EMBEDDING: Quota(1_000)})
     for name in "abcd":
@@ -320,7 +313,7 @@ def test_a_serial_owner_frees_memory_as_it_works():
 
     def wait_ms(base: int, *, ahead: float = 0.0) -> float:
         waiting = waiting_of({**wish, "footprint": Footprint(base)}, 0, "edf")
-        return predicted_wait(share, admission().lookahead(share), waiting, ahead=ahead) / 1e6
+        return predicted_wait(share, LookAhead(share.leases), waiting, ahead=ahead) / 1e6
 
     # 4,000 tokens of 0.1 ms each hold the pool: a quarter is free after a quarter of the work.
     assert [wait_ms(base) for base in (250, 500, 1_000)] == [100, 200, 400]

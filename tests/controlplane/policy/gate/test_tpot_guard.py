@@ -123,7 +123,7 @@ def test_admissions_of_one_cycle_count() -> None:
     """One cycle admits no more requests than are feasible together."""
     load, count = running(tpot_ms=None, sequences=0), 0
     while tpot_feasible(load, one := new_request(20)):
-        load, count = load.with_request(one.request, one.footprint.steps), count + 1
+        load, count = load.with_request(one.request, one.footprint), count + 1
     assert count == 10
     assert load.time_left.tolist() == [200e6] * 10
     assert load.tightest == seconds(1) // 50

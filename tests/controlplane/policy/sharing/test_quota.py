@@ -19,6 +19,7 @@ from controlplane.policy.sharing.quota import (
     target_nominal,
     urgency_of,
     urgency_of_all,
+    use_ceiling,
 )
 
 LLM, EMBEDDING = Owner.LLM, Owner.EMBEDDING
@@ -170,26 +171,19 @@ def test_urgency_grows_as_slack_shrinks(a: Duration, b: Duration) -> None:
 
 
 def test_urgency_is_continuous_and_capped() -> None:
-    given = UrgencyOptions(critical=seconds(2), critical_weight=3.0, violation_weight=5.0)
+    given = UrgencyOptions(critical=seconds(2), critical_weight=3.0)
     assert urgency_of(seconds(2), given) == 0.0
     assert urgency_of(seconds(1), given) == 1.5
     assert urgency_of(Duration(0), given) == 3.0
-    assert urgency_of(Duration(-1), given) == pytest.approx(3.0, abs=1e-7)
     assert urgency_of(Duration(1), given) == pytest.approx(3.0, abs=1e-7)
-    assert urgency_of(seconds(-4), given) == 23.0
-    assert urgency_of(seconds(-1_000), given) == urgency_of(seconds(-10), given) == 53.0
+    assert urgency_of(seconds(-4), given) == 3.0, "counted once, however late"
 
 
-def test_sum_and_mean() -> None:
+def test_the_urgency_of_an_owner_is_the_mean_over_its_requests() -> None:
     some = [seconds(0.5), seconds(0), seconds(5)]
-    assert urgency_of_all(some, UrgencyOptions()) == 1.5
-    assert urgency_of_all(some, UrgencyOptions(by_mean=True)) == 0.5
-    assert urgency_of_all([], UrgencyOptions(by_mean=True)) == 0.0
-    assert urgency_of_all(some, UrgencyOptions(), lost=2) == 3.5
-    assert urgency_of_all(some, UrgencyOptions(by_mean=True), lost=2, came=7) == 0.5, (
-        "two were served on time"
-    )
-    assert urgency_of_all([seconds(-9)], UrgencyOptions(by_mean=True)) == 1.0, "counted once, however late"
+    assert urgency_of_all(some, UrgencyOptions()) == 0.5
+    assert urgency_of_all([], UrgencyOptions()) == 0.0
+    assert urgency_of_all(some, UrgencyOptions(), lost=2, came=7) == 0.5, "two were served on time"
 
 
 def test_only_demand_reclaims() -> None:
@@ -218,5 +212,32 @@ def test_bad_options_name_value_rule_and_remedy(change: dict[str, Any], says: st
 def test_bad_urgency_options() -> None:
     with pytest.raises(ValueError, match=r"quota\.critical=0.*positive"):
         UrgencyOptions(critical=Duration(0))
-    with pytest.raises(ValueError, match=r"quota\.violation_weight=-1\.0.*at least 0"):
-        UrgencyOptions(violation_weight=-1.0)
+    with pytest.raises(ValueError, match=r"quota\.critical_weight=-1\.0.*raise it"):
+        UrgencyOptions(critical_weight=-1.0)
+
+
+sizes = st.integers(0, 1_000)
+
+
+@given(quota=sizes, former=sizes, used=sizes, growth=sizes)
+def test_the_use_ceiling_never_rises_above_quota_and_former_ceiling(quota, former, used, growth):
+    ceiling = use_ceiling(quota, former, used=used, growth=growth)
+    assert quota <= ceiling <= max(quota, former)
+    assert ceiling >= min(used + growth, former) or used <= quota
+
+
+@given(
+    quota=sizes,
+    former=sizes,
+    course=st.lists(st.tuples(sizes, sizes), min_size=1, max_size=20),
+)
+def test_a_shrink_leaves_running_requests_what_they_may_need_and_ends_at_the_quota(quota, former, course):
+    """The running requests grow as predicted and end one after another; nothing starts above the quota."""
+    ceiling = former
+    used = min(former, sum(held for held, _ in course))
+    for held, growth in course:
+        before, ceiling = ceiling, use_ceiling(quota, ceiling, used=used, growth=growth)
+        assert ceiling <= max(quota, before)
+        assert used <= max(quota, ceiling)
+        used = max(0, min(used + growth, ceiling) - held - growth)
+    assert use_ceiling(quota, ceiling, used=min(used, quota), growth=0) == quota

@@ -22,7 +22,8 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
         assert (tempo.sequences, tempo.cells, tempo.prompt_tokens_pending) == (2, 5 + 3 + 8, 8)
         _, to_go = dispatcher.ledger.lease_state(begun.ticket.lease)
         assert tempo.tokens.tolist() == [to_go]
-        assert tempo.time_left.tolist() == [begun.ticket.slack(now) + milliseconds(80) * (to_go - 1)]
+        slack = begun.ticket.slack(now, to_go, paces.pace)
+        assert tempo.time_left.tolist() == [slack + milliseconds(80) * (to_go - 1)]
         assert tempo.tightest == milliseconds(80)
         for answer in (begun, unread):
             await answer.aclose()

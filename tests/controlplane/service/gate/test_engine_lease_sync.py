@@ -1,6 +1,7 @@
 """An engine with Tandem's scheduler: the gate accepts requests, the engine starts them."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -52,15 +53,16 @@ def test_accepted_requests_are_forwarded_at_once_and_leases_follow_the_engine(be
 def test_a_request_that_would_be_late_in_the_engine_is_rejected_at_once(bench):
     async def scenario(b):
         b.generator.pace = Pace(milliseconds(100), milliseconds(1))
-        others = [await b.ask("x" * 40, max_tokens=60) for _ in range(6)]
+        ask = partial(b.ask, service_class="interactive")
+        others = [await ask("x" * 40, max_tokens=60, ttft_ms=60_000) for _ in range(6)]
         reading = [asyncio.create_task(read(answer)) for answer in others]
         await asyncio.sleep(0.15)
         with pytest.raises(Rejected) as caught:
-            await b.ask("x" * 45, max_tokens=65, service_class="interactive", ttft_ms=900)
+            await ask("x" * 45, max_tokens=65, ttft_ms=900)
         assert caught.value.reject.reason is Reason.SLO_UNATTAINABLE
         assert to_seconds(caught.value.reject.retry_after) > 1
         # Shortest first: hardly any request precedes a short one, and one that is not sheddable waits anyway.
-        small = await b.ask("x", max_tokens=1, service_class="interactive", ttft_ms=9_000)
+        small = await ask("x", max_tokens=1, ttft_ms=9_000)
         late = await b.ask("x" * 45, max_tokens=65, ttft_ms=300)
         assert small.ticket.predicted_ttft_ms < late.ticket.predicted_ttft_ms
         # The scripted engine serves in the order of arrival only.

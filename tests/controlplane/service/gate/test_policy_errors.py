@@ -23,12 +23,12 @@ class Defect(Exception):
     pass
 
 
-def faulty(*_: object) -> None:
+def faulty(*_: object, **__: object) -> None:
     raise Defect("division by zero")
 
 
 class FaultyAdmission(Admission):
-    lookahead = faulty
+    yields_to_timely = faulty
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def decide_by(b, **changes) -> None:
 
 def faulty_admission(b) -> Admission:
     sound = b.service.gate.dispatcher._policies.admission
-    return FaultyAdmission(sound.options, sound.preemption, sound.fits)
+    return FaultyAdmission(sound.options, sound.fits)
 
 
 def let_admission_raise(b) -> None:

@@ -94,3 +94,35 @@ def test_an_embedding_is_rejected_while_generations_run(bench):
 
     slow = ScriptedEmbedder(token_seconds=0.01)
     assert bench(scenario, embedder=slow).outcomes == ["late", "rejected", "met", "late"]
+
+
+@pytest.mark.parametrize("explore", [0.0, 0.1])
+def test_explored_requests_are_served_and_counted_by_their_outcome(bench, explore):
+    """Of 100 requests that the gate would reject about `explore` are served; all of them are late."""
+    engine = ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=0.05, has_own_scheduler=True)
+
+    async def scenario(b):
+        b.generator.pace = Pace(milliseconds(50), milliseconds(20))
+        assert await read(await b.ask()) == 4
+        running = asyncio.create_task(read(await b.ask(max_tokens=400)))
+        waiting = asyncio.create_task(read(await b.ask(max_tokens=400)))
+        await asyncio.sleep(0.5)
+        served = []
+        for _ in range(100):
+            try:
+                served.append(await b.ask(max_tokens=1, service_class="interactive", ttft_ms=1))
+            except Rejected as rejected:
+                assert rejected.reject.reason is Reason.SLO_UNATTAINABLE
+        for answer in served:
+            await read(answer)
+        await asyncio.gather(running, waiting)
+        counted = b.service.status.metrics.registry.get_sample_value(
+            "tandem_explored_total", {"class": "interactive", "outcome": "late"}
+        )
+        explored = sum(answer.ticket.is_explored for answer in served)
+        assert (counted or 0) == explored
+        assert (explored > 0) == (explore > 0)
+        assert explored < 30
+
+    sections = {**ENGINE, "admission": {**ENGINE["admission"], "explore": explore}}
+    bench(scenario, generator=engine, **sections)

@@ -53,7 +53,7 @@ def test_on_is_refused_with_the_reason(tmp_path):
 
 
 def test_hidden_states_need_the_scheduler_plugin(tmp_path):
-    with pytest.raises(ConfigError, match=r"hybrid_cache=auto: .* set scheduling.engine"):
+    with pytest.raises(ConfigError, match=r"hybrid_cache=auto: .* remove scheduling.engine: off"):
         hybrid_choice(_config(tmp_path, "auto", engine="off"), _facts(OPT), support)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
-from backends.device.kv_memory import ElasticMemory, StaticMemory
+from backends.device.kv_memory import ElasticMemory
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.simulator.simulation import (
     Machine,
@@ -30,10 +30,11 @@ CLASSES = {
     "urgent": {"priority": 5, "ttft_ms": 400, "e2e_ms": 400},
     "standard": {"priority": 1, "default": True, "sheddable": False},
 }
+MODELS = {"chat": {"model": "scripted"}, "embeddings": [{"model": "scripted-embeddings"}]}
+POOL = {"kv_allocator": "kvcached"}
 QUOTA = {
-    "policy": "dynamic",
-    "llm": {"nominal": 0.8, "min": 0.5, "borrow": 0.1},
-    "embedding": {"nominal": 0.2, "min": 0.1, "lend": 0.1},
+    "llm": {"nominal": 0.8, "min": 0.5, "borrow": 0.1, "lend": 0.0},
+    "embedding": {"nominal": 0.2, "min": 0.1, "borrow": 0.0, "lend": 0.1},
 }
 KIB = 1_024
 
@@ -90,7 +91,6 @@ class Bench:
 
 def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=None, others=()):
     """Runs a scenario on a pool of 1,000 KiB; a token of either kind takes 1 KiB, the largest batch 400."""
-    memory = memory or ElasticMemory(1_000 * KIB, kv_kib * KIB)
 
     async def main():
         generator = ScriptedGenerator(
@@ -100,9 +100,9 @@ def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=Non
             batch_tokens=most_batch_tokens, max_input_tokens=100, is_stepped=True, bytes_per_token=KIB
         )
         service = build_service(
-            parse({"models": {"chat": {"model": "scripted"}}, "classes": CLASSES, "quota": quota}),
+            parse({"models": MODELS, "pool": POOL, "classes": CLASSES, "quota": quota}),
             [generator], [embedder, *others], workspace_bytes=400 * KIB, clock=LoopClock(), ticks=NoTicks(),
-            device_memory=lambda: memory,
+            device_memory=lambda: memory or ElasticMemory(1_000 * KIB, kv_kib * KIB),
         )  # fmt: skip
         await service.start()
         bench = Bench(service, generator, embedder)
@@ -140,7 +140,7 @@ def test_urgent_embeddings_gain_quota_by_bounded_steps_and_return_it():
         for _ in range(12):
             await b.tick()
             seen.append(b.generator.quota_bytes // KIB)
-            assert b.generator.quota_bytes + b.embedder.budget_bytes <= 1_000 * KIB
+            assert b.generator.use_ceiling_bytes + b.embedder.budget_bytes <= 1_000 * KIB
             await asyncio.sleep(0.05)
         assert seen[0] == 800 and min(seen) < 700
         assert all(before - after <= 50 for before, after in pairwise(seen))
@@ -181,32 +181,18 @@ def test_memory_that_embeddings_do_not_need_is_lent_and_returned():
 
 def test_a_deferral_for_memory_brings_an_early_tick():
     async def scenario(b):
-        tasks = [await b.ask(f"r{n}", 250) for n in range(2)]
+        tasks = [await b.embed(f"e{n}", 2) for n in range(2)]
         await asyncio.sleep(1)
         before = b.quota_controller._last_tick
-        waiting = asyncio.create_task(b.ask("last", 250))
+        tasks.append(await b.embed("last", 2))
+        await asyncio.sleep(0)
+        assert b.service.gate.dispatcher.waiting(Owner.EMBEDDING) == 1
         await asyncio.sleep(0.01)
-        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
         assert b.quota_controller._last_tick != before
-        assert b.quota(Owner.LLM) > 800 * KIB
-        await given_up(waiting)
+        assert b.quota(Owner.EMBEDDING) > 200 * KIB
         return tasks
 
-    play(scenario)
-
-
-def test_withheld_bytes_reduce_batches_with_static_memory():
-    async def scenario(b):
-        b.quota_controller.withheld = 60 * KIB
-        await b.tick()
-        assert b.embedder.budget_bytes == b.quota(Owner.EMBEDDING) == 40 * KIB
-        return []
-
-    play(
-        scenario,
-        quota=QUOTA | {"llm": {"nominal": 0.8, "min": 0.5}},
-        memory=StaticMemory(900 * KIB, 100 * KIB),
-    )
+    play(scenario, quota={"llm": {"nominal": 0.8}, "embedding": {"nominal": 0.2}})
 
 
 def test_a_quota_below_use_preempts_nothing_without_waiting_embeddings():
@@ -218,12 +204,40 @@ def test_a_quota_below_use_preempts_nothing_without_waiting_embeddings():
         b.quota_controller.owned = {Owner.LLM: 608 * KIB, Owner.EMBEDDING: 392 * KIB}
         await b.tick()
         used = b.generator.state().used_bytes
-        assert b.quota(Owner.LLM) < used <= b.generator.quota_bytes
-        assert b.embedder.budget_bytes + b.generator.quota_bytes <= 1_000 * KIB
+        assert b.quota(Owner.LLM) == b.generator.quota_bytes < used <= b.generator.use_ceiling_bytes
+        assert b.embedder.budget_bytes + b.generator.use_ceiling_bytes <= 1_000 * KIB
         assert all(run.end is None for run in b.generator.live)
         return tasks
 
-    play(scenario, quota={**QUOTA, "llm": {"nominal": 0.8, "min": 0.5}})
+    play(scenario, quota={**QUOTA, "llm": {"nominal": 0.8, "min": 0.5, "borrow": 0.0}})
+
+
+def test_the_use_ceiling_follows_ending_answers_down_to_the_quota():
+    async def scenario(b):
+        tasks = [await b.ask(f"r{n}", 130) for n in range(4)]
+        await b.generator.until_runs(4)
+        b.generator.allow(40)
+        await asyncio.sleep(0.01)
+        former, seen = b.generator.use_ceiling_bytes, []
+        for ending in b.generator.live[:3]:
+            for _ in range(2):
+                b.quota_controller.owned = {Owner.LLM: 512 * KIB, Owner.EMBEDDING: 488 * KIB}
+                b.quota_controller._moved_at = None
+                await b.tick()
+                state = b.generator.state()
+                assert b.generator.quota_bytes == 512 * KIB
+                assert state.used_bytes <= b.generator.use_ceiling_bytes <= former
+                assert b.generator.use_ceiling_bytes + b.embedder.budget_bytes <= 1_000 * KIB
+                assert b.embedder.budget_bytes <= 100 * KIB + state.ceded_bytes
+                former = b.generator.use_ceiling_bytes
+            seen.append(former // KIB)
+            b.generator.allow(60, request_id=ending.request.id)
+            await asyncio.sleep(0.01)
+        assert 800 >= seen[0] > seen[1] > seen[2] == 512
+        assert not [t for t in b.service.gate.tickets() if t.preemptions]
+        return tasks
+
+    play(scenario, quota={**QUOTA, "llm": {"nominal": 0.8, "min": 0.5, "borrow": 0.0}}, most_batch_tokens=800)
 
 
 @pytest.mark.parametrize(("service_class", "is_preempted"), [("urgent", True), ("standard", False)])
@@ -346,7 +360,7 @@ def mixed():
 
 
 def test_a_shared_device_never_overflows_and_serves_every_request():
-    sections = {"classes": CLASSES, "quota": QUOTA}
+    sections = {"classes": CLASSES, "quota": QUOTA, "scheduling": {"engine": {}}}
     course = simulate(mixed(), MACHINE, sections)
     assert course.memory.overflows == course.memory.failed_batches == 0
     assert 700 * KIB < course.memory.peak <= 1_000 * KIB

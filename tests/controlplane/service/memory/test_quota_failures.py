@@ -8,7 +8,6 @@ import pytest
 
 from backends.device.kv_memory import KvcachedMemory
 from controlplane.core.errors import BackendFailed, Refused
-from controlplane.core.pool_view import Reserve
 from controlplane.core.request import Owner
 from tests.controlplane.service.memory.test_quota_controller import KIB, play
 
@@ -24,8 +23,9 @@ def own(b, llm):
 
 
 def in_force(b):
-    """The ledger's two quotas, the engine's quota and the embedder's budget, in KiB."""
-    found = (b.quota(Owner.LLM), b.quota(Owner.EMBEDDING), b.generator.quota_bytes, b.embedder.budget_bytes)
+    """The ledger's two quotas, the engine's use ceiling and the embedder's budget, in KiB."""
+    engine = b.generator.use_ceiling_bytes
+    found = (b.quota(Owner.LLM), b.quota(Owner.EMBEDDING), engine, b.embedder.budget_bytes)
     return tuple(size // KIB for size in found)
 
 
@@ -136,20 +136,6 @@ def test_an_unresponsive_engine_does_not_block_later_ticks(llm):
         own(b, 800 * KIB)
         await b.tick()
         assert in_force(b) == (800, 200, 800, 200) and b.service.status.impaired() == {}
-        return []
-
-    play(scenario)
-
-
-def test_the_reserve_is_updated_while_quota_changes_fail():
-    async def scenario(b):
-        b.generator.on_order = refuse
-        reserved = b.service.gate.dispatcher.snapshots.reserved
-        reserved[Owner.LLM] = Reserve(100 * KIB, priority=5)
-        own(b, LLM_LOSES)
-        await b.tick()
-        assert b.service.status.impaired() and reserved[Owner.LLM] is None
-        b.generator.on_order = None
         return []
 
     play(scenario)

@@ -27,16 +27,15 @@ pytestmark = pytest.mark.engine
 
 CONFIG = parse(
     {
-        "models": {"chat": {"model": "tandem/tiny-llama"}},
-        "scheduling": {"engine": {}},
+        "models": {"chat": {"model": "tandem/tiny-llama"}, "embeddings": [{"model": "tandem/minilm"}]},
+        "pool": {"kv_allocator": "kvcached"},
         "classes": {
             # Late at once and never shed: the highest urgency.
             "burst": {"priority": 2, "e2e_ms": 1, "sheddable": False},
             "chat": {"priority": 1, "default": True, "sheddable": False},
         },
         "quota": {
-            "policy": "dynamic",
-            "llm": {"nominal": 0.8, "min": 0.3},
+            "llm": {"nominal": 0.8, "min": 0.3, "borrow": 0.0},
             "embedding": {"nominal": 0.2, "min": 0.1},
             "forecast": {"quantile": None},
         },
@@ -103,17 +102,17 @@ async def burst_beside_answers(service, generator, embedder, ticks):
         nonlocal over, longest
         noted(done)
         state = generator.state()
-        over = over + 1 if state.used_bytes > state.quota_bytes else 0
+        over = over + 1 if state.used_bytes > state.use_ceiling_bytes else 0
         longest = max(longest, over)
 
     generator.on_step = on_step
     answers = [asyncio.create_task(chat(service, n)) for n in range(ANSWERS)]
     await ticks.until(lambda: generator.state().used_bytes > 0)
     calls = [asyncio.create_task(embed(service, embedder, n)) for n in range(30)]
-    await ticks.until(lambda: generator.state().quota_bytes < half_way)
+    await ticks.until(lambda: generator.state().use_ceiling_bytes < half_way)
     assert all(len(rows) == 8 for rows in await asyncio.gather(*calls))
     assert await asyncio.gather(*answers) == [TOKENS] * ANSWERS
-    await ticks.until(lambda: generator.state().quota_bytes == nominal)
+    await ticks.until(lambda: generator.state().use_ceiling_bytes == nominal)
     assert longest <= 2
     ledger = service.gate.dispatcher.ledger
     ledger.check_integrity()

@@ -56,6 +56,37 @@ def test_slack_counts_the_prefill_before_the_first_token_and_tpot_after_it():
     assert slack_ms([chat], Owner.LLM, at_ms=400) == [900]
 
 
+def test_slack_of_a_begun_answer_is_the_least_of_pace_gap_and_whole_answer():
+    def at_500(**slo):
+        chat = ticket(Kind.GENERATE, **slo)
+        for at in (300, 400):
+            chat.timeline.stamp_tokens(Instant(milliseconds(at)), 1)
+        return slack_ms([chat], Owner.LLM, at_ms=500)
+
+    assert at_500(ttft=100) == []
+    assert at_500(tpot=1_000) == [300 + 2_000 - 500]
+    assert at_500(tpot=1_000, gap=1_200) == [400 + 1_200 - 500]
+    # Seven tokens of 20 ms follow the next one.
+    assert at_500(tpot=1_000, e2e=1_000) == [1_000 - 7 * 20 - 500]
+    assert at_500(gap=50) == [-50]
+
+
+def test_a_victim_without_hope_has_no_slack_and_one_that_can_recover_has_none_left():
+    def slack_at(at_ms, **slo):
+        chat = ticket(Kind.GENERATE, **slo)
+        for at in (300, 400):
+            chat.timeline.stamp_tokens(Instant(milliseconds(at)), 1)
+        return chat.as_running(Instant(milliseconds(at_ms)), 1, 8, 0, 0, PACES[Owner.LLM]).slack
+
+    # Up to 8 tokens of 20 ms to come, instead of 100 ms: behind by at most 560 ms it recovers.
+    assert slack_at(450, tpot=100) == milliseconds(50)
+    assert slack_at(550, tpot=100) == 0
+    assert slack_at(1_060, tpot=100) == 0
+    assert slack_at(1_061, tpot=100) is None
+    assert slack_at(450, tpot=100, gap=99) is None
+    assert slack_at(450, tpot=100, ttft=299) is None
+
+
 def test_rejected_requests_count_and_decay():
     lately, now = RecentArrivals(), Instant(0)
     lately.fade(now)

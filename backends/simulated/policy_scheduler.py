@@ -1,0 +1,288 @@
+"""Simulated scheduler that hosts an engine policy, as `backends.vllm.scheduler` does inside vLLM.
+
+Before each step the policy chooses the requests to preempt and those that may start; then the step is
+composed as by vLLM's own scheduler, but only offered requests start. If blocks still run out, the request
+with the largest rank is preempted. Blocks beyond the use ceiling are withheld as far as they are free
+(`backends.vllm.plugin.balloon`). Scheduling is synchronous: a step is planned when the previous one ended.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from backends.cost_models.step_time import StepLoad
+from backends.simulated.continuous_batching import RankedScheduler, SimulatedSequence
+from controlplane.core.clock import NO_TIME, Duration, Instant, between
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.pool_view import Pace
+from controlplane.policy.engine.decode_pacing import next_step_start
+from controlplane.policy.engine.interface import RANKED, EngineView
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.running_batch import RunningBatch
+from controlplane.policy.registry import engine_policy
+from predictors.timing.online_step_time import ObservedPace, StepWork
+
+_UNKNOWN_RATE = Pace(Duration(0), Duration(0))
+
+
+@dataclass(eq=False, slots=True)
+class PolicySequence(SimulatedSequence):
+    """A sequence with the policy's state of it."""
+
+    state: RequestState = field(init=False)
+
+
+P = TypeVar("P", bound=PolicySequence)
+
+
+class PolicyScheduler(RankedScheduler[P]):
+    """Scheduler that applies the plans of an engine policy; the caller calls `arrange` before `plan`.
+
+    Attributes:
+        quota: blocks up to which sequences start.
+        use_ceiling: blocks up to which running sequences grow.
+        ceded: blocks that are neither held nor written by the step in flight, beyond quota and use.
+        observed: model of the step time, fed by the steps.
+        waited: time for which steps were delayed on purpose.
+    """
+
+    def __init__(
+        self, options: EngineOptions, *, blocks: int, block_tokens: int, max_running: int, step_tokens: int
+    ) -> None:
+        super().__init__(
+            blocks=blocks,
+            block_tokens=block_tokens,
+            max_running=max_running,
+            step_tokens=step_tokens,
+            reserves_prompts=True,
+        )
+        self.options = options
+        self.quota = self.use_ceiling = blocks
+        self.ceded = 0
+        self.observed = ObservedPace()
+        self.waited = NO_TIME
+        self._policy = engine_policy(options)
+        self._withheld = 0
+        self._previous_used = 0
+        self._batch_view = RunningBatch()
+        self._of: dict[RequestState, P] = {}
+        self._arrived: list[P] = []
+        self._queued: dict[RequestState, P] = {}
+        self._ranked: list[P] = []
+        self._now = Instant(0)
+        self._work: StepWork | None = None
+        self._previous_schedule: Instant | None = None
+        self._previous_step_start: Instant | None = None
+        self._delayed_since: Instant | None = None
+        self._is_device_shared = self._was_device_shared = False
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of waiting sequences."""
+        return len(self._queued) + len(self._arrived)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that sequences hold."""
+        return self.total_blocks - self._withheld - self.free_blocks
+
+    # --- one step ----------------------------------------------------------------------------
+
+    def delayed_until(self, now: Instant, *, is_device_shared: bool) -> Instant | None:
+        """Start of the next step if decode pacing delays it beyond `now`; None if it starts now.
+
+        No step is delayed while requests wait. The time from the first call to the step counts as `waited`.
+        """
+        since = self._delayed_since
+        if since is None:
+            since = now
+            self._was_device_shared, self._is_device_shared = self._is_device_shared, is_device_shared
+        if self._is_device_shared and self._previous_step_start is not None and not self.waiting_count:
+            self._stamp(now)
+            begin = next_step_start(
+                self._batch_view,
+                self._previous_step_start,
+                now,
+                self.options.decode_pacing,
+                free_share=max(0.0, 1.0 - self.used_blocks / self.quota),
+                longest_step=self.observed.longest_step,
+            )
+            if begin > now:
+                self._delayed_since = since
+                return begin
+        self._delayed_since = None
+        waited = between(since, now)
+        self.waited = Duration(self.waited + waited)
+        self._observe_step(now, waited)
+        return None
+
+    def _observe_step(self, now: Instant, waited: Duration) -> None:
+        if self._previous_schedule is None or self._work is None or not self.running:
+            return
+        took = Duration(now - self._previous_schedule - waited)
+        is_alone = not (self._was_device_shared or self._is_device_shared)
+        self.observed.observe_work(self._work, took, is_alone=is_alone)
+
+    def arrange(self, now: Instant) -> None:
+        """Applies the policy's plan for the next step."""
+        self._now, self._previous_schedule = now, now
+        for sequence in self._arrived:
+            self._of[sequence.state] = sequence
+            self._enqueue(sequence)
+        self._arrived.clear()
+        self._stamp(now)
+        self._withhold_beyond_ceiling()
+        view = self._view(now)
+        plan = self._policy.plan(view)
+        for victim in plan.preempt:
+            self.preempt(self._of[victim])
+        if plan.preempt:
+            self._withhold_beyond_ceiling()
+        if plan.ranked:
+            self._rank([self._of[state] for state in plan.ranked[-RANKED:]])
+        self.waiting = deque(self._of[state] for state in view.admitted(plan))
+
+    def plan(self, load: StepLoad) -> bool:
+        """Composes the next step and adds it to `load`; False if there is nothing to compute."""
+        has_work = super().plan(load)
+        self.waiting.clear()
+        for sequence in self.running[len(self._batch_view) :]:
+            # The policy finds a request in its queue by its size, so it leaves before it grows.
+            self._dequeue(sequence.state)
+            sequence.state.held = sequence.blocks
+            self._batch_view.add(sequence.state)
+        self._batch_view.held[:] = [sequence.blocks for sequence in self.running]
+        self._work = None
+        if has_work:
+            tokens, count = sum(self._chunks), len(self._batch)
+            self._work = StepWork(tokens - count, count, self.used_blocks * self.block_tokens)
+        self._previous_step_start = self._now if has_work else None
+        self._publish()
+        return has_work
+
+    def complete(self) -> list[P]:
+        """Ends the planned step and returns the sequences that got a token."""
+        emitted = super().complete()
+        if ended := [sequence.state for sequence in emitted if sequence.is_removed]:
+            self._leave(ended)
+            for state in ended:
+                del self._of[state]
+        return emitted
+
+    def sync_idle(self) -> None:
+        """Applies the quota; call only while no step is in flight."""
+        self._withhold_beyond_ceiling()
+        self._previous_used = self.used_blocks
+        self._publish()
+
+    def _publish(self) -> None:
+        used = self.used_blocks
+        # A step in flight may still write to blocks that its requests have just freed.
+        self.ceded = self.total_blocks - max(self.use_ceiling, used, self._previous_used)
+        self._previous_used = used
+
+    def _stamp(self, now: Instant) -> None:
+        """Records the tokens generated since the previous step."""
+        if self.running:
+            tokens = np.array([sequence.total for sequence in self.running], np.int64)
+            self._batch_view.stamp(tokens, now)
+
+    def _view(self, now: Instant) -> EngineView:
+        block, batch = self.block_tokens, self._batch_view
+        computed = np.array([sequence.computed for sequence in self.running], np.int64)
+        limit = np.minimum(batch.tokens, computed + self.step_tokens)
+        return EngineView(
+            now=now,
+            pace=self.observed.pace or _UNKNOWN_RATE,
+            block_tokens=block,
+            quota=self.quota,
+            used=self.used_blocks,
+            growth=int((-(-limit // block) - batch.held).sum()),
+            free_slots=self.max_running - len(self.running),
+            running=batch,
+            has_packed=False,
+            has_shared=False,
+            use_ceiling=self.use_ceiling,
+        )
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def set_quota(self, blocks: int, use_ceiling: int) -> None:
+        """Sets quota and use ceiling, from the next step on."""
+        self.quota, self.use_ceiling = blocks, use_ceiling
+
+    def _withhold_beyond_ceiling(self) -> None:
+        missing = self.total_blocks - self.use_ceiling - self._withheld
+        taken = missing if missing < 0 else min(missing, self.free_blocks)
+        self._withheld += taken
+        self.free_blocks -= taken
+
+    def _rank(self, order: list[P]) -> None:
+        for sequence in self._ranked:
+            sequence.rank = 0
+        for at, sequence in enumerate(order, start=1):
+            sequence.rank = at
+        self._ranked = order
+
+    def preempt(self, victim: P) -> None:
+        """Frees the blocks of `victim`, which waits again."""
+        victim.state.preemptions += 1
+        self._leave([victim.state])
+        super().preempt(victim)
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def add(self, sequence: P) -> None:
+        """Adds a new sequence; the policy sees it before the next step."""
+        self._arrived.append(sequence)
+
+    def _requeue(self, sequence: P) -> None:
+        self._enqueue(sequence)
+
+    def _enqueue(self, sequence: P) -> None:
+        self._queued[sequence.state] = sequence
+        self._policy.enqueue(sequence.state, self._now)
+
+    def _dequeue(self, state: RequestState) -> None:
+        del self._queued[state]
+        self._policy.dequeue(state)
+
+    def _leave(self, states: Iterable[RequestState]) -> None:
+        for at in reversed(self._batch_view.places(list(states))):
+            self._batch_view.pop(at)
+
+    def remove(self, sequence: P) -> None:
+        """Removes a sequence; a step in flight produces no token for it."""
+        state = sequence.state
+        if sequence in self._arrived:
+            self._arrived.remove(sequence)
+        elif state in self._queued:
+            self._dequeue(state)
+        else:
+            self._leave([state])
+        self._of.pop(state, None)
+        super().remove(sequence)
+
+    # --- control -----------------------------------------------------------------------------
+
+    def set_options(self, changes: Mapping[str, Any]) -> None:
+        """Builds a new policy and moves the waiting requests to it. Raises ValueError."""
+        options = self.options.changed(changes)
+        self._policy, self.options = engine_policy(options), options
+        for state in self._queued:
+            self._policy.enqueue(state, self._now)
+
+    def set_forecast(self, sequence: P, forecast: LengthForecast) -> None:
+        """Replaces the forecast of a sequence."""
+        state, is_queued = sequence.state, sequence.state in self._queued
+        if is_queued:
+            self._policy.dequeue(state)
+        state.set_forecast(forecast)
+        if is_queued:
+            self._policy.enqueue(state, self._now)
+        elif sequence.blocks:
+            self._batch_view.set_forecast(state)

@@ -1,0 +1,112 @@
+"""Samples of the simulated LLM's requests, and the streams through which their tokens leave."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from backends.simulated.policy_scheduler import PolicySequence
+from backends.vllm.plugin.request_metadata import Defaults, make_engine_request, metadata_of
+from controlplane.core.clock import Instant
+from controlplane.core.errors import BackendDown
+from controlplane.core.generation import Delta, Handoff
+from controlplane.core.request import Request
+
+_TOKEN = 0
+_TEXT = "w "
+_DEFAULTS = Defaults()
+
+
+@dataclass(eq=False, slots=True)
+class Sample(PolicySequence):
+    """One sequence of a generation; `is_capped` if max_tokens rather than an end of sequence stops it."""
+
+    index: int = 0
+    is_capped: bool = False
+    generation: "SampleStream" = field(init=False)
+
+
+@dataclass(eq=False, slots=True)
+class SampleStream:
+    """The samples of one request and the deltas not yet read by its stream."""
+
+    samples: Sequence[Sample]
+    _deltas: deque[Delta] = field(default_factory=deque)
+    _waiter: asyncio.Future[None] | None = None
+    _down_reason: str | None = None
+
+    def push(self, delta: Delta) -> None:
+        """Adds a delta and wakes the stream."""
+        self._deltas.append(delta)
+        self._wake()
+
+    def fail(self, reason: str) -> None:
+        """Ends the stream with BackendDown after the deltas pushed so far."""
+        self._down_reason = reason
+        self._wake()
+
+    async def stream(self) -> AsyncGenerator[Delta]:
+        """Yields the deltas up to the last sample's final one. Raises BackendDown if the device is down."""
+        open_samples = len(self.samples)
+        while open_samples:
+            await self._wait_for_delta()
+            delta = self._deltas.popleft()
+            open_samples -= delta.finish_reason is not None
+            yield delta
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait_for_delta(self) -> None:
+        if not self._deltas and self._down_reason is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if not self._deltas and self._down_reason is not None:
+            raise BackendDown(f"simulated device: {self._down_reason}")
+
+
+def open_stream(prompt_tokens: int, *, left: int, max_tokens: int, samples: int) -> SampleStream:
+    """A generation of `samples` samples that would end after `left` tokens, cut off at `max_tokens`."""
+    output, is_capped = max(1, min(left, max_tokens)), left >= max_tokens
+    generation = SampleStream(
+        [Sample(prompt_tokens, output, index=index, is_capped=is_capped) for index in range(samples)]
+    )
+    for sample in generation.samples:
+        sample.generation = generation
+    return generation
+
+
+def put_under_policy(
+    generation: SampleStream, request: Request, handoff: Handoff, *, max_tokens: int, now: Instant
+) -> None:
+    """Gives each sample the engine policy's state, from the metadata that the gate sends to vLLM."""
+    for sample in generation.samples:
+        sample.state = make_engine_request(
+            metadata_of(request, handoff),
+            _DEFAULTS,
+            request_id=f"{sample.index}_{request.id}" if len(generation.samples) > 1 else request.id,
+            prompt_tokens=sample.prompt,
+            max_tokens=max_tokens,
+            now=now,
+        )
+
+
+class TokenDeltas:
+    """The deltas of the simulated tokens.
+
+    One object per sample index is shared between requests, because creating a delta per token would cost
+    more than the rest of a step.
+    """
+
+    def __init__(self) -> None:
+        self._by_index: dict[int, Delta] = {}
+
+    def next(self, sample: Sample) -> Delta:
+        """The delta of the sample's newest token, with the finish reason if the sample has ended."""
+        if sample.is_removed:
+            reason = "length" if sample.is_capped else "stop"
+            return Delta(sample.index, _TEXT, (_TOKEN,), finish_reason=reason)
+        if (delta := self._by_index.get(sample.index)) is None:
+            delta = self._by_index[sample.index] = Delta(sample.index, _TEXT, (_TOKEN,))
+        return delta

@@ -1,0 +1,100 @@
+"""Predicts which blocks of a prompt the engine has in its prefix cache, without asking the engine.
+
+Blocks are identified by chained hashes of their token ids, as in the engine. The blocks of admitted requests
+are in use; those of ended requests stay cached until as many blocks are known as the cache has. The least
+recently used are dropped first. The hits that the engine reports correct the prediction.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class CachedPrefix(NamedTuple):
+    """Leading blocks of a prompt that are `cached`; of these, the blocks that admitted requests use."""
+
+    cached: int
+    used: int
+
+
+class PrefixIndex:
+    """Block hashes of the prompts that one engine has served.
+
+    Args:
+        block_tokens: tokens of a block.
+        capacity: blocks of the engine's cache.
+    """
+
+    def __init__(self, block_tokens: int, capacity: int) -> None:
+        self.block_tokens = block_tokens
+        self._capacity = capacity
+        self._readers: dict[int, dict[str, None]] = {}
+        self._unused: dict[int, None] = {}
+        self._blocks_of: dict[str, Sequence[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._readers) + len(self._unused)
+
+    def hashes(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """Hashes of the blocks that a request can find; the last token of its prompt is always computed."""
+        size, chained, found = self.block_tokens, 0, []
+        for start in range(0, len(prompt) - size, size):
+            chained = hash((chained, *prompt[start : start + size]))
+            found.append(chained)
+        return tuple(found)
+
+    def find(self, blocks: Sequence[int]) -> CachedPrefix:
+        """The leading blocks that are cached.
+
+        What holds for a block holds for those before it: requests use a prefix from its start, and it is
+        evicted from its end.
+        """
+        cached = bisect_left(
+            blocks, True, key=lambda one: one not in self._readers and one not in self._unused
+        )
+        return CachedPrefix(
+            cached, bisect_left(blocks[:cached], True, key=lambda one: one not in self._readers)
+        )
+
+    def admit(self, request_id: str, blocks: Sequence[int]) -> None:
+        """Adds a request that uses these blocks from now on."""
+        self._blocks_of[request_id] = blocks
+        for block in blocks:
+            self._unused.pop(block, None)
+            self._readers.setdefault(block, {})[request_id] = None
+        self._trim()
+
+    def release(self, request_id: str) -> dict[str, int]:
+        """Removes a request; does nothing for one that was not admitted.
+
+        Of the readers of a block the first pays for it. Returns how many blocks of the request each other
+        reader pays for from now on.
+        """
+        heirs: dict[str, int] = {}
+        # The end of a prefix is evicted first.
+        for block in reversed(self._blocks_of.pop(request_id, ())):
+            readers = self._readers[block]
+            has_paid = next(iter(readers)) == request_id
+            del readers[request_id]
+            if not readers:
+                del self._readers[block]
+                self._unused[block] = None
+            elif has_paid:
+                heir = next(iter(readers))
+                heirs[heir] = heirs.get(heir, 0) + 1
+        self._trim()
+        return heirs
+
+    def shared(self, request_id: str) -> tuple[int, int]:
+        """Blocks that an admitted request uses together with others, and those of them that it pays for."""
+        readers = [self._readers[block] for block in self._blocks_of.get(request_id, ())]
+        shared = [names for names in readers if len(names) > 1]
+        return len(shared), sum(next(iter(names)) == request_id for names in shared)
+
+    def forget_unused(self) -> None:
+        """Drops the blocks that no request uses, after the engine had evicted some of them."""
+        self._unused.clear()
+
+    def _trim(self) -> None:
+        while self._unused and len(self) > self._capacity:
+            del self._unused[next(iter(self._unused))]

@@ -1,0 +1,68 @@
+"""What happened to one request at the gate and in the engine: decisions and preemptions, in order.
+
+A record holds references to the immutable state that the decision was taken on; `service/gate/explanation.py`
+computes the numbers from them when an operator asks, so that a decision costs microseconds more.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from controlplane.core.clock import Duration, Instant
+from controlplane.core.decision import AdmissionDecision
+from controlplane.core.pool_view import PoolView, Share, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The queue entry, the share as the cycle found it, and the policy behind a decision.
+
+    `step` and `step_with` are the predicted times of a decode step without and with the request, and `tpot`
+    the tightest objective of the requests that run with it; None without reported steps, and for embeddings.
+    """
+
+    entry: Waiting
+    share: Share
+    step: Duration | None = None
+    step_with: Duration | None = None
+    tpot: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision; `basis` is None for a request that was refused without a cycle, for example by its rate."""
+
+    at: Instant
+    decision: AdmissionDecision
+    basis: Basis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A preemption. `beneficiary` is the id of the request that the gate preempted it for.
+
+    It is None where the engine preempted, and where memory was reclaimed for all waiting embeddings. A
+    preemption by the engine is found when the request holds blocks again; one that lasts for less than the
+    time between two reads of the engine's state is missed.
+    """
+
+    at: Instant
+    by: Literal["gate", "engine"]
+    beneficiary: str | None = None
+
+
+def basis_of(entry: Waiting, view: PoolView) -> Basis:
+    """The basis of a decision on `entry` by a cycle on `view`.
+
+    The step times are computed at once, since their model goes on learning.
+    """
+    share = view.shares[entry.request.kind.owner]
+    load, request = share.decode_load, entry.request
+    if load is None:
+        return Basis(entry, share)
+    step = load.step(load.sequences, load.cells)
+    step_with = load.step(
+        load.sequences + request.sequences, load.cells + request.sequences * request.prompt_tokens
+    )
+    objectives = [tpot for tpot in (load.tightest, request.slo.tpot) if tpot is not None]
+    tpot = Duration(round(min(objectives))) if objectives else None
+    return Basis(entry, share, Duration(round(step)), Duration(round(step_with)), tpot)

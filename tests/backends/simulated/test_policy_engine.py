@@ -1,0 +1,225 @@
+"""The simulated engine under an engine policy: order, quota, commands, forecasts and decode pacing."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from backends.simulated.embedder import SimulatedEmbedder
+from backends.simulated.generator import SimulatedGenerator
+from backends.simulated.shared_device import SimulatedDevice
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.errors import BackendDown, Refused
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.generation import Handoff, Sampling
+from controlplane.core.kv_geometry import KvGeometry
+from controlplane.core.request import Kind, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.policy.engine.options import EngineOptions
+
+GEOMETRY = KvGeometry(elements_per_token=1, bytes_per_element=1, block_tokens=4)
+BLOCK = GEOMETRY.bytes_per_block
+
+
+def request(name: str, *, priority: int = 0, slo: Slo | None = None, kind: Kind = Kind.GENERATE) -> Request:
+    slo = slo or Slo()
+    return Request(
+        name, kind, "m", "t", ServiceClass("any", slo, priority, sheddable=False), slo, Instant(0), 8, 40
+    )
+
+
+def point(tokens: float) -> LengthForecast:
+    return LengthForecast((0.0, 1.0), (tokens, tokens))
+
+
+def run_scenario(scenario, *, step: float = 1.0, max_running: int = 4, blocks: int = 24, **options):
+    """Runs `scenario(generator, embedder)`; a decode step takes `step` s, an embedding a fifth of it."""
+
+    async def main():
+        device = SimulatedDevice(sequential(llm_only(affine(step, 0, 0, 0)), embedding_line(0, step / 40)))
+        generator = SimulatedGenerator(
+            device, geometry=GEOMETRY, lengths=lambda _: 6, kv_bytes=blocks * BLOCK, max_model_tokens=64,
+            max_running=max_running, scheduling=EngineOptions(**options),
+        )  # fmt: skip
+        embedder = SimulatedEmbedder(device, max_input_tokens=8, batch_tokens=8)
+        await generator.start()
+        await embedder.start()
+        try:
+            return await asyncio.wait_for(scenario(generator, embedder), 10_000)
+        finally:
+            await generator.stop()
+            await embedder.stop()
+
+    return run(main())
+
+
+async def token_times(generator, request, handoff=None):
+    now = asyncio.get_running_loop().time
+    deltas = generator.generate(
+        request,
+        range(8),
+        Sampling(max_tokens=40),
+        handoff=Handoff(forecast=point(6)) if handoff is None else handoff,
+    )
+    return [round(now(), 6) async for delta in deltas if delta.token_ids]
+
+
+def test_the_policy_orders_requests_that_wait_in_the_engine():
+    async def scenario(generator, _):
+        first = asyncio.create_task(token_times(generator, request("first")))
+        await asyncio.sleep(0.5)
+        low = asyncio.create_task(token_times(generator, request("low")))
+        high = asyncio.create_task(token_times(generator, request("high", priority=9)))
+        await asyncio.sleep(1)
+        waiting = generator.state().waiting
+        return waiting, [(await task)[0] for task in (first, low, high)]
+
+    assert run_scenario(scenario, max_running=1) == (2, [1, 13, 7])
+
+
+def test_the_state_is_that_of_the_latest_step():
+    async def scenario(generator, _):
+        asked = asyncio.create_task(token_times(generator, request("r")))
+        await asyncio.sleep(1.5)
+        state = generator.state()
+        assert generator.state() is state
+        await asyncio.sleep(1)
+        assert generator.state() is not state
+        await asked
+        return state, generator.state()
+
+    state, idle = run_scenario(scenario)
+    # Eight prompt tokens and the first one generated, which the second step computes.
+    assert state.held_bytes == {"r": 3 * BLOCK} and state.used_bytes == 3 * BLOCK
+    assert (state.running, state.quota_bytes, state.ceded_bytes) == (1, 24 * BLOCK, 0)
+    assert (idle.held_bytes, idle.used_bytes, idle.running) == ({}, 0, 0)
+
+
+def test_a_quota_is_confirmed_between_two_steps_and_preempts_beyond_it():
+    async def scenario(generator, _):
+        now = asyncio.get_running_loop().time
+        asked = [asyncio.create_task(token_times(generator, request(name))) for name in "abc"]
+        await asyncio.sleep(1.5)
+        await generator.set_quota(6 * BLOCK)
+        at, state = now(), generator.state()
+        await asyncio.gather(*asked)
+        await generator.set_quota(24 * BLOCK)
+        return at, state, generator.state(), [len(task.result()) for task in asked]
+
+    at, state, after, tokens = run_scenario(scenario)
+    assert at == 2
+    assert (state.used_bytes, state.running, state.preemptions) == (6 * BLOCK, 2, 1)
+    # The step in flight may still write to the blocks of the preempted request.
+    assert (state.ceded_bytes, after.ceded_bytes) == (15 * BLOCK, 0)
+    assert tokens == [6, 6, 6]
+
+
+def test_a_request_larger_than_the_quota_starts_once_the_quota_allows_it():
+    async def scenario(generator, _):
+        await generator.set_quota(BLOCK)
+        asked = asyncio.create_task(token_times(generator, request("r")))
+        await asyncio.sleep(5)
+        assert (generator.state().running, generator.state().waiting) == (0, 1)
+        await generator.set_quota(24 * BLOCK)
+        return await asked
+
+    assert run_scenario(scenario)[0] == pytest.approx(6, abs=0.01)
+
+
+def test_options_and_forecasts_change_the_order():
+    async def scenario(generator, _):
+        first = asyncio.create_task(token_times(generator, request("first")))
+        await asyncio.sleep(0.5)
+        guesses = {"long": 30, "short": 20}
+        tasks = [
+            asyncio.create_task(token_times(generator, request(name), Handoff(forecast=point(tokens))))
+            for name, tokens in guesses.items()
+        ]
+        await asyncio.sleep(1)
+        await generator.set_options({"ordering": "mc-sf"})
+        generator.set_forecast("long", point(2))
+        await first
+        return [(await task)[0] for task in tasks]
+
+    assert run_scenario(scenario, max_running=1, ordering="fcfs") == [7, 13]
+
+
+def test_what_an_engine_cannot_do_is_refused():
+    async def scenario(generator, _):
+        for quota in (BLOCK - 1, 25 * BLOCK):
+            with pytest.raises(Refused, match="choose one block to"):
+                await generator.set_quota(quota)
+        with pytest.raises(Refused, match="ordering"):
+            await generator.set_options({"ordering": "magic"})
+
+    run_scenario(scenario)
+    device = SimulatedDevice(llm_only(affine(1.0, 0, 0, 0)))
+    stock = SimulatedGenerator(device, geometry=GEOMETRY, lengths=lambda _: 6, kv_bytes=None)
+
+    async def ask_stock():
+        await stock.start()
+        for command in (stock.set_quota(BLOCK), stock.set_options({})):
+            with pytest.raises(Refused, match="takes no quota and no options"):
+                await command
+        await stock.stop()
+        with pytest.raises(BackendDown):
+            await stock.set_quota(BLOCK)
+
+    run(ask_stock())
+    assert not stock.has_own_scheduler
+
+
+def test_a_command_ends_when_the_device_stops():
+    async def scenario(generator, embedder):
+        asked = asyncio.create_task(token_times(generator, request("r")))
+        await asyncio.sleep(0.5)
+        command = asyncio.create_task(generator.set_quota(8 * BLOCK))
+        await asyncio.sleep(0)
+        await generator.stop()
+        await embedder.stop()
+        for ended in (command, asked):
+            with pytest.raises(BackendDown, match="stopped"):
+                await ended
+        await generator.start()
+        await embedder.start()
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(("pacing", "gap", "passes"), [(0.0, 0.012, 1), (0.8, 0.04, 12)])
+def test_embeddings_have_the_device_while_a_decode_step_is_delayed(pacing, gap, passes):
+    async def scenario(generator, embedder):
+        steps, done = [], []
+        generator.on_step, embedder.on_pass = steps.append, done.append
+        asked = asyncio.create_task(token_times(generator, request("r", slo=Slo(tpot=milliseconds(50)))))
+        await asyncio.sleep(0.005)
+        generator.set_device_contention(is_shared=True)
+        embedded = asyncio.create_task(
+            embedder.embed(request("e", kind=Kind.EMBED), [range(8)] * 200, deadline=None)
+        )
+        times = await asked
+        embedded.cancel()
+        return [later - earlier for earlier, later in pairwise(times)], steps, len(done)
+
+    # The delay shrinks with the share of the memory in use, of which the request takes almost none.
+    gaps, steps, done = run_scenario(scenario, step=0.01, blocks=240, decode_pacing=pacing)
+    assert max(gaps) == pytest.approx(gap, abs=0.004)
+    assert done >= 5 * passes
+    assert all((step.waited > 0) == (pacing > 0) for step in steps[2:])
+    assert all(step.took - step.waited <= milliseconds(12.1) for step in steps)
+
+
+def test_a_new_request_ends_the_delay_of_a_step():
+    async def scenario(generator, _):
+        asked = asyncio.create_task(token_times(generator, request("r", slo=Slo(tpot=milliseconds(50)))))
+        await asyncio.sleep(0.005)
+        generator.set_device_contention(is_shared=True)
+        await asyncio.sleep(0.013)
+        second = asyncio.create_task(token_times(generator, request("s")))
+        return await asked, await second, generator.state().waited
+
+    first, second, waited = run_scenario(scenario, step=0.01, decode_pacing=0.8)
+    assert first[:2] == pytest.approx([0.01, 0.028]) and second[0] == first[1]
+    assert waited >= milliseconds(8)

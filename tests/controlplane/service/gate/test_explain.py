@@ -1,0 +1,133 @@
+"""The history of a request: its decisions, its preemptions, the forecasts and what came of them."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from backends.testing.scripted import ScriptedGenerator
+from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.pool_view import Pace
+from controlplane.service.gate.explanation import render_history
+from controlplane.service.gate.token_stream import TokenStream
+from controlplane.service.ticket import Rejected
+from tests.controlplane.service.gate.test_engine_lease_sync import BLOCK, ORDERED, ordering
+
+
+async def read(answer: TokenStream) -> str:
+    return "".join([delta.text async for delta in answer])
+
+
+def history_of(ticket):
+    return render_history(ticket, Instant(0))
+
+
+def decisions(history):
+    return [(each["decision"], each.get("reason") or each.get("by")) for each in history["decisions"]]
+
+
+def test_a_victim_names_the_request_that_it_was_preempted_for(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=60))
+        victim = await b.ask(max_tokens=60, service_class="batch")
+        text = asyncio.create_task(read(victim))
+        await b.generator.until_runs(2)
+        await asyncio.sleep(1.0)
+        urgent = await b.ask(max_tokens=2, service_class="interactive")
+        await read(urgent)
+        await text
+        # The same client request id: all of them, in the order in which they ended.
+        found = b.service.gate.histories("test")
+        assert [each["id"] for each in found] == [ticket.request.id for ticket in b.ended]
+
+    generator = ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=0.1)
+    b = bench(scenario, generator=generator, admission={"engine_queue": 0})
+    _, urgent, victim = (history_of(ticket) for ticket in b.ended)
+    (admitted,) = urgent["decisions"]
+    assert (admitted["decision"], admitted["victims"]) == ("ADMIT_WITH_PREEMPTION", [victim["id"]])
+    assert decisions(victim) == [("ADMIT", None), ("PREEMPTED", "gate"), ("ADMIT", None)]
+    assert victim["decisions"][1]["for"] == urgent["id"]
+    assert victim["measured"]["preemptions"] == {"gate": 1, "engine": 0}
+    assert victim["measured"]["longest_gap_ms"] >= 200
+
+
+def test_a_preemption_by_the_engine_is_dated_when_the_blocks_were_lost(bench):
+    async def scenario(b):
+        dispatcher = b.service.gate.dispatcher
+        answer = await b.ask("x" * 40, max_tokens=20)
+        reading = asyncio.create_task(read(answer))
+        for running, lasting in ((1, 0.25), (0, 0.2), (1, 0.3)):
+            await asyncio.sleep(lasting)
+            b.generator.max_running = running
+            dispatcher.sync_engine_leases()
+        await reading
+
+    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED)
+    found = history_of(b.ended[0])
+    assert decisions(found) == [("ADMIT", None), ("PREEMPTED", "engine")]
+    assert found["decisions"][1]["at_ms"] == pytest.approx(450)
+    assert found["decisions"][1]["for"] is None
+    assert found["measured"]["preemptions"] == {"gate": 0, "engine": 1}
+
+
+def test_an_engine_that_has_finished_a_request_has_not_preempted_it(bench):
+    async def scenario(b):
+        answer = await b.ask("x" * 40, max_tokens=3)
+        await anext(answer)
+        b.service.gate.dispatcher.sync_engine_leases()
+        b.generator.max_running = 0
+        b.service.gate.dispatcher.sync_engine_leases()
+        await read(answer)
+
+    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED)
+    assert decisions(history_of(b.ended[0])) == [("ADMIT", None)]
+
+
+def test_a_rejection_shows_the_wait_that_it_follows_from(bench):
+    async def scenario(b):
+        b.generator.pace = Pace(milliseconds(100), milliseconds(1))
+        ask = partial(b.ask, service_class="interactive")
+        others = [await ask("x" * 40, max_tokens=60, ttft_ms=60_000) for _ in range(6)]
+        reading = [asyncio.create_task(read(answer)) for answer in others]
+        await asyncio.sleep(0.15)
+        with pytest.raises(Rejected):
+            await ask("x" * 45, max_tokens=65, ttft_ms=900)
+        await asyncio.gather(*reading)
+
+    config = {**ORDERED, "admission": {"length_predictor": "max-tokens"}}
+    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **config)
+    found = history_of(b.ended[0])
+    assert (found["outcome"], found["phase"]) == ("rejected", "finished")
+    (rejected,) = found["decisions"]
+    assert (rejected["decision"], rejected["reason"]) == ("REJECT", "slo_unattainable")
+    assert rejected["time"]["predicted_wait_ms"] > rejected["time"]["latest_start_ms"] > 0
+    assert rejected["memory"]["ceiling_bytes"] == 8 * BLOCK
+    assert found["request"]["objectives_ms"] == {"ttft": 900}
+    assert found["predicted"]["output_tokens"]["mean"] == 65
+    late = history_of(b.ended[1])
+    assert late["predicted"]["ttft_upper_ms"] >= late["predicted"]["ttft_ms"] > 0
+    assert late["measured"]["ttft_ms"] == pytest.approx(100)
+
+
+def test_a_request_over_its_rate_is_explained_without_numbers(bench):
+    async def scenario(b):
+        await read(await b.ask())
+        with pytest.raises(Rejected):
+            await b.ask()
+
+    tenants = {"tests": {"api_keys_sha256": ["0" * 64], "requests_per_minute": 1}}
+    b = bench(scenario, tenants=tenants)
+    (rejected,) = history_of(b.ended[1])["decisions"]
+    assert rejected == {
+        "at_ms": 0.0, "decision": "REJECT", "reason": "rate_limited", "retry_after_ms": 59_750.0,
+    }  # fmt: skip
+
+
+def test_a_late_request_names_the_objective_that_it_missed(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=30, ttft_ms=5_000, tpot_ms=10))
+
+    b = bench(scenario)
+    found = history_of(b.ended[0])
+    assert (found["outcome"], found["missed"]) == ("late", ["tpot"])
+    assert found["measured"]["tpot_ms"] == pytest.approx(50)

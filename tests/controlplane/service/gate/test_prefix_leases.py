@@ -1,0 +1,109 @@
+"""Requests that share a prefix: footprints, leases and rejections at the gate."""
+
+import asyncio
+
+import pytest
+
+from backends.testing.scripted import Script, ScriptedGenerator
+from controlplane.core.request import Owner
+from controlplane.service.ticket import Rejected
+
+BLOCK = 16 * 1_024
+PREFIX = "p" * 160
+
+
+async def read(answer) -> str:
+    return "".join([delta.text async for delta in answer])
+
+
+def caching(**options) -> ScriptedGenerator:
+    return ScriptedGenerator(
+        has_prefix_cache=True,
+        prefill_seconds=0.1,
+        token_seconds=0.1,
+        default=Script(cached_tokens=160),
+        **options,
+    )
+
+
+CONFIG = {"scheduling": {"engine": "off"}, "admission": {"length_predictor": "max-tokens"}}
+
+
+def test_a_shared_prefix_is_leased_once_and_passes_to_the_next_reader(bench):
+    async def scenario(b):
+        ledger = b.service.gate.dispatcher.ledger
+        first = await b.ask(PREFIX + "first", max_tokens=4)
+        alone = ledger.held(Owner.LLM)
+        second = await b.ask(PREFIX + "other", max_tokens=4)
+        assert second.ticket.request.cached_tokens == 160
+        assert ledger.held(Owner.LLM) - alone == alone - 10 * BLOCK
+        both = ledger.held(Owner.LLM)
+        await first.aclose()
+        ledger.check_integrity()
+        assert ledger.held(Owner.LLM) == both - (alone - 10 * BLOCK) == alone
+        await read(second)
+        assert ledger.held(Owner.LLM) == 0
+        # Cached, but no longer in use: it costs no time, and takes its memory again.
+        third = await b.ask(PREFIX + "third", max_tokens=4)
+        assert (third.ticket.request.prefill_tokens, ledger.held(Owner.LLM)) == (5, alone)
+        await third.aclose()
+
+    b = bench(scenario, generator=caching(), **CONFIG)
+    assert sorted(b.outcomes) == ["aborted", "aborted", "met"]
+
+
+@pytest.mark.parametrize("has_prefix_cache", [True, False])
+def test_only_without_a_prefix_cache_requests_with_a_common_prefix_are_rejected(bench, has_prefix_cache):
+    rejected = 0
+
+    async def scenario(b):
+        nonlocal rejected
+
+        async def one(number):
+            nonlocal rejected
+            try:
+                await read(await b.ask(PREFIX + f"{number:04}", max_tokens=8, service_class="interactive"))
+            except Rejected:
+                rejected += 1
+
+        await asyncio.gather(*(one(number) for number in range(40)))
+
+    # Ten blocks of prefix and at most two of its own for each request; without sharing 480 are needed.
+    generator = caching(kv_bytes=96 * BLOCK)
+    generator.has_prefix_cache = has_prefix_cache
+    bench(scenario, generator=generator, **CONFIG)
+    assert (rejected == 0) == has_prefix_cache
+
+
+def test_a_reported_miss_clears_what_no_request_uses(bench):
+    async def scenario(b):
+        await read(await b.ask(PREFIX, max_tokens=1))
+        other = await b.ask("q" * 160, max_tokens=1)
+        b.generator.default = Script(cached_tokens=0)
+        again = await b.ask(PREFIX, max_tokens=1)
+        assert again.ticket.request.cached_tokens == 144
+        await read(other)
+        await read(again)
+        find = b.service.gate.dispatcher.prefixes.renew
+        last = await b.ask("q" * 160, max_tokens=1)
+        assert not find(last.ticket)
+        await read(last)
+
+    bench(scenario, generator=caching(), **CONFIG)
+
+
+def test_a_victim_frees_and_recomputes_only_what_no_other_request_uses(bench):
+    async def scenario(b):
+        answers = [await b.ask(PREFIX + name, max_tokens=8) for name in ("first", "other")]
+        reading = [asyncio.create_task(read(answer)) for answer in answers]
+        await asyncio.sleep(0.25)
+        dispatcher = b.service.gate.dispatcher
+        now = dispatcher._clock.now()
+        first, second = dispatcher.snapshots.preemptible(Owner.LLM, now)
+        held = [dispatcher.ledger.lease_state(answer.ticket.lease)[0] for answer in answers]
+        assert held[0] - held[1] == 10 * BLOCK
+        assert first.freed_bytes == second.freed_bytes == held[1]
+        assert first.recompute == second.recompute
+        await asyncio.gather(*reading)
+
+    bench(scenario, generator=caching(), **CONFIG)
