@@ -252,7 +252,7 @@ def test_invalid_quotas_and_options_are_refused(engine):
         scheduler.set_options({"speed": 9})
     with pytest.raises(ValueError, match=r"ordering='fifo'.*choose one of apt, edf, fcfs"):
         scheduler.set_options({"ordering": "fifo"})
-    assert scheduler.options.ordering == "edf"
+    assert scheduler.options.ordering == "srmt"
 
 
 def test_the_policy_can_change_while_requests_wait(engine):
