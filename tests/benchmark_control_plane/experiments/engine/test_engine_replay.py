@@ -66,6 +66,7 @@ def test_the_gate_rejects_what_the_engine_would_keep_waiting(engine):
         for each in (variant, replace(variant, has_gate=True))
     )
     assert (alone.rejected, behind.rejected > 0.3) == (0.0, True)
+    assert behind.strict >= alone.strict - 0.05
     assert set(alone.by_class) == {"interactive", "standard", "batch"}
 
 
