@@ -52,6 +52,7 @@ class SimulatedGenerator:
         step_tokens: tokens in a step (chunked prefill).
         scheduling: options of the engine policy; None for vLLM's own scheduler.
         is_ranked: vLLM's own scheduler goes by the gate's rank and not by arrival.
+        has_prefix_cache: requests share the blocks of equal prefixes, and find those of earlier ones.
     """
 
     def __init__(
@@ -67,12 +68,13 @@ class SimulatedGenerator:
         step_tokens: int = 2_048,
         scheduling: EngineOptions | None = None,
         is_ranked: bool = False,
+        has_prefix_cache: bool = False,
     ) -> None:
         blocks = _pool_blocks(geometry, kv_bytes, max_model_tokens, max_running)
         self.model = model
         self.stall_count = 0
         self.has_own_scheduler = scheduling is not None
-        self.has_prefix_cache = False
+        self.has_prefix_cache = has_prefix_cache
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.geometry = geometry
@@ -148,7 +150,13 @@ class SimulatedGenerator:
             )
         # A resumed request has its previous output in the prompt.
         left = self._lengths(request) - (len(prompt) - request.prompt_tokens)
-        generation = open_stream(len(prompt), left=left, max_tokens=sampling.max_tokens, samples=sampling.n)
+        generation = open_stream(
+            prompt,
+            left=left,
+            max_tokens=sampling.max_tokens,
+            samples=sampling.n,
+            cached_by=self.geometry.block_tokens if self.has_prefix_cache else None,
+        )
         now = _now()
         if self._policy is not None:
             put_under_policy(generation, request, handoff, max_tokens=sampling.max_tokens, now=now)
@@ -172,7 +180,7 @@ class SimulatedGenerator:
         generation = self._generations.get(request_id)
         if generation is None:
             return
-        self._gate_recompute_tokens += sum(sample.computed for sample in generation.samples)
+        self._gate_recompute_tokens += sum(map(self._engine.recompute, generation.samples))
         for sample in self._remove(generation):
             self._gate_preemptions += 1
             generation.push(Delta(sample.index, "", (), finish_reason="preempted"))
@@ -246,7 +254,12 @@ class SimulatedGenerator:
         if policy is not None:
             held = {}
             for request_id, generation in self._generations.items():
-                if blocks := sum(sample.blocks for sample in generation.samples):
+                # Of the readers of a shared block one carries it, so the blocks add up to those in use.
+                if blocks := sum(
+                    sample.blocks - sample.state.shared + sample.state.carried
+                    for sample in generation.samples
+                    if sample.blocks
+                ):
                     held[request_id] = blocks * size
         return EngineState(
             used_bytes=engine.used_blocks * size,
@@ -322,6 +335,7 @@ class SimulatedGenerator:
         for generation in self._generations.values():
             self._remove(generation)
             generation.fail(reason)
+        self._engine.drop_cache()
 
     def _remove(self, generation: SampleStream) -> list[Sample]:
         """Removes the unfinished samples from the engine and returns them."""

@@ -3,18 +3,22 @@
 Before each step the policy chooses the requests to preempt and those that may start; then the step is
 composed as by vLLM's own scheduler, but only offered requests start. If blocks still run out, the request
 with the largest rank is preempted. Blocks beyond the use ceiling are withheld as far as they are free
-(`backends.vllm.plugin.balloon`). Scheduling is synchronous: a step is planned when the previous one ended.
+(`backends.vllm.plugin.balloon`). Shared blocks are tracked by the plug-in's own code
+(`backends.vllm.plugin.prefix_sharing`). Scheduling is synchronous: a step is planned when the previous one
+ended.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from backends.cost_models.step_time import StepLoad
 from backends.simulated.continuous_batching import RankedScheduler, SimulatedSequence
+from backends.simulated.prefix_cache import CachedBlock
+from backends.vllm.plugin.prefix_sharing import PrefixSharing
 from controlplane.core.clock import NO_TIME, Duration, Instant, between
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
@@ -31,9 +35,30 @@ _UNKNOWN_RATE = Pace(Duration(0), Duration(0))
 
 @dataclass(eq=False, slots=True)
 class PolicySequence(SimulatedSequence):
-    """A sequence with the policy's state of it."""
+    """A sequence with the policy's state of it; the properties are those of vLLM's `Request`."""
 
+    skip_reading_prefix_cache: ClassVar[bool] = False
     state: RequestState = field(init=False)
+
+    @property
+    def tandem(self) -> RequestState:
+        """The policy's state."""
+        return self.state
+
+    @property
+    def request_id(self) -> str:
+        """Id of the request."""
+        return self.state.request.id
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens."""
+        return self.total
+
+    @property
+    def block_hashes(self) -> list[int]:
+        """Hashes of the full blocks."""
+        return self.hashes
 
 
 P = TypeVar("P", bound=PolicySequence)
@@ -69,6 +94,10 @@ class PolicyScheduler(RankedScheduler[P]):
         self._withheld = 0
         self._previous_used = 0
         self._batch_view = RunningBatch()
+        self._blocks_of: dict[str, list[CachedBlock]] = {}
+        self._sharing = PrefixSharing(self._cache, self._blocks_of, block_tokens)
+        # After a shared block changed hands, until `held` follows.
+        self._is_stale = False
         self._of: dict[RequestState, P] = {}
         self._arrived: list[P] = []
         self._queued: dict[RequestState, P] = {}
@@ -136,6 +165,7 @@ class PolicyScheduler(RankedScheduler[P]):
         self._arrived.clear()
         self._stamp(now)
         self._withhold_beyond_ceiling()
+        self._sharing.waiting.refresh()
         view = self._view(now)
         plan = self._policy.plan(view)
         for victim in plan.preempt:
@@ -144,18 +174,22 @@ class PolicyScheduler(RankedScheduler[P]):
             self._withhold_beyond_ceiling()
         if plan.ranked:
             self._rank([self._of[state] for state in plan.ranked[-RANKED:]])
-        self.waiting = deque(self._of[state] for state in view.admitted(plan))
+        # The use ceiling is enforced by withheld blocks, so a lower quota needs a check of its own.
+        offer = plan.offer if self.use_ceiling == self.quota else view.admitted(plan)
+        self.waiting = deque(self._of[state] for state in offer)
 
     def plan(self, load: StepLoad) -> bool:
         """Composes the next step and adds it to `load`; False if there is nothing to compute."""
         has_work = super().plan(load)
-        self.waiting.clear()
-        for sequence in self.running[len(self._batch_view) :]:
+        started = self.running[len(self._batch_view) :]
+        for sequence in started:
             # The policy finds a request in its queue by its size, so it leaves before it grows.
             self._dequeue(sequence.state)
-            sequence.state.held = sequence.blocks
-            self._batch_view.add(sequence.state)
-        self._batch_view.held[:] = [sequence.blocks for sequence in self.running]
+        for sequence in started:
+            self._join(sequence)
+        self._hold()
+        self._sharing.waiting.recheck(self.waiting)
+        self.waiting.clear()
         self._work = None
         if has_work:
             tokens, count = sum(self._chunks), len(self._batch)
@@ -164,13 +198,28 @@ class PolicyScheduler(RankedScheduler[P]):
         self._publish()
         return has_work
 
+    def _join(self, sequence: P) -> None:
+        state, batch = sequence.state, self._batch_view
+        state.held = sequence.blocks
+        self._blocks_of[sequence.request_id] = sequence.full
+        self._sharing.start(sequence, state, lambda: batch.requests(range(len(batch))))
+        batch.add(state)
+
+    def _hold(self) -> None:
+        """Updates what preempting each running request frees: its blocks that no other request uses."""
+        held = [sequence.blocks for sequence in self.running]
+        if self._sharing:
+            held = [blocks - one.state.shared for blocks, one in zip(held, self.running, strict=True)]
+        self._batch_view.held[:] = held
+        self._is_stale = False
+
     def complete(self) -> list[P]:
         """Ends the planned step and returns the sequences that got a token."""
         emitted = super().complete()
-        if ended := [sequence.state for sequence in emitted if sequence.is_removed]:
+        if ended := [sequence for sequence in emitted if sequence.is_removed]:
             self._leave(ended)
-            for state in ended:
-                del self._of[state]
+            for sequence in ended:
+                del self._of[sequence.state]
         return emitted
 
     def sync_idle(self) -> None:
@@ -192,7 +241,10 @@ class PolicyScheduler(RankedScheduler[P]):
             self._batch_view.stamp(tokens, now)
 
     def _view(self, now: Instant) -> EngineView:
-        block, batch = self.block_tokens, self._batch_view
+        if self._is_stale:
+            self._hold()
+        block, batch, has_shared = self.block_tokens, self._batch_view, bool(self._sharing)
+        shared = sum(sequence.state.shared for sequence in self.running) if has_shared else 0
         computed = np.array([sequence.computed for sequence in self.running], np.int64)
         limit = np.minimum(batch.tokens, computed + self.step_tokens)
         return EngineView(
@@ -201,11 +253,11 @@ class PolicyScheduler(RankedScheduler[P]):
             block_tokens=block,
             quota=self.quota,
             used=self.used_blocks,
-            growth=int((-(-limit // block) - batch.held).sum()),
+            growth=int((-(-limit // block) - batch.held).sum()) - shared,
             free_slots=self.max_running - len(self.running),
             running=batch,
             has_packed=False,
-            has_shared=False,
+            has_shared=has_shared,
             use_ceiling=self.use_ceiling,
         )
 
@@ -219,7 +271,7 @@ class PolicyScheduler(RankedScheduler[P]):
         missing = self.total_blocks - self.use_ceiling - self._withheld
         taken = missing if missing < 0 else min(missing, self.free_blocks)
         self._withheld += taken
-        self.free_blocks -= taken
+        self._take(taken)
 
     def _rank(self, order: list[P]) -> None:
         for sequence in self._ranked:
@@ -231,7 +283,7 @@ class PolicyScheduler(RankedScheduler[P]):
     def preempt(self, victim: P) -> None:
         """Frees the blocks of `victim`, which waits again."""
         victim.state.preemptions += 1
-        self._leave([victim.state])
+        self._leave([victim])
         super().preempt(victim)
 
     # --- requests ----------------------------------------------------------------------------
@@ -245,15 +297,23 @@ class PolicyScheduler(RankedScheduler[P]):
 
     def _enqueue(self, sequence: P) -> None:
         self._queued[sequence.state] = sequence
+        self._sharing.waiting.enqueue(sequence)
         self._policy.enqueue(sequence.state, self._now)
 
     def _dequeue(self, state: RequestState) -> None:
-        del self._queued[state]
+        sequence = self._queued.pop(state)
         self._policy.dequeue(state)
+        self._sharing.waiting.dequeue(sequence)
 
-    def _leave(self, states: Iterable[RequestState]) -> None:
-        for at in reversed(self._batch_view.places(list(states))):
+    def _leave(self, sequences: Iterable[P]) -> None:
+        """Removes sequences that no longer run from the policy's view."""
+        states = [sequence.state for sequence in sequences]
+        for at in reversed(self._batch_view.places(states)):
             self._batch_view.pop(at)
+        for sequence in sequences:
+            self._is_stale |= bool(self._sharing)
+            self._sharing.leave(sequence, sequence.state)
+            del self._blocks_of[sequence.request_id]
 
     def remove(self, sequence: P) -> None:
         """Removes a sequence; a step in flight produces no token for it."""
@@ -263,7 +323,7 @@ class PolicyScheduler(RankedScheduler[P]):
         elif state in self._queued:
             self._dequeue(state)
         else:
-            self._leave([state])
+            self._leave([sequence])
         self._of.pop(state, None)
         super().remove(sequence)
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from backends.simulated.policy_scheduler import PolicySequence
+from backends.simulated.prefix_cache import OUTPUT_TOKEN
 from backends.vllm.plugin.request_metadata import Defaults, make_engine_request, metadata_of
 from controlplane.core.clock import Instant
 from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Delta, Handoff
 from controlplane.core.request import Request
 
-_TOKEN = 0
 _TEXT = "w "
 _DEFAULTS = Defaults()
 
@@ -66,14 +66,21 @@ class SampleStream:
             raise BackendDown(f"simulated device: {self._down_reason}")
 
 
-def open_stream(prompt_tokens: int, *, left: int, max_tokens: int, samples: int) -> SampleStream:
-    """A generation of `samples` samples that would end after `left` tokens, cut off at `max_tokens`."""
+def open_stream(
+    prompt: Sequence[int], *, left: int, max_tokens: int, samples: int, cached_by: int | None
+) -> SampleStream:
+    """A generation of `samples` samples that would end after `left` tokens, cut off at `max_tokens`.
+
+    `cached_by` is the number of tokens of a block; None without a prefix cache.
+    """
     output, is_capped = max(1, min(left, max_tokens)), left >= max_tokens
     generation = SampleStream(
-        [Sample(prompt_tokens, output, index=index, is_capped=is_capped) for index in range(samples)]
+        [Sample(len(prompt), output, index=index, is_capped=is_capped) for index in range(samples)]
     )
     for sample in generation.samples:
         sample.generation = generation
+        if cached_by is not None:
+            sample.know_tokens(prompt, cached_by)
     return generation
 
 
@@ -103,10 +110,14 @@ class TokenDeltas:
         self._by_index: dict[int, Delta] = {}
 
     def next(self, sample: Sample) -> Delta:
-        """The delta of the sample's newest token, with the finish reason if the sample has ended."""
-        if sample.is_removed:
-            reason = "length" if sample.is_capped else "stop"
-            return Delta(sample.index, _TEXT, (_TOKEN,), finish_reason=reason)
+        """The delta of the sample's newest token.
+
+        It has the finish reason if the sample has ended; the first and the last have the cached tokens.
+        """
+        if sample.is_removed or (sample.found and sample.produced == 1):
+            reason = ("length" if sample.is_capped else "stop") if sample.is_removed else None
+            found = sample.found
+            return Delta(sample.index, _TEXT, (OUTPUT_TOKEN,), finish_reason=reason, cached_tokens=found)
         if (delta := self._by_index.get(sample.index)) is None:
-            delta = self._by_index[sample.index] = Delta(sample.index, _TEXT, (_TOKEN,))
+            delta = self._by_index[sample.index] = Delta(sample.index, _TEXT, (OUTPUT_TOKEN,))
         return delta

@@ -290,7 +290,7 @@ class SimulatedDeviceSection:
     `step` holds the seconds of an engine step: base, per prompt token, per decoding request and per KV cell
     read; `embedding` those of an embedding batch: base and per padded token. With `pool`, KV cache and
     embedding workspace share that memory as divided by the `quota` section of each system; otherwise each has
-    its own.
+    its own. Without `prefix_cache` requests with a `shared_prefix` compute and hold it each on its own.
     """
 
     step: tuple[float, float, float, float] = (0.0067, 2.0e-5, 7.6e-5, 1.0e-8)
@@ -305,6 +305,7 @@ class SimulatedDeviceSection:
     embed_bytes_per_token: Bytes = 1_024
     pool: Bytes | None = None
     workspace_batches: Tokens = 2
+    prefix_cache: bool = True
 
 
 @section(frozen=True, config=STRICT)

@@ -150,4 +150,5 @@ def _machine_of(device: SimulatedDeviceSection) -> Machine:
         embed_bytes_per_token=device.embed_bytes_per_token,
         embed_input_tokens=device.embed_input_tokens,
         pool_bytes=device.pool,
+        has_prefix_cache=device.prefix_cache,
     )

@@ -19,6 +19,7 @@ from backends.device.kv_memory import ElasticMemory
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import OnStep, SimulatedDevice
+from benchmark_control_plane.simulator.prompts import prompt_ids
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import Config, parse
 from controlplane.core.generation import Sampling
@@ -37,13 +38,18 @@ _GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """A generation that stops after `output_tokens`; `at` is the arrival time in seconds."""
+    """A generation that stops after `output_tokens`; `at` is the arrival time in seconds.
+
+    The first `prefix_tokens` of its prompt are those of its `prefix_group`; no others are shared.
+    """
 
     at: float
     prompt_tokens: int
     output_tokens: int
     max_tokens: int | None = None
     service_class: str | None = None
+    prefix_group: int = 0
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,8 @@ class Machine:
 
     `kv_bytes` None means no memory limit. `workspace_batches` is the embedding quota, in largest batches.
     With `pool_bytes`, KV cache and embedding workspace share one elastic pool, divided by quotas that move;
-    with `quota.policy: static` each takes free memory, up to `kv_bytes` and one whole batch.
+    with `quota.policy: static` each takes free memory, up to `kv_bytes` and one whole batch. Without
+    `has_prefix_cache` every request computes and holds its whole prompt.
     """
 
     batch_time: BatchTime
@@ -79,6 +86,7 @@ class Machine:
     embed_bytes_per_token: int = 1_024
     embed_input_tokens: int = 512
     pool_bytes: int | None = None
+    has_prefix_cache: bool = True
 
 
 def divide_pool(machine: Machine, llm_share: float) -> Machine:
@@ -245,6 +253,7 @@ def engines(
         step_tokens=machine.step_tokens,
         scheduling=None if config is None else config.engine_options(),
         is_ranked=config is not None,
+        has_prefix_cache=machine.has_prefix_cache,
     )
     pool = machine.pool_bytes
     embedder = SimulatedEmbedder(
@@ -373,7 +382,7 @@ async def _generated(service: Service, number: int, offer: SimulatedRequest, hin
         str(number),
         _CALLER,
         "simulated",
-        range(offer.prompt_tokens),
+        prompt_ids(number, offer.prompt_tokens, group=offer.prefix_group, shared=offer.prefix_tokens),
         max_tokens=limit,
         sampling=Sampling(max_tokens=limit),
         hints=hints,

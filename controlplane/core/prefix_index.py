@@ -17,6 +17,15 @@ class CachedPrefix(NamedTuple):
     used: int
 
 
+def block_hashes(tokens: Sequence[int], block_tokens: int, previous: int = 0) -> list[int]:
+    """Chained hashes of the full blocks of these token ids, which follow the block with hash `previous`."""
+    found, chained = [], previous
+    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        chained = hash((chained, *tokens[start : start + block_tokens]))
+        found.append(chained)
+    return found
+
+
 class PrefixIndex:
     """Block hashes of the prompts that one engine has served.
 
@@ -37,11 +46,7 @@ class PrefixIndex:
 
     def hashes(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Hashes of the blocks that a request can find; the last token of its prompt is always computed."""
-        size, chained, found = self.block_tokens, 0, []
-        for start in range(0, len(prompt) - size, size):
-            chained = hash((chained, *prompt[start : start + size]))
-            found.append(chained)
-        return tuple(found)
+        return tuple(block_hashes(prompt[:-1], self.block_tokens))
 
     def find(self, blocks: Sequence[int]) -> CachedPrefix:
         """The leading blocks that are cached.

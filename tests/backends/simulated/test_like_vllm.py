@@ -35,6 +35,7 @@ class Arriving:
     output: int
     rank: int
     forecast: LengthForecast | None
+    prompt: list[int]
 
     @property
     def metadata(self):
@@ -51,7 +52,8 @@ class Course:
 
 
 def trace(seed: int, count: int = 150) -> list[Arriving]:
-    random, at, found = Random(seed), 0.0, []
+    """Requests that share prefixes where the engine has a prefix cache."""
+    random, tokens, at, found = Random(seed), Random(-1 - seed), 0.0, []
     urgent = Slo(milliseconds(1_500), milliseconds(60))
     classes = [ServiceClass("chat", urgent, 2, True), ServiceClass("jobs", Slo(), 0, False)]
     for number in range(count):
@@ -63,21 +65,26 @@ def trace(seed: int, count: int = 150) -> list[Arriving]:
         request = Request(
             f"r{number:03d}", Kind.GENERATE, "m", "t", chosen, chosen.slo, Instant(seconds(at)), prompt, 150
         )
-        found.append(Arriving(request, output, random.randint(-3, 3), forecast))
+        # Of requests with equal rank and arrival vLLM starts the one with the smaller id.
+        rank, shared = random.randint(-999, 999), tokens.randint(0, prompt - 1)
+        ids = [tokens.randrange(3)] * shared + tokens.choices(range(10, 2_000), k=prompt - shared)
+        found.append(Arriving(request, output, rank, forecast, ids))
     return found
 
 
 class Simulated:
     """The simulated engine on a clock of its own."""
 
-    def __init__(self, scheduler: SimulatedScheduler[PolicySequence]) -> None:
-        self.now, self._engine = 0, scheduler
+    def __init__(self, scheduler: SimulatedScheduler[PolicySequence], *, shares_prefixes: bool) -> None:
+        self.now, self._engine, self._shares_prefixes = 0, scheduler, shares_prefixes
         self._policy = scheduler if isinstance(scheduler, PolicyScheduler) else None
         self._names: dict[PolicySequence, str] = {}
 
     def add(self, arriving: Arriving) -> None:
         request = arriving.request
         sequence = PolicySequence(request.prompt_tokens, arriving.output, arrived=self.now)
+        if self._shares_prefixes:
+            sequence.know_tokens(arriving.prompt, BLOCK_TOKENS)
         if self._policy is None:
             sequence.rank = arriving.rank
         else:
@@ -135,7 +142,7 @@ class Real:
         self._preempted.setdefault(request.id, 0)
         self._stepped.add(
             request.id, request.prompt_tokens, arriving.output, extra={"tandem": arriving.metadata},
-            priority=arriving.rank, limit=request.max_output_tokens,
+            priority=arriving.rank, limit=request.max_output_tokens, prompt=arriving.prompt,
         )  # fmt: skip
 
     def jump(self, to: int) -> None:
@@ -178,14 +185,14 @@ def course(engine: Simulated | Real, arriving: list[Arriving]) -> Course:
     return found
 
 
-@pytest.fixture(scope="module")
-def stepped():
+@pytest.fixture(scope="module", params=[False, True], ids=["alone", "shared"])
+def stepped(request):
     from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
 
     engine = SteppedEngine(
         SteppedEngineSetup(
             blocks=BLOCKS, block_tokens=BLOCK_TOKENS, max_model_tokens=LONGEST, max_running=MOST_RUNNING,
-            max_step_tokens=STEP_TOKENS,
+            max_step_tokens=STEP_TOKENS, shares_prefixes=request.param,
         )
     )  # fmt: skip
     engine._executor._batch_time = STEP_TIME
@@ -197,7 +204,8 @@ def stepped():
 def test_a_policy_takes_the_same_course(stepped, ordering, seed):
     real = course(Real(stepped, stepped.restart(tandem={"ordering": ordering})), trace(seed))
     options = EngineOptions(ordering=ordering)
-    found = course(Simulated(PolicyScheduler(options, blocks=BLOCKS, **SIZES)), trace(seed))
+    simulated = PolicyScheduler(options, blocks=BLOCKS, **SIZES)
+    found = course(Simulated(simulated, shares_prefixes=stepped.setup.shares_prefixes), trace(seed))
     assert found == real
     assert sum(real.preemptions.values()) > 0
 
@@ -208,6 +216,7 @@ def test_a_policy_takes_the_same_course(stepped, ordering, seed):
 )
 def test_stock_scheduling_takes_the_same_course(stepped, policy, scheduler, seed):
     real = course(Real(stepped, stepped.restart(stock=policy)), trace(seed))
-    found = course(Simulated(scheduler(blocks=BLOCKS, reserves_prompts=True, **SIZES)), trace(seed))
+    simulated = scheduler(blocks=BLOCKS, reserves_prompts=True, **SIZES)
+    found = course(Simulated(simulated, shares_prefixes=stepped.setup.shares_prefixes), trace(seed))
     assert found == real
     assert sum(real.preemptions.values()) > 0
