@@ -27,8 +27,9 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self._ids = count()
+        self._by_hash: dict[int, CachedBlock] = {}
         # Sequences that compute the same tokens at once fill a block each; the oldest is found.
-        self._by_hash: dict[int, list[CachedBlock]] = {}
+        self._later: dict[int, list[CachedBlock]] = {}
         self._free: dict[CachedBlock, None] = {}
 
     def __len__(self) -> int:
@@ -36,25 +37,23 @@ class PrefixCache:
 
     def get_cached_block(self, block_hash: int, _group_ids: Sequence[int]) -> list[CachedBlock] | None:
         """The oldest block with this hash, in a list; None if there is none."""
-        blocks = self._by_hash.get(block_hash)
-        return None if blocks is None else blocks[:1]
+        block = self._by_hash.get(block_hash)
+        return None if block is None else [block]
 
     def find(self, hashes: Sequence[int], most: int) -> list[CachedBlock]:
         """The leading blocks that are cached, at most `most`."""
         found = []
         for block_hash in hashes[:most]:
-            if (blocks := self._by_hash.get(block_hash)) is None:
+            if (block := self._by_hash.get(block_hash)) is None:
                 break
-            found.append(blocks[0])
+            found.append(block)
         return found
 
     def add(self, block_hash: int) -> CachedBlock:
         """A block that its first sequence has filled."""
         block = CachedBlock(next(self._ids), block_hash)
-        if (blocks := self._by_hash.get(block_hash)) is None:
-            self._by_hash[block_hash] = [block]
-        else:
-            blocks.append(block)
+        if self._by_hash.setdefault(block_hash, block) is not block:
+            self._later.setdefault(block_hash, []).append(block)
         return block
 
     def use(self, blocks: Iterable[CachedBlock]) -> None:
@@ -78,7 +77,13 @@ class PrefixCache:
         """Evicts the least recently used free blocks until `kept` are left."""
         for block in [block for block, _ in zip(self._free, range(len(self._free) - kept), strict=False)]:
             del self._free[block]
-            blocks = self._by_hash[block.block_hash]
-            blocks.remove(block)
-            if not blocks:
+            later = self._later.get(block.block_hash)
+            if self._by_hash[block.block_hash] is not block:
+                assert later is not None
+                later.remove(block)
+            elif later:
+                self._by_hash[block.block_hash] = later.pop(0)
+            else:
                 del self._by_hash[block.block_hash]
+            if later is not None and not later:
+                del self._later[block.block_hash]

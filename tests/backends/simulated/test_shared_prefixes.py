@@ -122,9 +122,8 @@ def assert_conserved(engine, withheld: int) -> None:
     held = Counter(block for one in engine.running for block in one.full)
     assert all(block.ref_cnt == count for block, count in held.items())
     assert all(block.ref_cnt == 0 for block in engine._cache._free)
-    assert held.keys() | engine._cache._free.keys() == {
-        block for blocks in engine._cache._by_hash.values() for block in blocks
-    }
+    cached = {*engine._cache._by_hash.values()}.union(*engine._cache._later.values())
+    assert held.keys() | engine._cache._free.keys() == cached
     distinct = len(held) + sum(one.blocks - len(one.full) for one in engine.running)
     assert engine.free_blocks + distinct + withheld == engine.total_blocks
     assert engine.free_blocks >= len(engine._cache)
