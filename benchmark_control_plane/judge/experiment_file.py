@@ -26,6 +26,7 @@ from benchmark_control_plane.judge.experiment_schema import (
     WindowSection,
 )
 from controlplane.config import ConfigError, parse
+from controlplane.config.active_mechanisms import unused_keys
 from controlplane.config.fields import STRICT, Fraction, Name
 from controlplane.config.loader import parse_as, read_yaml
 
@@ -246,14 +247,19 @@ def _system_problems(plan: ExperimentPlan, system: SystemSection) -> Iterator[st
         yield f"system {system.name!r} starts servers; give the models under live"
     sections = system.tandem if system.tandem is not None else system.simulated
     if sections is not None:
-        any_objective = {name: {"ttft_ms": _ANY_OBJECTIVE_MS} for name in plan.classes}
+        any_objectives = {
+            name: dict.fromkeys(described.objectives, _ANY_OBJECTIVE_MS)
+            for name, described in plan.classes.items()
+        }
         has_pool = system.is_simulated and plan.device_of(system).pool is not None
         content = {
             "models": {"chat": {"model": "any"}, "embeddings": [{"model": "any embeddings"}]},
             "pool": {"kv_allocator": "kvcached" if has_pool else "static"},
-            "classes": classes_section(plan, any_objective),
+            "classes": classes_section(plan, any_objectives),
         }
         try:
-            parse(merge(content, sections), source=f"system {system.name!r}")
+            config = parse(merge(content, sections), source=f"system {system.name!r}")
         except ConfigError as error:
             yield str(error)
+        else:
+            yield from (f"system {system.name!r}: {line}; remove it" for line in unused_keys(config))

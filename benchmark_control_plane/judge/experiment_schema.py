@@ -184,6 +184,9 @@ class Multiples:
     gap: Times | None = None
 
 
+_OBJECTIVES = ("ttft", "tpot", "e2e", "gap")
+
+
 @section(frozen=True, config=STRICT)
 class ExperimentClass:
     """A service class; each objective is in milliseconds or a multiple of the unloaded latency."""
@@ -198,9 +201,18 @@ class ExperimentClass:
     times_unloaded: Multiples = Multiples()
 
     def __post_init__(self) -> None:
-        for name in ("ttft", "tpot", "e2e", "gap"):
+        for name in _OBJECTIVES:
             if getattr(self, f"{name}_ms") is not None and getattr(self.times_unloaded, name) is not None:
                 raise ValueError(f"{name}_ms and times_unloaded.{name} state one objective twice; drop one")
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The keys of the stated objectives, as in the server's configuration."""
+        return tuple(
+            f"{name}_ms"
+            for name in _OBJECTIVES
+            if getattr(self, f"{name}_ms") or getattr(self.times_unloaded, name)
+        )
 
 
 @section(frozen=True, config=STRICT)

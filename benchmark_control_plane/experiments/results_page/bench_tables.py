@@ -1,33 +1,31 @@
 """Markdown of the results of `tandem bench run`: one experiment in full, or its rates in one cell."""
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
-from benchmark_control_plane.experiments.results_page.result_rows import system_text
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
-from benchmark_control_plane.report.schema import Results
+from benchmark_control_plane.report.schema import Results, SystemInfo
 
 
-def full(results: Results, picture: str, link: str) -> str:
-    """Headline, chart, and the systems side by side: rates, attainment under the highest load, losses.
-
-    Systems that were not run under the highest load get a second table, together with all others, under the
-    highest load that they share.
-    """
+def full(results: Results, picture: str | None, link: str) -> str:
+    """Headline, chart, and the systems side by side: rates, losses, attainment under each load."""
     ordered = aggregates.ordered(results)
-    names, loads = [system["name"] for system in ordered["systems"]], aggregates.loads(ordered)
-    at_highest = [name for name in names if loads and aggregates.runs_of(ordered, name, loads[-1])]
-    lines = _rates_table(ordered, at_highest, loads[-1]) if at_highest else []
-    lines += _shared_table(ordered, [name for name in names if name not in at_highest])
+    # Ablations may have been run under one load only.
+    names = [system["name"] for system in ordered["systems"]][:1]
+    own = [run for run in ordered["runs"] if run["system"] in names]
+    loads = aggregates.common_loads({**ordered, "runs": own}) if own else []
+    lines = [*_rates_table(ordered, loads[-1]), *_loads_table(ordered, loads)] if loads else []
     seeds = formats.several(len(aggregates.seeds(ordered)), "seed")
-    machine = f"{ordered['environment']['cpu']}, {ordered['environment']['cores']} cores"
+    environment = ordered["environment"]
+    machine = f"{environment['cpu']}, {environment['cores']} cores" if picture else "virtual time"
     remarks = [f"{seeds}, medians", machine, link]
     if invalid := aggregates.invalid(ordered):
         remarks.append(f"{len(invalid)} of {len(ordered['runs'])} runs not valid and left out")
     if ordered["partial"]:
         remarks.append("**partial: the experiment was interrupted**")
-    chart = f"![Attainment against load]({picture})"
-    return "\n".join((headline(ordered), "", chart, "", *lines, f"({'; '.join(remarks)}.)", ""))
+    chart = [f"![Attainment against load]({picture})", ""] if picture else []
+    return "\n".join((headline(ordered), "", *chart, *lines, f"({'; '.join(remarks)}.)", ""))
 
 
 def rates(results: Results) -> str:
@@ -43,43 +41,48 @@ def rates(results: Results) -> str:
         rate = formats.reached(row["rps"] if row else None, is_limit=is_limit)
         runs = aggregates.runs_of(ordered, system["name"], load)
         met = _median(aggregates.attained(runs, aggregates.OVERALL))
-        cells.append(f"{system_text(system['name'])}: {rate} ({met})")
+        cells.append(f"{_system_text(system)}: {rate} ({met})")
     seeds = formats.several(len(aggregates.seeds(ordered)), "seed")
     partial = "; **partial**" if ordered["partial"] else ""
     head = f"rate at {formats.share(goal)} attainment (attainment at {formats.load(load)} load)"
     return f"{head}, {seeds}{partial}:<br>" + "<br>".join(cells)
 
 
-def _rates_table(results: Results, systems: Sequence[str], load: float) -> list[str]:
+def _system_text(system: SystemInfo) -> str:
+    return f"{system['name']} ({system['description']})" if system["description"] else system["name"]
+
+
+def _rates_table(results: Results, load: float) -> list[str]:
     goals = aggregates.targets(results)
     rates = [f"req/s at {formats.share(goal)}" for goal in goals]
     rows = (
         [
-            system_text(name),
-            *(_rate_cell(results, name, goal) for goal in goals),
-            *_met_cells(results, name, load),
+            _system_text(system),
+            *(_rate_cell(results, system["name"], goal) for goal in goals),
+            *_met_cells(results, system["name"], load),
         ]
-        for name in systems
+        for system in results["systems"]
     )
     return _table(["system", *rates, *_met_head(results, load)], rows)
 
 
-def _shared_table(results: Results, few: Sequence[str]) -> list[str]:
-    """All systems under the highest load of these few, on the seeds that they have in common."""
-    loads = [run["load"] for run in results["runs"] if run["system"] in few and run["valid"]]
-    if not loads:
-        return []
-    load = max(loads)
-    seeds = [{run["seed"] for run in aggregates.runs_of(results, name, load)} for name in few]
-    shared = set.intersection(*filter(None, seeds))
-    same: Results = {**results, "runs": [run for run in results["runs"] if run["seed"] in shared]}
+def _loads_table(results: Results, loads: Sequence[float]) -> list[str]:
+    """Attainment of each system under each load: mean over the seeds and the lowest."""
+
+    def cell(system: str, load: float) -> str:
+        runs = aggregates.runs_of(results, system, load)
+        attained = [run["attainment"][aggregates.OVERALL] or 0.0 for run in runs]
+        return (
+            f"{formats.share(fmean(attained))} ({formats.share(min(attained))})"
+            if attained
+            else formats.ABSENT
+        )
+
     rows = (
-        [system_text(system["name"]), *_met_cells(same, system["name"], load)]
-        for system in results["systems"]
+        [system["name"], *(cell(system["name"], load) for load in loads)] for system in results["systems"]
     )
-    seeds_text = ", ".join(map(str, sorted(shared)))
-    intro = f"All systems under one load, on the seeds that are valid for all ({seeds_text}):"
-    return [intro, "", *_table(["system", *_met_head(results, load)], rows)]
+    intro = "Mean attainment over the seeds at each load, in parentheses the lowest:"
+    return [intro, "", *_table(["system", *(f"{formats.load(load)} load" for load in loads)], rows)]
 
 
 def _rate_cell(results: Results, system: str, goal: float) -> str:

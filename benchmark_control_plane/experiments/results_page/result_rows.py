@@ -30,46 +30,23 @@ BENCH_QUESTIONS: Mapping[str, tuple[str, str]] = {
     "traces": (GATE, "SLO attainment on recorded arrivals and lengths"),
     "scaling": (GATE, "Highest rate on devices of one, two and four times the speed and memory"),
     "quota": (COLLOCATION, "Fixed and adaptive split of 4 GiB between KV cache and embedding workspace"),
-    "forecast": (PREDICTION, "Effect of length forecasts and of the accepted overflow probability"),
+    "forecast": (PREDICTION, "Effect of length forecasts"),
     "head-to-head": (COLLOCATION, "Chat, batch and document embeddings on one machine, real engines"),
     "head-to-head-strict": (COLLOCATION, "The same with objectives half as long"),
+    "mix-memory": (COLLOCATION, "Chat, batch and document embeddings on real engines, KV-cache memory short"),
+    "mix-compute": (COLLOCATION, "Chat, batch and document embeddings on real engines, computing time short"),
+    "mix-light": (COLLOCATION, "Chat, batch and document embeddings on real engines, small requests"),
+    "simulated-mix-memory": (
+        GATE,
+        "The default arrangement without one mechanism each, KV-cache memory short",
+    ),
+    "simulated-mix-compute": (
+        GATE,
+        "The default arrangement without one mechanism each, computing time short",
+    ),
+    "simulated-mix-light": (GATE, "The default arrangement without one mechanism each, small requests"),
 }
 """Heading and question by the name of an experiment of `tandem bench run`."""
-
-SYSTEM_NOTES: Mapping[str, str] = {
-    "ungated": "no gate, all requests forwarded at once",
-    "by current use": "admission by current memory use, `policy: fits-now`",
-    "nobody rejected": "no class is sheddable",
-    "at most 64 wait": "`max_waiting: 64`",
-    "nobody gives way": "one priority for all classes, so that none preempts another",
-    "neither deadline nor priority": "FCFS, `priority_head_start_ms: 0`",
-    "priority ignored": "`priority_head_start_ms: 0`",
-    "last answers alone": "`lengths: history`",
-    "every answer at its limit": "`lengths: max-tokens`",
-    "overflow accepted in 1 of 100": "`overflow_probability: 0.01`",
-    "overflow accepted in 1 of 3": "`overflow_probability: 0.33`",
-    "moving": "adaptive quotas",
-    "any pace": "`tpot_guard: false`",
-    "ungated-64": "at most 64 requests running",
-    "ungated-32": "at most 32 requests running",
-    "tandem, 2 s of 8": "bursts of 2 s every 8 s",
-    "ungated, 2 s of 8": "bursts of 2 s every 8 s",
-    "vllm + embedding server": "vLLM's server and the same embedding worker; best of four arrangements",
-    "vllm priority + embedding server": "the same with vLLM's priority scheduling",
-    "vllm queue limit + embedding server": "the same with at most 32 requests queued in vLLM",
-    "tandem, steps as fast as can be": "no decode pacing, `decode_pacing: 0`",
-    "tandem, vLLM's own scheduler": "gate only, no engine policy",
-    "tandem, one lane of embeddings": "one embedding batch at a time",
-    "tandem, embeddings as urgent as answers": "`idle_cpu_priority: false`",
-    "tandem, nobody rejected": "no class is sheddable",
-    "tandem, first come first served": "FCFS in the gate and in the engine",
-}
-"""What a system of a committed results file does, where its name does not say it."""
-
-
-def system_text(name: str) -> str:
-    """The name of a system with its note."""
-    return f"{name} ({SYSTEM_NOTES[name]})" if name in SYSTEM_NOTES else name
 
 
 def http_overhead(content: Mapping[str, Any]) -> Rows:

@@ -1,4 +1,4 @@
-"""Writes docs/results.md, the results in README.md and the head-to-head's chart from committed results.
+"""Writes docs/results.md, the results in README.md and the charts on real engines from committed results.
 
     python -m benchmark_control_plane.experiments.results_page.write_pages [--check | --keep DIR]
 
@@ -24,7 +24,20 @@ from benchmark_control_plane.report.schema import FORMAT, Results, results_of
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmark_control_plane" / "results"
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
-IN_FULL = ("head-to-head.json", "head-to-head-strict.json")
+REAL_ENGINES = (
+    "mix-memory.json",
+    "mix-compute.json",
+    "mix-light.json",
+    "head-to-head.json",
+    "head-to-head-strict.json",
+)
+"""Experiments with a chart; README.md quotes the first two of those with results."""
+IN_FULL = (
+    *REAL_ENGINES,
+    "simulated-mix-memory.json",
+    "simulated-mix-compute.json",
+    "simulated-mix-light.json",
+)
 COMMAND = "python -m benchmark_control_plane.experiments.results_page.write_pages"
 BEGIN, END = f"<!-- Measured: written by {COMMAND} -->", "<!-- End of what was measured -->"
 
@@ -34,21 +47,20 @@ _INTRODUCTION = f"""<!-- Written by {COMMAND}; do not edit. -->
 
 # Measured results
 
-Every figure on this page is read from the JSON file linked in its row. The head-to-head ran on real engines,
-on the machine named below its table. The other results of `tandem bench run` come from the live service on
-a simulated device in virtual time; "virtual time" elsewhere means vLLM's own scheduler, stepped with
-modelled step times. A request meets its SLO if it meets every objective of its class; a rejected, evicted
-or failed request is a miss. Rates are offered rates; a dash means that no offered load reached the
-attainment. Goodput is the number of requests per second that met their SLO. Values are medians over the
-seeds with the range in parentheses, unless a row says otherwise. [benchmarking.md](benchmarking.md)
-describes the method, [the table of commands](../benchmark_control_plane/README.md) says how to repeat each
-measurement.
+Every figure on this page is read from the JSON file linked in its row. Experiments with a machine
+named below their table ran on real engines. The other results of `tandem bench run` come
+from the live service on a simulated device in virtual time; "virtual time" elsewhere means vLLM's own
+scheduler, stepped with modelled step times. A request meets its SLO if it meets every objective of its
+class; a rejected, evicted or failed request is a miss. Rates are offered rates; a dash means that no offered
+load reached the attainment. Goodput is the number of requests per second that met their SLO. Values are
+medians over the seeds with the range in parentheses, unless a row says otherwise.
+[benchmarking.md](benchmarking.md) describes the method,
+[the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
 Except for the victims, these results precede the present default arrangement
 ([0028](decisions/0028-one-default-arrangement.md),
 [0031](decisions/0031-forwarding-gate-rejects-on-an-optimistic-estimate.md)): in the simulated experiments the
-gate held requests back and the engine was vLLM's own, and on real engines the order inside was `edf`. They
-have not been measured again yet.
+gate held requests back and the engine was vLLM's own, and on real engines the order inside was `edf`.
 """
 
 
@@ -89,7 +101,7 @@ def expected_files(readme: Path = README, page: Path = PAGE, folder: Path = RESU
     pictures = {
         file.with_suffix(".svg"): picture(results)
         for file, results in experiments(folder)
-        if file.name in IN_FULL
+        if file.name in REAL_ENGINES
     }
     front = replace_block(readme.read_text(encoding="utf-8"), readme_block(folder))
     return {readme: front, page: results_page(folder)} | pictures
@@ -113,11 +125,11 @@ def replace_block(text: str, content: str) -> str:
 
 
 def readme_block(folder: Path) -> str:
-    """The head-to-head and the first row of each file in `quotes.IN_README`."""
+    """Two experiments on real engines and the first row of each file in `result_rows.IN_README`."""
+    found = {file.name: (file, results) for file, results in experiments(folder)}
     rows = [
-        (_question(results, file)[1], headline(results).rstrip("."), file, "head-to-head")
-        for file, results in experiments(folder)
-        if file.name == IN_FULL[0]
+        (_question(results, file)[1], headline(results).rstrip("."), file, file.stem)
+        for file, results in [found[name] for name in REAL_ENGINES if name in found][:2]
     ]
     for name in result_rows.IN_README:
         heading, quote = result_rows.QUOTES[name]
@@ -138,7 +150,7 @@ def results_page(folder: Path) -> str:
     for name in IN_FULL:
         for file, results in found:
             if file.name == name:
-                drawn = f"{_FROM_PAGE}/{file.stem}.svg"
+                drawn = f"{_FROM_PAGE}/{file.stem}.svg" if name in REAL_ENGINES else None
                 parts.append(f"## {file.stem.capitalize()}\n\n{_question(results, file)[1]}.")
                 parts.append(bench_tables.full(results, drawn, _link(file, _FROM_PAGE)))
     rows: dict[str, list[str]] = {heading: [] for heading in (*result_rows.HEADINGS, _OTHER)}

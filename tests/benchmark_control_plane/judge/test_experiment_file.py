@@ -85,6 +85,8 @@ def test_shipped_experiments_are_valid(path):
         ("systems.0.simulated", {"admission": {"policy": "magic"}}, "admission.policy"),
         ("systems.0.simulated", {"admision": {}}, "did you mean 'admission'"),
         ("systems.0.simulated", {"quota": {"policy": "dynamic"}}, "kv_allocator: static cannot give KV"),
+        ("systems.0.simulated", {"admission": {"tpot_guard": False}},
+         "system 'tandem': admission.tpot_guard=False does nothing: no class has tpot_ms"),
         ("systems.0.arrivals", {"other": {"cv": 2}}, "'other', which is not in streams"),
         ("systems.0.seeds", [0, 7], "seed 7 is not among the experiment's"),
         ("systems", [{"name": "a", "kind": "baseline", "endpoints": {}}],

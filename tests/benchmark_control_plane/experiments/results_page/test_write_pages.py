@@ -48,53 +48,47 @@ def test_the_readme_quotes_five_results_and_links_existing_headings(pages: dict[
 
 def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
     content = experiments.results()
-    (tmp_path / "head-to-head.json").write_text(json.dumps(content))
+    (tmp_path / "mix-memory.json").write_text(json.dumps(content))
     page = write_pages.results_page(tmp_path)
     head = next(line for line in page.splitlines() if line.startswith("| system |"))
     assert head == (
         "| system | req/s at 90 % | req/s at 60 % | met at 200 % load | interactive | batch | embedding "
         "| rejected | evicted |"
     )
-    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    assert [row.split(" | ")[0] for row in rows] == [
-        "| tandem",
-        "| static-split",
-        "| plain",
-        "| tandem-no-forecast",
-    ]
+    rows = [line for line in page.partition("Mean")[0].splitlines() if line.startswith("| ")][1:]
+    order = ("tandem", "static-split", "plain", "tandem-no-forecast")
+    described = {name: f"| {name} ({text})" for name, text, *_ in experiments.SYSTEMS}
+    assert [row.split(" | ")[0] for row in rows] == [described[name] for name in order]
     assert rows[0].split(" | ")[1:3] == ["11.8 (11.4 to 12.2)", "at least 16"]
     assert "1 of 48 runs not valid and left out" in page
     assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
 
 
-def test_systems_run_under_one_load_are_compared_with_all_others_there(tmp_path: Path) -> None:
+def test_each_system_is_listed_with_its_mean_under_each_load(tmp_path: Path) -> None:
     content = experiments.results()
-    content["runs"] = [
-        run for run in content["runs"]
-        if run["system"] != "tandem-no-forecast" or (run["load"] == 1.5 and run["seed"] != 2)
-    ]  # fmt: skip
-    (tmp_path / "head-to-head.json").write_text(json.dumps(content))
-    page = write_pages.results_page(tmp_path)
-    above, intro, below = page.partition(
-        "All systems under one load, on the seeds that are valid for all (1, 3):"
-    )
-    assert "tandem-no-forecast" not in above and intro
-    head, _, *rows = [line.split(" | ") for line in below.splitlines() if line.startswith("|")]
-    assert head[1] == "met at 150 % load" and len(rows) == 4
-    ours = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 1.5)]
-    middle = sum(run["attainment"]["overall"] for run in ours if run["seed"] != 2) / 2
-    assert rows[0][:2] == ["| tandem", formats.share(middle)]
+    content["runs"] = [run for run in content["runs"] if (run["system"], run["load"]) != ("plain", 2.0)]
+    (tmp_path / "mix-memory.json").write_text(json.dumps(content))
+    below = write_pages.results_page(tmp_path).partition("Mean attainment over the seeds at each load")[2]
+    head, _, *rows = [line.strip("| ").split(" | ") for line in below.splitlines() if line.startswith("|")]
+    assert head == ["system", "50 % load", "100 % load", "150 % load", "200 % load"]
+    ours = [
+        run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 1.5) and run["valid"]
+    ]
+    attained = [run["attainment"]["overall"] for run in ours]
+    assert rows[0][0] == "tandem"
+    assert rows[0][3] == f"{formats.share(sum(attained) / len(ours))} ({formats.share(min(attained))})"
+    assert [row[4] for row in rows if row[0] == "plain"] == [formats.ABSENT]
 
 
 def test_the_chart_is_a_complete_svg_file(tmp_path: Path) -> None:
-    (tmp_path / "head-to-head.json").write_text(json.dumps(experiments.results()))
+    (tmp_path / "mix-memory.json").write_text(json.dumps(experiments.results()))
     front = tmp_path / "README.md"
     front.write_text(f"{write_pages.BEGIN}{write_pages.END}")
     page = tmp_path / "results.md"
     written = write_pages.expected_files(front, page, tmp_path)
-    assert "(../benchmark_control_plane/results/head-to-head.svg)" in written[page]
-    assert "](benchmark_control_plane/results/head-to-head.json)" in written[front]
-    drawing = ElementTree.fromstring(written[tmp_path / "head-to-head.svg"])
+    assert "(../benchmark_control_plane/results/mix-memory.svg)" in written[page]
+    assert "](benchmark_control_plane/results/mix-memory.json)" in written[front]
+    drawing = ElementTree.fromstring(written[tmp_path / "mix-memory.svg"])
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
     assert {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")} >= {
         name for name, *_ in experiments.SYSTEMS
@@ -102,7 +96,7 @@ def test_the_chart_is_a_complete_svg_file(tmp_path: Path) -> None:
 
 
 def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
-    for name, remark in (("head-to-head", "**partial: the experiment"), ("other", "seeds; **partial**:")):
+    for name, remark in (("mix-memory", "**partial: the experiment"), ("other", "seeds; **partial**:")):
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
         assert remark in write_pages.results_page(tmp_path)
@@ -116,7 +110,8 @@ def test_an_unknown_experiment_is_quoted_by_its_rates(tmp_path: Path) -> None:
     met = formats.share(sorted(run["attainment"]["overall"] for run in runs)[1])
     page = write_pages.results_page(tmp_path)
     assert "rate at 90 % attainment (attainment at 200 % load), 3 seeds:<br>" in page
-    assert f"<br>tandem: 11.8 req/s ({met})<br>static-split: 5.6 req/s (" in page
+    rates = f"<br>tandem (the whole control plane): 11.8 req/s ({met})<br>static-split (vLLM and "
+    assert rates in page
     assert "## Other experiments" in page
 
 
@@ -142,12 +137,12 @@ def test_engine_rates_are_quoted_with_the_wait_of_requests_that_missed(tmp_path:
 
 def test_the_committed_form_is_smaller_and_yields_the_same_tables(tmp_path: Path) -> None:
     results = experiments.results()
-    file = tmp_path / "head-to-head.json"
+    file = tmp_path / "mix-memory.json"
     file.write_text(committed(results))
     assert len(file.read_text()) < 0.5 * len(json.dumps(results, indent=1))
     whole = tmp_path / "whole"
     whole.mkdir()
-    (whole / "head-to-head.json").write_text(json.dumps(results))
+    (whole / "mix-memory.json").write_text(json.dumps(results))
     tables = [write_pages.results_page(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
     assert tables[0] == tables[1] != ""
     drawn = [run for run in json.loads(file.read_text())["runs"] if run["memory"]]
