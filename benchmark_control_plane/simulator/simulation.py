@@ -7,7 +7,7 @@ every request and every step of the device, so equal hashes mean equal runs.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import OnStep, SimulatedDevice
 from benchmark_control_plane.simulator.prompts import prompt_ids
-from benchmark_control_plane.simulator.virtual_time import run
+from benchmark_control_plane.simulator.virtual_time import LoopTimers, run
 from controlplane.config import Config, parse
 from controlplane.core.generation import Sampling
 from controlplane.core.kv_geometry import KvGeometry
@@ -274,25 +274,6 @@ def _note_memory(use: MemoryUse, pool: int, kv: int, workspace: int, duration: f
     use.overflows += kv + workspace > pool
 
 
-class _LoopTimers:
-    """Periodic jobs on the clock of the event loop, which may be virtual."""
-
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def schedule_periodic(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        async def repeat() -> None:
-            while True:
-                await asyncio.sleep(seconds)
-                await work()
-
-        self._tasks.append(asyncio.create_task(repeat()))
-
-    def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-
 def config_of(sections: Mapping[str, Any], *, has_pool: bool) -> Config:
     """Server configuration of the sections, with simulated models; raises ConfigError.
 
@@ -326,7 +307,7 @@ async def started(
         else max(embedder.workspace_bytes, pool - generator.kv_bytes),
         device_memory=None if pool is None else lambda: ElasticMemory(pool, generator.kv_bytes),
         clock=LoopClock(),
-        ticks=_LoopTimers(),
+        ticks=LoopTimers(),
         lengths=lengths,
     )
     await service.start()

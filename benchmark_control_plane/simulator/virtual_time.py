@@ -9,7 +9,7 @@ were set.
 import asyncio
 import math
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
@@ -82,3 +82,25 @@ def run(main: Coroutine[Any, Any, Result], *, start: float = 0.0) -> Result:
     """Runs `main` in virtual time and returns its result; raises StuckLoop instead of hanging."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
         return runner.run(main)
+
+
+class LoopTimers:
+    """Periodic jobs on the clock of the running event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def schedule_periodic(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Calls `work` every so many seconds until `stop`."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                await work()
+
+        self._tasks.append(asyncio.create_task(repeat()))
+
+    def stop(self) -> None:
+        """Ends all jobs."""
+        for task in self._tasks:
+            task.cancel()
