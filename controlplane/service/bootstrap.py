@@ -25,6 +25,7 @@ from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
 from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
@@ -45,6 +46,7 @@ from controlplane.service.prediction.length_training import (
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.runtime.engine_control import EngineConfigurator
+from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
 from controlplane.service.service import Parts, Service
 from controlplane.service.status import ServiceStatus
@@ -267,9 +269,12 @@ def build_service(
         training = LengthTraining(predictor, every_seconds=section.train_every_ms / 1_000, file=section.file)
     kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, embedders)) if served]
     metrics = Metrics(config.service_classes().values(), kinds)
+    restart = None if config.models.chat is None else config.models.chat.restart
+    supervisors = {generator.model: EngineSupervisor(generator, restart) for generator in generators}
     build = partial(
         _parts,
         config,
+        supervisors,
         {generator.model: generator for generator in generators},
         {embedder.model: embedder for embedder in embedders},
         device_memory,
@@ -282,7 +287,8 @@ def build_service(
     )
     return Service(
         config,
-        [*generators, *embedders],
+        list(supervisors.values()),
+        embedders,
         build,
         policies_of=partial(policies_of, generators=generators),
         configurator=EngineConfigurator(
@@ -295,6 +301,7 @@ def build_service(
 
 def _parts(
     config: Config,
+    supervisors: Mapping[str, EngineSupervisor],
     generators: Mapping[str, Generator],
     embedders: Mapping[str, Embedder],
     device_memory: Callable[[], DeviceMemory] | None,
@@ -323,7 +330,8 @@ def _parts(
         explain_requests=config.server.explain_requests,
     )
     RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
-    gate = Gate(clock, dispatcher, generators, embedders, lengths, rates)
+    outages = EngineOutages(dispatcher, supervisors)
+    gate = Gate(clock, dispatcher, generators, embedders, lengths, rates, outages)
     intake = Intake(
         clock,
         generators,
@@ -343,7 +351,7 @@ def _parts(
     if monitor is not None:
         monitor.allocated = lambda: sum(embedder.allocator_bytes for embedder in embedders.values())
     status = ServiceStatus(
-        config, generators, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor
+        config, supervisors, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor
     )
     return Parts(gate, intake, status, quotas, monitor)
 
