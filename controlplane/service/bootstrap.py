@@ -275,7 +275,6 @@ def build_service(
         _parts,
         config,
         supervisors,
-        {generator.model: generator for generator in generators},
         {embedder.model: embedder for embedder in embedders},
         device_memory,
         workspace_bytes,
@@ -302,7 +301,6 @@ def build_service(
 def _parts(
     config: Config,
     supervisors: Mapping[str, EngineSupervisor],
-    generators: Mapping[str, Generator],
     embedders: Mapping[str, Embedder],
     device_memory: Callable[[], DeviceMemory] | None,
     workspace_bytes: int,
@@ -313,6 +311,7 @@ def _parts(
     fail_open: FailOpen,
 ) -> Parts:
     """Builds what depends on the sizes that the started backends report. Raises ConfigError."""
+    generators = {name: supervisor.generator for name, supervisor in supervisors.items()}
     pool = shared_pool(config, generators, embedders, device_memory)
     shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
     ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})

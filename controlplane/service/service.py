@@ -75,7 +75,8 @@ class Service:
 
         After an error or a cancellation nothing is left running.
         """
-        starts = (part.start() for part in (*self._supervisors, *self._embedders))
+        starts = [supervisor.start() for supervisor in self._supervisors]
+        starts += [embedder.start() for embedder in self._embedders]
         try:
             results = await asyncio.gather(*starts, return_exceptions=True)
             if errors := [r for r in results if isinstance(r, BaseException)]:
@@ -136,8 +137,10 @@ class Service:
 
     def _engines(self) -> Stage:
         """The parts that running requests need until the drain ends."""
-        backends = (*(supervisor.generator for supervisor in self._supervisors), *self._embedders)
-        engines: Stage = {backend.model: backend.stop for backend in backends}
+        engines: Stage = {
+            **{supervisor.model: supervisor.generator.stop for supervisor in self._supervisors},
+            **{embedder.model: embedder.stop for embedder in self._embedders},
+        }
         return engines if self._training is None else {**engines, "length training": self._training.stop}
 
     async def drain(self, grace: float | None = None) -> None:
