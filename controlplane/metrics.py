@@ -34,9 +34,14 @@ _OF_EITHER_KIND = (
         )
     ),
 )  # fmt: skip
-# Embeddings have no TPOT and do not preempt.
+# Embeddings have no TPOT, do not preempt, and wait for a worker that restarts.
 DECISIONS = {
-    Kind.GENERATE: (*_OF_EITHER_KIND, ("ADMIT_WITH_PREEMPTION", "none"), ("DEFER", Reason.TPOT_GUARD)),
+    Kind.GENERATE: (
+        *_OF_EITHER_KIND,
+        ("ADMIT_WITH_PREEMPTION", "none"),
+        ("DEFER", Reason.TPOT_GUARD),
+        ("REJECT", Reason.ENGINE_DOWN),
+    ),
     Kind.EMBED: _OF_EITHER_KIND,
 }
 _OBJECTIVES = {Kind.GENERATE: ("ttft", "tpot", "e2e", "gap"), Kind.EMBED: ("ttft", "e2e")}
@@ -239,6 +244,9 @@ class Metrics:
         )
         self.stall_count = self._total(
             "engine_stalls_total", "Times that the watchdog killed an unresponsive engine.", "owner"
+        )
+        self.engine_restarts = self._total(
+            "engine_restarts_total", "Restarts of the LLM engine after its death, failed attempts included."
         )
         self.restarts = self._total(
             "embedding_restarts_total", "Restarts of embedding workers, failed attempts included."

@@ -46,6 +46,9 @@ class ElasticMemory:
     def limit_llm(self, quota_bytes: int) -> None:
         """Does nothing; an unused block takes no memory."""
 
+    def engine_restarted(self) -> None:
+        """Does nothing; no limit is kept."""
+
     def workspace_room(self, engine: EngineState) -> int:
         """Bytes of the pool that the engine does not hold."""
         return self.pool_bytes - (engine.total_bytes - engine.ceded_bytes)
@@ -115,6 +118,10 @@ class KvcachedMemory:
             file.flush()
         self._last_set = limit
         self.revision += 1
+
+    def engine_restarted(self) -> None:
+        """Accepts the limit that the new engine has written."""
+        self._last_set = None
 
     def workspace_room(self, engine: EngineState) -> int:
         """Bytes of the pool that are neither mapped, allowed to be mapped, nor held by the engine.

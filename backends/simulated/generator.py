@@ -22,7 +22,7 @@ from backends.simulated.sample_streams import (
 )
 from backends.simulated.shared_device import SimulatedDevice
 from controlplane.core.clock import NO_TIME, Duration, Instant, between, seconds
-from controlplane.core.errors import Refused
+from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.kv_geometry import KvGeometry
@@ -77,6 +77,7 @@ class SimulatedGenerator:
         self.has_prefix_cache = has_prefix_cache
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
+        self.on_down: Callable[[str], None] | None = None
         self.geometry = geometry
         self.kv_bytes = blocks * geometry.bytes_per_block
         self.max_model_tokens = max_model_tokens
@@ -86,17 +87,15 @@ class SimulatedGenerator:
         self.retry_at: float | None = None
         self._policy: PolicyScheduler[Sample] | None = None
         self._engine: SimulatedScheduler[Sample]
-        sizes = {
+        self._scheduling, self._is_ranked = scheduling, is_ranked
+        self._sizes = {
             "blocks": blocks,
             "block_tokens": geometry.block_tokens,
             "max_running": max_running,
             "step_tokens": step_tokens,
         }
-        if scheduling is not None:
-            self._engine = self._policy = PolicyScheduler(scheduling, **sizes)
-        else:
-            stock = RankedScheduler if is_ranked else SimulatedScheduler
-            self._engine = stock(**sizes, reserves_prompts=True)
+        self._down: str | None = None
+        self._reset()
         self._generations: dict[str, SampleStream] = {}
         self._tokens = TokenDeltas()
         self._step_counts = (0, 0, 0)
@@ -109,26 +108,48 @@ class SimulatedGenerator:
         self._gate_recompute_tokens = 0
         device.attach(self)
 
+    def _reset(self) -> None:
+        """Creates the scheduler anew: without requests, with its first options and the whole KV cache."""
+        if self._scheduling is not None:
+            self._engine = self._policy = PolicyScheduler(self._scheduling, **self._sizes)
+        else:
+            stock = RankedScheduler if self._is_ranked else SimulatedScheduler
+            self._engine = stock(**self._sizes, reserves_prompts=True)
+
     async def start(self) -> None:
-        """Starts the device if it is stopped."""
+        """Starts the device if it is stopped, and a new scheduler after a death."""
+        if self._down is not None:
+            self._reset()
+            self._down, self._state = None, None
+            self._last_end, self._last_waited = None, NO_TIME
         self._device.start()
+
+    def die(self, reason: str = "died") -> None:
+        """Fails the generations, and all calls until the next start; the device serves other work.
+
+        `on_down` is called here only: a failure of the device is a defect of the simulation.
+        """
+        self._down = reason
+        self.fail(reason)
+        if self.on_down is not None:
+            self.on_down(reason)
 
     async def stop(self) -> None:
         """Stops the device if no other backend uses it."""
         await self._device.stop()
 
     async def check(self) -> None:
-        """Raises BackendDown if the device is down."""
-        self._device.require_up()
+        """Raises BackendDown if the engine or the device is down."""
+        self._require_up()
 
     async def tokenize(self, text: str) -> list[int]:
         """One token per UTF-8 byte."""
-        await self.check()
+        self._device.require_up()
         return list(text.encode())
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
         """Concatenates the contents of the messages."""
-        await self.check()
+        self._device.require_up()
         return list("".join(str(message.get("content") or "") for message in prompt.messages).encode())
 
     async def generate(
@@ -141,7 +162,7 @@ class SimulatedGenerator:
         handoff: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         """Streams one delta per token and sample. Raises Refused if prompt and output do not fit."""
-        self._device.require_up()
+        self._require_up()
         if sampling.max_tokens < 1 or len(prompt) + sampling.max_tokens > self.max_model_tokens:
             raise Refused(
                 f"{len(prompt)} prompt tokens and max_tokens={sampling.max_tokens}: the simulated model "
@@ -223,8 +244,13 @@ class SimulatedGenerator:
         """Tells the engine whether embedding work is pending; its policy then paces the decode steps."""
         self._is_shared = is_shared
 
-    def _require_policy(self) -> PolicyScheduler[Sample]:
+    def _require_up(self) -> None:
         self._device.require_up()
+        if self._down is not None:
+            raise BackendDown(f"simulated engine: {self._down}")
+
+    def _require_policy(self) -> PolicyScheduler[Sample]:
+        self._require_up()
         if self._policy is None:
             raise Refused(f"{self.model!r} has vLLM's own scheduler, which takes no quota and no options")
         return self._policy
@@ -239,11 +265,11 @@ class SimulatedGenerator:
         if self._next_plan is None:
             self._next_plan = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next_plan)
-        self._device.require_up()
+        self._require_up()
 
     def state(self) -> EngineState:
-        """Memory, queues and preemptions as of the latest step. Raises BackendDown if the device is down."""
-        self._device.require_up()
+        """Memory, queues and preemptions as of the latest step. Raises BackendDown."""
+        self._require_up()
         if self._state is None:
             self._state = self._new_state()
         return self._state

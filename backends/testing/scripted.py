@@ -71,21 +71,23 @@ class ScriptedGenerator(ScriptedEngine):
         self._prompt_token_seconds = prompt_token_seconds
         self._token_seconds = token_seconds
         self._preemptions = 0
+        self._can_tokenize = False
 
     async def start(self) -> None:
         """Starts the engine with its whole KV cache as quota."""
         await super().start()
+        self._can_tokenize = True
         # A restarted engine has lost its quota.
         self.quota_bytes = self.use_ceiling_bytes = self.kv_bytes
 
     async def tokenize(self, text: str) -> list[int]:
         """One token per UTF-8 byte."""
-        await self.check()
+        await self._require_tokenizer()
         return list(text.encode())
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
         """Concatenates the texts of the messages. Raises Refused for other content."""
-        await self.check()
+        await self._require_tokenizer()
         return list("".join(_content(message) for message in prompt.messages).encode())
 
     async def generate(
@@ -147,6 +149,10 @@ class ScriptedGenerator(ScriptedEngine):
     def set_device_contention(self, *, is_shared: bool) -> None:
         """Records whether the device is shared."""
         self.is_sharing = is_shared
+
+    async def _require_tokenizer(self) -> None:
+        if not self._can_tokenize:
+            await self.check()
 
     async def _accept_order(self) -> None:
         if not self.has_own_scheduler:

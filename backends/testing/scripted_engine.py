@@ -54,6 +54,7 @@ class ScriptedRun:
     done: int = 0
     allowed: int = 0
     is_preempted: bool = False
+    death: str | None = None
     end: str | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,6 +72,7 @@ class ScriptedEngine:
         self.stall_count = 0
         self._is_stepped = is_stepped
         self._down: str | None = "not started"
+        self.on_down: Callable[[str], None] | None = None
         self._slots = asyncio.Semaphore(max_running)
         self._arrived = asyncio.Condition()
         self.on_start: Callable[[], Awaitable[None]] | None = None
@@ -83,7 +85,7 @@ class ScriptedEngine:
 
     async def stop(self) -> None:
         """Stops the engine and fails live runs."""
-        self.die("stopped")
+        self._fail_runs("stopped")
 
     async def check(self) -> None:
         """Raises BackendDown if the engine is down."""
@@ -92,8 +94,14 @@ class ScriptedEngine:
 
     def die(self, reason: str = "died") -> None:
         """Fails live runs, and all calls until `start`, with BackendDown."""
+        self._fail_runs(reason)
+        if self.on_down is not None:
+            self.on_down(reason)
+
+    def _fail_runs(self, reason: str) -> None:
         self._down = reason
         for run in self.live:
+            run.death = reason
             run.wake.set()
 
     def allow(self, steps: int = 1, *, request_id: str | None = None) -> None:
@@ -132,7 +140,7 @@ class ScriptedEngine:
     async def _advance(self, run: ScriptedRun, duration: float) -> None:
         """Returns when one step is over, or at once if the run is preempted."""
         if self._is_stepped:
-            while not (run.allowed or run.is_preempted or self._down):
+            while not (run.allowed or run.is_preempted or run.death):
                 run.wake.clear()
                 await run.wake.wait()
             run.allowed -= run.allowed > 0
@@ -144,12 +152,17 @@ class ScriptedEngine:
                     await run.wake.wait()
         else:
             await asyncio.sleep(0)
-        await self.check()
+        self._require_alive(run)
         if run.script.engine_fails_after is not None and run.done >= run.script.engine_fails_after:
             self.die()
-            await self.check()
+            self._require_alive(run)
         if run.script.request_fails_after is not None and run.done >= run.script.request_fails_after:
             raise BackendFailed(f"scripted failure after {run.done} tokens")
+
+    def _require_alive(self, run: ScriptedRun) -> None:
+        """A restarted engine does not continue the runs of its predecessor."""
+        if run.death is not None:
+            raise BackendDown(f"scripted engine {self.model!r}: {run.death}")
 
     @staticmethod
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from backends import bundled_models
 from backends.vllm import chat_template
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.request_metadata import metadata_of
+from backends.vllm.warm_up import WARM_UP_LIMIT_SECONDS, warm_up
 from controlplane.core.errors import BackendDown
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
@@ -43,6 +44,7 @@ _CHECK_TIMEOUT_SECONDS = 15.0
 _LONG_TEXT_CHARACTERS = 4_000
 
 _POLL_SECONDS = 0.1
+_TERMINATION_SECONDS = 5.0
 _ENGINE_PROCESS_PREFIX = "EngineCore"
 
 
@@ -84,6 +86,7 @@ class VllmGenerator:
         self.has_own_scheduler = scheduling is not None
         self.has_prefix_cache = False
         self.on_step: Callable[[EngineStep], None] | None = None
+        self.on_down: Callable[[str], None] | None = None
         self.model = served_name or model
         self._source = model
         self._arguments = dict(engine_arguments or {})
@@ -95,9 +98,11 @@ class VllmGenerator:
         self._construction: asyncio.Future[VllmEngine] | None = None
         self._other_engine_pids: set[int | None] = set()
         self._is_start_cancelled = False
+        self._tokenizer: Any = None
+        self.stall_count = 0
 
     async def start(self) -> None:
-        """Starts the engine and generates one token with it.
+        """Starts the engine and warms it up; after `stop` it may be started again.
 
         Raises ValueError for engine arguments that vLLM refuses, BackendDown if the engine does not start.
         """
@@ -122,19 +127,25 @@ class VllmGenerator:
             raise BackendDown(f"vLLM did not start for {self.model}: {error}; its log says why") from error
         finally:
             self._construction = None
-        self._engine = engine
-        engine.stats.on_step = self._report_step
+        self._engine, self._tokenizer = engine, engine.tokenizer
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
         self.step_cost, self.has_prefix_cache = engine.step_cost, engine.has_prefix_cache
-        engine.start_watchdog(self._engine_children(), stall_seconds=self._stall_seconds)
+        engine.supervise(self._engine_children(), self._died)
+        # A step of the warm-up may compile for longer than any later one.
+        engine.start_watchdog(stall_seconds=max(self._stall_seconds, WARM_UP_LIMIT_SECONDS))
         try:
-            await self._generate_one_token(engine)
+            await warm_up(engine, self.model)
             if engine.scheduler_client is not None:
+                # Replaces what the scheduler has learned from steps that compiled.
                 await engine.scheduler_client.connect(engine.step_cost)
         except BaseException:
             await self.stop()
             raise
+        engine.start_watchdog(stall_seconds=self._stall_seconds)
+        engine.watch_outputs()
+        # Set last, since the steps of the warm-up say nothing about later ones.
+        engine.stats.on_step = self._report_step
 
     async def stop(self) -> None:
         """Shuts the engine down; open streams end with BackendDown.
@@ -148,11 +159,6 @@ class VllmGenerator:
             engine.fail_pending()
             await asyncio.to_thread(engine.shutdown)
 
-    @property
-    def stall_count(self) -> int:
-        """1 if the step watchdog killed the engine, else 0."""
-        return int(self._engine is not None and self._engine.is_stalled)
-
     async def check(self) -> None:
         """Makes a round trip through EngineCore's loop. Raises BackendDown if it fails or exceeds 15 s."""
         try:
@@ -164,14 +170,14 @@ class VllmGenerator:
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of the conversation under the model's chat template. Raises Refused."""
-        tokenizer = self._require_engine().tokenizer
+        tokenizer = self._require_tokenizer()
         if chat_template.text_length(prompt) > _LONG_TEXT_CHARACTERS:
             return await asyncio.to_thread(chat_template.render, tokenizer, prompt)
         return chat_template.render(tokenizer, prompt)
 
     async def tokenize(self, text: str) -> list[int]:
         """Token ids of a plain text, with the special tokens that the tokenizer adds."""
-        tokenizer = self._require_engine().tokenizer
+        tokenizer = self._require_tokenizer()
         if len(text) > _LONG_TEXT_CHARACTERS:
             return list(await asyncio.to_thread(tokenizer.encode, text))
         return list(tokenizer.encode(text))
@@ -230,6 +236,17 @@ class VllmGenerator:
         if self.on_step is not None:
             self.on_step(step)
 
+    def _died(self, reason: str) -> None:
+        self.stall_count += self._engine is not None and self._engine.is_stalled
+        if self.on_down is not None:
+            self.on_down(reason)
+
+    def _require_tokenizer(self) -> Any:
+        """The tokenizer of the latest engine, which may be dead."""
+        if self._tokenizer is None:
+            raise BackendDown(f"the engine of {self.model} was not started")
+        return self._tokenizer
+
     def _require_engine(self) -> "VllmEngine":
         if self._engine is None:
             raise BackendDown(f"the engine of {self.model} is not running")
@@ -248,27 +265,23 @@ class VllmGenerator:
             model, self.model, self._arguments, *self._parsers, self._scheduling, self._hybrid
         )
 
-    async def _generate_one_token(self, engine: "VllmEngine") -> None:
-        first = await self.tokenize("Hello")
-        sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
-        async with aclosing(engine.generate(f"start-{self.model}", first, sampling, None)) as deltas:
-            tokens = [token async for delta in deltas for token in delta.token_ids]
-        if len(tokens) != 1:
-            raise BackendDown(f"the engine of {self.model} generated {len(tokens)} tokens instead of 1")
-
     async def _abort_construction(self) -> None:
         """Terminates the processes of an engine under construction, so that its constructor fails at once.
 
-        Polls, because nothing signals when the constructor starts a process and loading takes minutes.
+        Polls, because nothing signals when the constructor starts a process and loading takes minutes. A
+        process that does not end by itself, such as a stopped one, is killed.
         """
         construction, self._is_start_cancelled = self._construction, True
         assert construction is not None
-        terminated: set[int | None] = set()
+        terminated: dict[int | None, float] = {}
+        loop = asyncio.get_running_loop()
         while not construction.done():
             for process in self._engine_children():
                 if process.pid not in terminated:
-                    terminated.add(process.pid)
+                    terminated[process.pid] = loop.time()
                     process.terminate()
+                elif loop.time() - terminated[process.pid] > _TERMINATION_SECONDS:
+                    process.kill()
             await asyncio.wait([construction], timeout=_POLL_SECONDS)
         with suppress(Exception):
             engine = await asyncio.shield(construction)

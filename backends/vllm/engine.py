@@ -4,6 +4,7 @@ Importing this module imports vLLM, which takes seconds; constructing `VllmEngin
 or more. Do both off the event loop.
 """
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from backends.vllm.output_parsing import OutputParser, ParsedConversation, check
 from backends.vllm.plugin.request_metadata import KEY
 from backends.vllm.plugin.rpc_client import SchedulerClient
 from backends.vllm.plugin.shared_state import open_shared_state
-from backends.vllm.process import bound_to_parent, while_alive
+from backends.vllm.process import bound_to_parent, sockets_in_run_directory, while_alive
 from backends.vllm.sampling import sampling_params, structured_outputs, to_delta
 from backends.vllm.stats import EngineStats
 from backends.vllm.step_cost_prior import step_cost_prior
@@ -43,10 +44,8 @@ from controlplane.policy.engine.options import EngineOptions
 log = logging.getLogger(__name__)
 
 _CPP_LOG_PREFIX = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
-_ENGINE_DIED = "the vLLM engine died; its log says why; restart the server"
-_ENGINE_STALLED = (
-    "the vLLM engine had requests but took no step for too long and was killed; restart the server"
-)
+_ENGINE_DIED = "the vLLM engine died; its log says why"
+_ENGINE_STALLED = "the vLLM engine had requests but took no step for too long and was killed"
 # A step that takes this many times the predicted longest step counts as stalled.
 _STALL_FACTOR = 10
 # Selects vLLM's defaults for tokens per step and running requests: those of its own server. For other
@@ -66,6 +65,10 @@ class VllmEngine:
     is_stalled = False
     """Whether the step watchdog killed the engine."""
     _step_watchdog: StepWatchdog | None = None
+    _has_ended = False
+    _processes: Sequence[BaseProcess] = ()
+    _pings = 0
+    _on_down: Callable[[str], None]
 
     def __init__(
         self,
@@ -90,7 +93,8 @@ class VllmEngine:
         args = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)
         config = args.create_engine_config(CONTEXT)
         self.stats = EngineStats()
-        with bound_to_parent(), open_shared_state() if options is not None else nullcontext() as shared_state:
+        state_file = open_shared_state() if options is not None else nullcontext()
+        with bound_to_parent(), sockets_in_run_directory(), state_file as shared_state:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
                 usage_context=CONTEXT,
@@ -124,8 +128,16 @@ class VllmEngine:
             self._llm.shutdown()
             raise
 
-    def start_watchdog(self, processes: Sequence[BaseProcess], *, stall_seconds: float) -> None:
-        """Kills the engine's `processes` if it has requests but reports no step for `stall_seconds`."""
+    def supervise(self, processes: Sequence[BaseProcess], on_down: Callable[[str], None]) -> None:
+        """Calls `on_down` with the reason as soon as one of the engine's `processes` ends or is killed."""
+        self._on_down, self._processes = on_down, processes
+        for process in processes:
+            asyncio.get_running_loop().add_reader(process.sentinel, self._engine_ended)
+
+    def start_watchdog(self, *, stall_seconds: float) -> None:
+        """Kills the engine if it has requests but reports no step for `stall_seconds`, from now on."""
+        if self._step_watchdog is not None:
+            self._step_watchdog.stop()
         longest = longest_step(
             self.step_cost,
             prompt_tokens=self._config.scheduler_config.max_num_batched_tokens,
@@ -133,13 +145,22 @@ class VllmEngine:
             cells=self.stats.cells,
         )
         self._step_watchdog = StepWatchdog(
-            processes,
+            self._processes,
             stall_seconds=stall_seconds,
             longest_seconds=_STALL_FACTOR * longest,
-            is_idle=lambda: self._is_idle,
+            is_idle=lambda: self._is_idle and not self._pings,
             on_killed=self._on_stall,
         )
         self.stats.on_report = self._step_watchdog.step_finished
+
+    def watch_outputs(self) -> None:
+        """Reports the engine as dead if the task that reads its outputs fails; call it after a request."""
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.add_done_callback(self._output_handler_ended)
+
+    def _output_handler_ended(self, handler: "asyncio.Task[None]") -> None:
+        if not handler.cancelled():
+            self._engine_ended()
 
     async def generate(
         self,
@@ -198,7 +219,13 @@ class VllmEngine:
         self.is_stalled = True
         log.critical(_ENGINE_STALLED)
         # A killed process may take arbitrarily long to exit, so streams end without waiting for it.
-        self.fail_pending()
+        self._engine_ended()
+
+    def _engine_ended(self) -> None:
+        """Reports the first sign of death, once; the end by `fail_pending` is none."""
+        if not self._has_ended:
+            self.fail_pending()
+            self._on_down(self._down_message)
 
     @property
     def _is_idle(self) -> bool:
@@ -228,10 +255,19 @@ class VllmEngine:
             await self._llm.abort(request_id)
 
     async def ping(self) -> None:
-        """Makes a round trip through EngineCore's loop. Raises BackendDown if the engine is dead."""
-        with self._translated_errors():
-            await self._llm.check_health()
-            await while_alive(self._llm, self._llm.is_sleeping())
+        """Makes a round trip through EngineCore's loop. Raises BackendDown if the engine is dead.
+
+        A pending ping counts as work for the step watchdog, so a hang of an idle engine is found too.
+        """
+        self._pings += 1
+        try:
+            with self._translated_errors():
+                await self._llm.check_health()
+                await while_alive(self._llm, self._llm.is_sleeping())
+        finally:
+            self._pings -= 1
+        if self._step_watchdog is not None:
+            self._step_watchdog.step_finished()
 
     @contextmanager
     def _translated_errors(
@@ -242,6 +278,8 @@ class VllmEngine:
         except (Refused, BackendDown, BackendFailed):
             raise
         except EngineDeadError as error:
+            # vLLM ends the streams of a crashed engine before its process ends.
+            self._engine_ended()
             raise BackendDown(self._down_message) from error
         except client_errors as error:
             raise _to_refused(error) from error
@@ -273,6 +311,9 @@ class VllmEngine:
 
     def fail_pending(self) -> None:
         """Ends every open stream with EngineDeadError; vLLM's shutdown alone would leave them waiting."""
+        self._has_ended = True
+        for process in self._processes:
+            asyncio.get_running_loop().remove_reader(process.sentinel)
         if self._step_watchdog is not None:
             self._step_watchdog.stop()
         # The output handler would report the end of the engine as a crash.

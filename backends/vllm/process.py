@@ -6,15 +6,18 @@ which takes minutes.
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from vllm.v1.engine.core import EngineCoreProc
 
+from backends.run_directory import run_directory
 from backends.supervision import end_with_parent
 from backends.vllm.compat import EngineDeadError
 
+_SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"
 _run_engine_core = EngineCoreProc.run_engine_core
 
 
@@ -32,6 +35,22 @@ def bound_to_parent() -> Iterator[None]:
         yield
     finally:
         EngineCoreProc.run_engine_core = staticmethod(_run_engine_core)
+
+
+@contextmanager
+def sockets_in_run_directory() -> Iterator[None]:
+    """Puts the sockets of engines started within the context where the next server finds those left behind.
+
+    A path that the operator has set is kept.
+    """
+    is_set = _SOCKET_FOLDER in os.environ
+    if not is_set:
+        os.environ[_SOCKET_FOLDER] = str(run_directory())
+    try:
+        yield
+    finally:
+        if not is_set:
+            os.environ.pop(_SOCKET_FOLDER, None)
 
 
 Result = TypeVar("Result")

@@ -87,11 +87,13 @@ _REJECT_CODES = {
     Reason.QUEUE_TIMEOUT: "queue_timeout",
     Reason.RATE_LIMITED: "rate_limit_exceeded",
     Reason.SHUTTING_DOWN: "shutting_down",
+    Reason.ENGINE_DOWN: "backend_down",
 }
 _REJECT_STATUS = {
     Reason.NEVER_FITS: 400,
     Reason.RATE_LIMITED: 429,
     Reason.SHUTTING_DOWN: 503,
+    Reason.ENGINE_DOWN: 503,
 }
 _REJECT_CAUSES = {
     Reason.NO_MEMORY: "the memory pool has no room for the request",
@@ -104,11 +106,13 @@ _REJECT_CAUSES = {
     Reason.QUEUE_TIMEOUT: "the request was not admitted within the longest waiting time",
     Reason.RATE_LIMITED: "the rate limit of the tenant is exceeded",
     Reason.SHUTTING_DOWN: "the server is shutting down",
+    Reason.ENGINE_DOWN: "the model's engine is not running",
 }
 _REJECT_REMEDIES = {
     Reason.NEVER_FITS: "shorten the prompt or lower max_tokens",
     Reason.SLO_UNATTAINABLE: "relax the objective or use another service class",
     Reason.SHUTTING_DOWN: "or use another server",
+    Reason.ENGINE_DOWN: "or use another server",
 }
 _REFUSED_STATUS = {"model_not_found": 404, "service_class_not_allowed": 403}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -172,10 +176,7 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
             status = _REFUSED_STATUS.get(error.code or "", 400)
             return Failure(status, str(error), error.param, error.code or "invalid_value")
         case BackendDown():
-            log.warning("backend down: %s", error)
-            message = "the model's engine is not running; retry later"
-            headers = {} if error.retry_after is None else _retry_headers(error.retry_after * 1_000)
-            return Failure(503, message, code="backend_down", headers=headers)
+            return _backend_down(error)
         case NoMemory():
             log.error("no memory: %s", error)
             message = (
@@ -196,6 +197,20 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
             return failure_of(error.exceptions[0], overload_status=overload_status)
     log.error("unexpected failure", exc_info=error)
     return _INTERNAL_ERROR
+
+
+def _backend_down(error: BackendDown) -> Failure:
+    log.warning("backend down: %s", error)
+    headers = {} if error.retry_after is None else _retry_headers(error.retry_after * 1_000)
+    if error.is_permanent:
+        remedy, headers = "use another server", {HEADER_SHOULD_RETRY: "false"}
+    elif error.retry_after is None:
+        remedy = "retry later"
+    else:
+        remedy = f"retry after {_wait_ms(error.retry_after * 1_000) / 1_000:g} s"
+    # A request has no effect but its response.
+    message = f"the model's engine is not running; the request can safely be sent again: {remedy}"
+    return Failure(503, message, code="backend_down", headers=headers)
 
 
 def _rejected(error: Rejected, overload_status: int) -> Failure:

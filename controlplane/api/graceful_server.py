@@ -62,10 +62,11 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Replaces uvicorn's handler, which raises the signal again and exits before the engines stop."""
-        with _on_signal(self._drain):
+        with _on_signal(self.drain):
             yield
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Drains and exits; a second call ends the running requests at once."""
         is_second = self.should_exit
         self.should_exit, self.force_exit = True, is_second
         grace = 0.0 if is_second else self._service.config.server.drain_ms / 1_000
@@ -123,8 +124,8 @@ def _bind_once(family: int, address: Any) -> None:
 def host_forever(service: Service, config: Config) -> int:
     """Serves until a signal.
 
-    Returns the exit status: 0 after a drain, 1 if the service could not start or listen, 2 if the
-    configuration does not work here.
+    Returns the exit status: 0 after a drain, 1 if the service could not start or listen, or its LLM engine
+    is dead and is not restarted, 2 if the configuration does not work here.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_host(service, config))
@@ -144,13 +145,17 @@ async def _host(service: Service, config: Config) -> int:
     try:
         server = _Server(_options(service, config), service)
         _reduce_garbage_collection()
+        failing = asyncio.ensure_future(service.until_given_up())
+        failing.add_done_callback(lambda ended: None if ended.cancelled() else server.drain())
         await server.serve()
+        has_failed = failing.done()
+        failing.cancel()
     except SystemExit:
         # uvicorn logs and exits like this if another process took the port in the meantime.
         return 1
     finally:
         await service.stop()
-    return 0
+    return int(has_failed)
 
 
 def _reduce_garbage_collection() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Name, Positive, StallMilliseconds
+from controlplane.config.fields import STRICT, Milliseconds, Name, Positive, StallMilliseconds
 
 # The memory plan reads these engine arguments.
 _COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
@@ -16,6 +16,27 @@ _COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_siz
 def _spelt(value: object) -> object:
     """Maps the booleans that YAML reads from `off` and `on` back to these words."""
     return ("off", "on")[value] if isinstance(value, bool) else value
+
+
+def _restart(value: object) -> object:
+    """Maps `never` to None, and a key without a value to the defaults."""
+    if value == "never":
+        return None
+    return {} if value is None else value
+
+
+@section(frozen=True, config=STRICT)
+class RestartSection:
+    """Restarts of an LLM engine that died or was killed because it hung."""
+
+    attempts: Positive = 5
+    """Restarts within `window_ms` at most. If that many do not suffice, the server drains and exits with
+    status 1."""
+    window_ms: Milliseconds = 600_000
+    """The time over which `attempts` counts."""
+    backoff_ms: Milliseconds = 1_000
+    """The first restart in the window is immediate, the second waits this long, and each further one twice
+    as long as the one before, up to a minute."""
 
 
 @section(frozen=True, config=STRICT)
@@ -42,6 +63,11 @@ class ChatModel:
     stall_ms: StallMilliseconds = 300_000
     """An engine with requests that finishes no step for this long, and for ten times the expected step
     time, is killed."""
+    restart: Annotated[RestartSection | None, BeforeValidator(_restart)] = field(
+        default_factory=RestartSection
+    )
+    """How a dead engine is restarted, while embeddings go on; {} for the defaults. `never`: the server
+    drains and exits with status 1, so that what supervises it can act."""
 
     def __post_init__(self) -> None:
         if "gpu_memory_utilization" in self.engine:

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     RATE_LIMITED = "rate_limited"
+    ENGINE_DOWN = "engine_down"
     SHUTTING_DOWN = "shutting_down"
 
 

@@ -55,6 +55,9 @@ class DeviceMemory(Protocol):
     def limit_llm(self, quota_bytes: int) -> None:
         """Limits what the engine may map from now on; mapped memory stays mapped."""
 
+    def engine_restarted(self) -> None:
+        """Forgets the limit, which ended with the engine; set it again."""
+
     def workspace_room(self, engine: EngineState) -> int:
         """Bytes that the embedding workspace may take now, given what the engine has ceded."""
         ...

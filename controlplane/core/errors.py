@@ -4,12 +4,14 @@
 class BackendDown(RuntimeError):
     """The engine is dead, starting or stopped.
 
-    A retry may help, after `retry_after` seconds where that is known.
+    A retry may help, after `retry_after` seconds where that is known; not if it `is_permanent`, since the
+    engine is not restarted.
     """
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after: float | None = None, is_permanent: bool = False) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.is_permanent = is_permanent
 
 
 class BackendFailed(RuntimeError):

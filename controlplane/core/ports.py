@@ -75,8 +75,11 @@ class StepCost:
 class Generator(Protocol):
     """An LLM engine.
 
-    `start` returns when the engine generates; `stop` may be called at any time. `on_step` is called for each
-    step that followed another.
+    `start` returns when the engine generates; `stop` may be called at any time, and `start` again after it.
+    A new start keeps model, sizes and `on_step`; options and quota are those of the first start. Prompts can
+    be tokenized from the first start on, also while the engine is dead. `on_step` is called for each step
+    that followed another. `on_down` is called with the reason as soon as the engine is known to have died,
+    before its streams end; the end by `stop` is no death.
 
     An engine with a scheduler of its own (`has_own_scheduler`) defers, ranks and preempts before each step.
     Requests may wait in it, and it supports `set_quota`, `set_options` and `set_device_contention`. Any
@@ -90,6 +93,7 @@ class Generator(Protocol):
 
     model: str
     on_step: Callable[[EngineStep], None] | None
+    on_down: Callable[[str], None] | None
     has_own_scheduler: bool
     has_prefix_cache: bool
     geometry: KvGeometry

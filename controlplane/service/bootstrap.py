@@ -25,6 +25,7 @@ from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
 from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
@@ -45,6 +46,7 @@ from controlplane.service.prediction.length_training import (
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.runtime.engine_control import EngineConfigurator
+from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
 from controlplane.service.service import Parts, Service
 from controlplane.service.status import ServiceStatus
@@ -267,10 +269,12 @@ def build_service(
         training = LengthTraining(predictor, every_seconds=section.train_every_ms / 1_000, file=section.file)
     kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, embedders)) if served]
     metrics = Metrics(config.service_classes().values(), kinds)
+    restart = None if config.models.chat is None else config.models.chat.restart
+    supervisors = {generator.model: EngineSupervisor(generator, restart) for generator in generators}
     build = partial(
         _parts,
         config,
-        {generator.model: generator for generator in generators},
+        supervisors,
         {embedder.model: embedder for embedder in embedders},
         device_memory,
         workspace_bytes,
@@ -282,7 +286,8 @@ def build_service(
     )
     return Service(
         config,
-        [*generators, *embedders],
+        list(supervisors.values()),
+        embedders,
         build,
         policies_of=partial(policies_of, generators=generators),
         configurator=EngineConfigurator(
@@ -295,7 +300,7 @@ def build_service(
 
 def _parts(
     config: Config,
-    generators: Mapping[str, Generator],
+    supervisors: Mapping[str, EngineSupervisor],
     embedders: Mapping[str, Embedder],
     device_memory: Callable[[], DeviceMemory] | None,
     workspace_bytes: int,
@@ -306,6 +311,7 @@ def _parts(
     fail_open: FailOpen,
 ) -> Parts:
     """Builds what depends on the sizes that the started backends report. Raises ConfigError."""
+    generators = {name: supervisor.generator for name, supervisor in supervisors.items()}
     pool = shared_pool(config, generators, embedders, device_memory)
     shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
     ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
@@ -323,7 +329,8 @@ def _parts(
         explain_requests=config.server.explain_requests,
     )
     RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
-    gate = Gate(clock, dispatcher, generators, embedders, lengths, rates)
+    outages = EngineOutages(dispatcher, supervisors)
+    gate = Gate(clock, dispatcher, generators, embedders, lengths, rates, outages)
     intake = Intake(
         clock,
         generators,
@@ -343,7 +350,7 @@ def _parts(
     if monitor is not None:
         monitor.allocated = lambda: sum(embedder.allocator_bytes for embedder in embedders.values())
     status = ServiceStatus(
-        config, generators, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor
+        config, supervisors, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor
     )
     return Parts(gate, intake, status, quotas, monitor)
 

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from controlplane.config import Config
 from controlplane.config.reconfigure import changed
 from controlplane.core.errors import BackendDown
-from controlplane.core.ports import Embedder, Generator
+from controlplane.core.ports import Embedder
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
 from controlplane.service.gate.policies import Policies
@@ -15,6 +17,7 @@ from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.length_training import LengthTraining
 from controlplane.service.runtime.engine_control import EngineConfigurator
+from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.staged_stop import Stage, stop_all
 from controlplane.service.runtime.timers import PeriodicTimer
 from controlplane.service.status import ServiceStatus
@@ -44,7 +47,8 @@ class Service:
     def __init__(
         self,
         config: Config,
-        backends: Sequence[Generator | Embedder],
+        supervisors: Sequence[EngineSupervisor],
+        embedders: Sequence[Embedder],
         build: Callable[[], Parts],
         *,
         policies_of: Callable[[Config], Policies],
@@ -52,11 +56,12 @@ class Service:
         timer: PeriodicTimer,
         training: LengthTraining | None,
     ) -> None:
-        """`build` is called once all backends have started."""
+        """`build` is called once all backends have started. `supervisors` own the LLM engines."""
         self.config = config
         self.quota_controller: QuotaController | None = None
         self.monitor: MemoryMonitor | None = None
-        self._backends = backends
+        self._supervisors = supervisors
+        self._embedders = embedders
         self._build = build
         self._policies_of = policies_of
         self._configurator = configurator
@@ -70,7 +75,8 @@ class Service:
 
         After an error or a cancellation nothing is left running.
         """
-        starts = (backend.start() for backend in self._backends)
+        starts = [supervisor.start() for supervisor in self._supervisors]
+        starts += [embedder.start() for embedder in self._embedders]
         try:
             results = await asyncio.gather(*starts, return_exceptions=True)
             if errors := [r for r in results if isinstance(r, BaseException)]:
@@ -87,8 +93,11 @@ class Service:
                 await self._training.start()
             if self.monitor is not None:
                 self.monitor.start(self.config.pool.monitor_ms / 1_000)
+            for supervisor in self._supervisors:
+                on_down = partial(self.gate.outages.begin, supervisor.model)
+                supervisor.supervise(on_down, self._engine_restarted)
         except BaseException:
-            await stop_all(self._periodic_work(), self._engines())
+            await stop_all(self._supervision(), self._periodic_work(), self._engines())
             raise
         self._is_started = True
 
@@ -97,7 +106,30 @@ class Service:
         if not self._is_started:
             return
         self._is_started = False
-        await stop_all(self._periodic_work(), {"the drain": self.drain}, self._engines())
+        drain: Stage = {"the drain": self.drain}
+        await stop_all(self._supervision(), self._periodic_work(), drain, self._engines())
+
+    async def until_given_up(self) -> None:
+        """Returns once an LLM engine is dead and is not restarted."""
+        # Without an LLM engine it never returns.
+        waits: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future()]
+        waits += [asyncio.ensure_future(supervisor.given_up.wait()) for supervisor in self._supervisors]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _engine_restarted(self) -> None:
+        """Gives a new engine what its predecessor had been told since the start."""
+        async with self._reconfiguring:
+            await self._configurator.engine_restarted()
+        if self.quota_controller is not None:
+            await self.quota_controller.engine_restarted()
+        self.gate.engine_restarted()
+
+    def _supervision(self) -> Stage:
+        return {f"the supervisor of {supervisor.model}": supervisor.stop for supervisor in self._supervisors}
 
     def _periodic_work(self) -> Stage:
         ticks: Stage = {"the quota timer": self._timer.stop}
@@ -105,7 +137,10 @@ class Service:
 
     def _engines(self) -> Stage:
         """The parts that running requests need until the drain ends."""
-        engines: Stage = {backend.model: backend.stop for backend in self._backends}
+        engines: Stage = {
+            **{supervisor.model: supervisor.generator.stop for supervisor in self._supervisors},
+            **{embedder.model: embedder.stop for embedder in self._embedders},
+        }
         return engines if self._training is None else {**engines, "length training": self._training.stop}
 
     async def drain(self, grace: float | None = None) -> None:
@@ -121,8 +156,11 @@ class Service:
             raise BackendDown("the service is starting or stopping")
         if self.gate.is_closed:
             raise BackendDown("the service was drained and accepts no requests; restart it")
-        for backend in self._backends:
-            await backend.check()
+        for supervisor in self._supervisors:
+            supervisor.require_up()
+            await supervisor.generator.check()
+        for embedder in self._embedders:
+            await embedder.check()
 
     async def reconfigure(self, content: object) -> None:
         """Changes policies and parameters, first in the engine and then in the gate; one change at a time.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from controlplane.config import Config
 from controlplane.core.errors import BackendDown
 from controlplane.core.memory_ledger import MemoryLedger
-from controlplane.core.ports import Embedder, EngineState, Generator, LengthPredictor
+from controlplane.core.ports import Embedder, EngineState, LengthPredictor
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.gate.dispatcher import Dispatcher
@@ -14,6 +14,7 @@ from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.prediction.length_training import calibration_readings
+from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.health_tracker import Fault
 
 
@@ -32,7 +33,7 @@ class ServiceStatus:
     """Reads the parts of a started service; changes nothing but the engine leases, which it syncs first."""
 
     config: Config
-    generators: Mapping[str, Generator]
+    supervisors: Mapping[str, EngineSupervisor]
     embedders: Mapping[str, Embedder]
     metrics: Metrics
     ledger: MemoryLedger
@@ -41,6 +42,9 @@ class ServiceStatus:
     fail_open: FailOpen
     quota_controller: QuotaController | None
     monitor: MemoryMonitor | None
+
+    def __post_init__(self) -> None:
+        self.generators = {name: each.generator for name, each in self.supervisors.items()}
 
     def impaired(self) -> dict[str, str]:
         """The repeated work that fails while requests are served, with the kind of fault."""
@@ -68,6 +72,7 @@ class ServiceStatus:
     def state(self) -> dict[str, object]:
         """Memory, quotas and requests, for the operator."""
         return {
+            "engines": {name: supervisor.to_json() for name, supervisor in self.supervisors.items()},
             "owners": {owner.value: self._owner_state(owner) for owner in Owner},
             "device": None if self.monitor is None else self.monitor.to_json(),
             "sharing": None if self.quota_controller is None else self.quota_controller.to_json(),
@@ -120,12 +125,13 @@ class ServiceStatus:
                 m.engine_waiting: {owner: state.waiting for owner, state in engine.items()},
                 **calibration_readings(self.lengths, m),
                 **({} if self.quota_controller is None else self.quota_controller.readings(m)),
-                **self.dispatcher.readings(m),
+                **self.dispatcher.ttft.readings(m),
                 **({} if self.monitor is None else self.monitor.readings(m)),
                 m.stall_count: {
                     Owner.LLM: sum(generator.stall_count for generator in self.generators.values()),
                     Owner.EMBEDDING: sum(embedder.stall_count for embedder in self.embedders.values()),
                 },
+                m.engine_restarts: sum(supervisor.restarts for supervisor in self.supervisors.values()),
                 m.restarts: sum(embedder.restarts for embedder in self.embedders.values()),
                 m.out_of_memory: sum(embedder.out_of_memory for embedder in self.embedders.values()),
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},

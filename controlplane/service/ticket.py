@@ -97,10 +97,14 @@ class Ticket:
 
     def refuse(self, reject: Reject) -> None:
         """Raises Rejected from the present or the next wait for a grant, and inside `revocable`."""
+        was_admitted = self.timeline.dispatched is not None
+        self.fail(Rejected(self.request, reject, is_evicted=was_admitted))
+
+    def fail(self, error: Exception) -> None:
+        """Raises `error` from the present or the next wait for a grant, and inside `revocable`."""
         if self.granted.done():
             self.renew_grant()
-        was_admitted = self.timeline.dispatched is not None
-        self.granted.set_exception(Rejected(self.request, reject, is_evicted=was_admitted))
+        self.granted.set_exception(error)
         # Marks the exception as retrieved, since a cancelled caller never retrieves it.
         self.granted.exception()
         if self._timeout is not None:
@@ -126,7 +130,7 @@ class Ticket:
         self.raise_if_refused()
 
     def raise_if_refused(self) -> None:
-        """Raises Rejected if the request was refused; another request may hold its memory already."""
+        """Raises the error of `refuse` or `fail`; another request may hold its memory already."""
         if self.outcome is not None:
             self.granted.result()
 

@@ -1,5 +1,7 @@
 """Prometheus conventions: totals are counters that start at 0, unknown values are absent."""
 
+import asyncio
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark_control_plane.judge.memory_sampler import TOTALS
@@ -107,6 +109,7 @@ def test_kinds_that_are_not_served_have_no_series():
 async def test_gauges_of_a_dead_engine_are_absent():
     async with staged() as stage:
         assert 'tandem_engine_used_bytes{owner="llm"} 0.0' in await page(stage)
+        stage.generator.on_start = asyncio.Event().wait
         stage.generator.die()
         assert "tandem_engine_used_bytes{" not in await page(stage)
 

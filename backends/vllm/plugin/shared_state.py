@@ -24,6 +24,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from backends.run_directory import run_directory
+
 ENVIRONMENT = "TANDEM_SHARED_STATE"
 
 _HEADER = struct.Struct("<IQ")  # checksum of the rest of the half, sequence number
@@ -109,8 +111,7 @@ def open_shared_state() -> Iterator["SharedState"]:
     """
     # The environment belongs to the whole process, so concurrent engine starts are serialised.
     with _environment_lock:
-        shared = Path("/dev/shm")
-        handle, path = tempfile.mkstemp(prefix="tandem-state-", dir=shared if shared.is_dir() else None)
+        handle, path = tempfile.mkstemp(prefix="state-", dir=run_directory())
         os.close(handle)
         before = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = path

@@ -84,8 +84,10 @@ class EngineOptions:
         known = [known_field.name for known_field in fields(self)]
         if unknown := sorted(set(by) - set(known)):
             raise ValueError(f"engine option {unknown[0]!r}: unknown; known are {', '.join(known)}")
+        # The present value of a time may be a whole number, and the next one a fraction.
+        usual = EngineOptions()
         for name, value in by.items():
-            _require_alike(name, getattr(self, name), value)
+            _require_alike(name, getattr(usual, name), value)
         return replace(self, **by)
 
     def order(self) -> OrderingOptions:
@@ -108,15 +110,15 @@ class EngineOptions:
         )
 
 
-def _require_alike(name: str, present: object, value: object) -> None:
-    """Checks a value of a file or a remote call: it must have the type of `present` and be in range."""
-    if isinstance(present, Mapping):
+def _require_alike(name: str, usual: object, value: object) -> None:
+    """Checks a value of a file or a remote call: it must have the type of the default and be in range."""
+    if isinstance(usual, Mapping):
         if not isinstance(value, Mapping):
             raise ValueError(f"{name}={value!r}: a mapping is needed")
         return
-    wanted: tuple[type, ...] = (int, float) if isinstance(present, float) else (type(present),)
+    wanted: tuple[type, ...] = (int, float) if isinstance(usual, float) else (type(usual),)
     if isinstance(value, bool) or not isinstance(value, wanted):
-        kind = {str: "a name", int: "a whole number", float: "a number"}[type(present)]
+        kind = {str: "a name", int: "a whole number", float: "a number"}[type(usual)]
         raise ValueError(f"{name}={value!r}: {kind} is needed")
     if not isinstance(value, str) and not -_MOST <= value <= _MOST:  # type: ignore[operator]
         raise ValueError(f"{name}={value!r}: a number of at most {_MOST} is needed")

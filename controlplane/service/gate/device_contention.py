@@ -100,6 +100,10 @@ class DeviceContention:
             if self._pending == 0:
                 self._notify(is_shared=False)
 
+    def engine_restarted(self) -> None:
+        """Tells a new engine."""
+        self._notify(is_shared=self._pending > 0)
+
     def _notify(self, *, is_shared: bool) -> None:
         for generator in self._generators:
             generator.set_device_contention(is_shared=is_shared)

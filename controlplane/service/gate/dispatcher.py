@@ -16,7 +16,7 @@ from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.pool_view import Pace, PoolView, Waiting
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase
-from controlplane.metrics import Metrics, Readings
+from controlplane.metrics import Metrics
 from controlplane.policy.gate.admission import wait_bound
 from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.gate.scheduling_cycle import run_cycle
@@ -181,10 +181,6 @@ class Dispatcher:
         """Sets the most bytes that one request of each owner may ever have; a larger one is rejected."""
         self.snapshots.largest.update(largest)
 
-    def readings(self, metrics: Metrics) -> Readings:
-        """The calibration of the TTFT forecasts."""
-        return self.ttft.readings(metrics)
-
     def register(self, ticket: Ticket) -> None:
         """Adds a request that has arrived; it must end through `end` or `refuse`."""
         self._tickets[ticket.request.id] = ticket
@@ -213,6 +209,13 @@ class Dispatcher:
         for waiting in self._waiting:
             if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
                 self.refuse(ticket, reject)
+
+    def fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
+        """Ends requests as failed; their waits for a grant and their streams raise `error`."""
+        for ticket in tickets:
+            self._close(ticket, Outcome.FAILED)
+            ticket.fail(error)
+        self.decide()
 
     async def until_idle(self) -> None:
         """Waits until every request has ended."""
@@ -328,7 +331,7 @@ class Dispatcher:
             if ticket.outcome is None:
                 self._close(ticket, Outcome.FAILED)
             if not ticket.granted.done():
-                ticket.granted.set_exception(DecisionFailed(f"{ticket.request.id}: {error!r}"))
+                ticket.fail(DecisionFailed(f"{ticket.request.id}: {error!r}"))
         if has_freed:
             # The memory that was freed may serve requests that the interrupted plan left waiting.
             asyncio.get_running_loop().call_soon(self.decide)

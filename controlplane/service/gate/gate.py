@@ -13,6 +13,7 @@ from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Request
 from controlplane.service.gate.device_contention import DeviceContention
 from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.explanation import DryRun, render_dry_run, render_history
 from controlplane.service.gate.intake import make_ticket
 from controlplane.service.gate.policies import Policies
@@ -47,8 +48,10 @@ class Gate:
         embedders: Mapping[str, Embedder],
         lengths: GuardedLengthPredictor,
         rates: RateLimiter,
+        outages: EngineOutages,
     ) -> None:
         self.dispatcher = dispatcher
+        self.outages = outages
         self.on_offer: Callable[[Request], None] | None = None
         self.is_closed = False
         self._clock = clock
@@ -90,9 +93,13 @@ class Gate:
         return Embedded(ticket, vectors)
 
     def hypothetical(self, job: GenerateJob | EmbedJob) -> Waiting:
-        """The queue entry that the request would get now. Raises Rejected once the gate is closed."""
-        if self.is_closed:
-            raise Rejected(job.request, _CLOSING)
+        """The queue entry that the request would get now.
+
+        Raises Rejected once the gate is closed, and while the model's engine is down.
+        """
+        refusal = self.outages.rejection(job.request.model) or (_CLOSING if self.is_closed else None)
+        if refusal is not None:
+            raise Rejected(job.request, refusal)
         ticket = self._make_ticket(job)
         self.dispatcher.prefixes.arrived(ticket, job)
         self._lengths.withdraw(job.request)
@@ -124,6 +131,10 @@ class Gate:
         """Decides by `policies` from now on; waiting requests are ranked again."""
         self.dispatcher.set_policies(policies)
 
+    def engine_restarted(self) -> None:
+        """Tells a new engine what it is told when it changes."""
+        self._contention.engine_restarted()
+
     async def drain(self, grace: float) -> None:
         """Rejects new and waiting requests, and after `grace` seconds evicts those still running.
 
@@ -146,7 +157,9 @@ class Gate:
         request, now = ticket.request, self._clock.now()
         if self.on_offer is not None:
             self.on_offer(request)
-        if self.is_closed:
+        if (outage := self.outages.rejection(request.model)) is not None:
+            self.dispatcher.refuse(ticket, outage)
+        elif self.is_closed:
             self.dispatcher.refuse(ticket, _CLOSING)
         elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
             self.dispatcher.refuse(ticket, Reject(Reason.RATE_LIMITED, wait))

@@ -83,6 +83,11 @@ class PrefixLeases:
         if index is not None and ticket.cached_tokens < ticket.request.cached_tokens:
             index.forget_unused()
 
+    def engine_died(self, model: str) -> None:
+        """Forgets the cached prefixes; call it once no lease of the model is open."""
+        if (index := self._indexes.get(model)) is not None:
+            index.forget_unused()
+
     def shared(self, ticket: Ticket) -> tuple[int, int]:
         """Tokens that an admitted request shares with others, and the bytes of its lease that they use."""
         if ticket.request.id not in self._admitted:

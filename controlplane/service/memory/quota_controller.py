@@ -103,6 +103,12 @@ class QuotaController:
         await self._order(self.usable[Owner.LLM], self.usable[Owner.LLM])
         split_budget(self.usable[Owner.EMBEDDING], self._embedders)
 
+    async def engine_restarted(self) -> None:
+        """Applies the LLM's present quota to a new engine, which has its whole cache as quota."""
+        self._memory.engine_restarted()
+        llm = self.ledger.quota(Owner.LLM).nominal
+        await self._order(llm, llm)
+
     def observe_arrival(self, request: Request) -> None:
         """Counts an arriving request for urgency and forecasts."""
         self._recent.arrived[request.kind.owner] += 1

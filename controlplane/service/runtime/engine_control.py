@@ -69,3 +69,11 @@ class EngineConfigurator:
         except (BackendDown, BackendFailed) as error:
             raise type(error)(f"{error}; neither the engine nor the gate was changed") from error
         self.options, self._is_confirmed = options, True
+
+    async def engine_restarted(self) -> None:
+        """Sends all options in force, since a new engine has those of the first start."""
+        if self.options is None:
+            return
+        for generator in self.generators:
+            await await_engine(generator.set_options(asdict(self.options)), generator, "options")
+        self._is_confirmed = True

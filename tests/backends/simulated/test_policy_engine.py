@@ -223,3 +223,35 @@ def test_a_new_request_ends_the_delay_of_a_step():
     first, second, waited = run_scenario(scenario, step=0.01, decode_pacing=0.8)
     assert first[:2] == pytest.approx([0.01, 0.028]) and second[0] == first[1]
     assert waited >= milliseconds(8)
+
+
+def test_a_dead_engine_ends_its_requests_and_starts_again_as_new():
+    """Embeddings on the same device are computed meanwhile."""
+
+    async def scenario(generator, embedder):
+        deaths = []
+        generator.on_down = deaths.append
+        await generator.set_quota(8 * BLOCK)
+        await generator.set_options({"urgency": 0.25})
+        answers = [asyncio.create_task(token_times(generator, request(name))) for name in "ab"]
+        await asyncio.sleep(2.5)
+        generator.die("it was killed")
+        assert deaths == ["it was killed"]
+        for ended in await asyncio.gather(*answers, return_exceptions=True):
+            assert isinstance(ended, BackendDown) and "it was killed" in str(ended)
+        for call in (generator.check(), token_times(generator, request("c")), generator.set_quota(BLOCK)):
+            with pytest.raises(BackendDown, match="it was killed"):
+                await call
+        with pytest.raises(BackendDown):
+            generator.state()
+        assert await generator.tokenize("ab")
+        vectors = await embedder.embed(request("e", kind=Kind.EMBED), [[1, 2]], deadline=None)
+        assert len(vectors) == 1
+        await generator.stop()
+        await generator.start()
+        assert generator.state().quota_bytes == generator.kv_bytes
+        assert generator.state().held_bytes == {}
+        assert len(await token_times(generator, request("d"))) == 6
+        assert deaths == ["it was killed"], "a stop is no death"
+
+    run_scenario(scenario)

@@ -50,7 +50,7 @@ async def staged(
 ) -> AsyncIterator[Stage]:
     """Starts a stage whose engines output HELLO, freely or step by step.
 
-    `sections` are those of the YAML file except the models. Checks at the end that nothing leaked.
+    `sections` are those of the YAML file. Checks at the end that nothing leaked.
     """
     models = {"chat": {"model": CHAT_MODEL}, "embeddings": [{"model": EMBED_MODEL}]}
     generator = ScriptedGenerator(

@@ -55,6 +55,7 @@ REJECTIONS = [
     (Reason.RATE_LIMITED, 429, "rate_limit_exceeded", "rejected-saturated"),
     (Reason.SHUTTING_DOWN, 503, "shutting_down", "rejected-shutting-down"),
     (Reason.NEVER_FITS, 400, "context_length_exceeded", None),
+    (Reason.ENGINE_DOWN, 503, "backend_down", None),
 ]
 
 
@@ -247,6 +248,7 @@ def test_error_names_the_failed_input_and_out_of_memory():
 def test_restarting_engine_gives_retry_after():
     found = failure_of(BackendDown("another is starting", retry_after=6.2), overload_status=429)
     assert (found.status, found.headers) == (503, {"retry-after-ms": "6200", "retry-after": "7"})
+    assert "can safely be sent again: retry after 6.2 s" in found.message
     assert not failure_of(BackendDown("it is dead"), overload_status=429).headers
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
-from backends.testing.scripted import ScriptedEmbedder
+from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.api.graceful_server import _host, _options, _Server
 from controlplane.config import parse
 from controlplane.core.errors import BackendDown
@@ -110,6 +110,23 @@ async def test_address_taken_during_start_stops_the_service():
     gc.unfreeze()
     with pytest.raises(BackendDown, match="starting or stopping"):
         await service.check()
+
+
+async def test_the_process_ends_with_1_if_the_engine_is_not_restarted():
+    config = parse(
+        {
+            "server": {"port": 0},
+            "models": {"chat": {"model": CHAT_MODEL, "restart": "never"}, "embeddings": [{"model": "m"}]},
+        }
+    )
+    generator, embedder = ScriptedGenerator(model=CHAT_MODEL), ScriptedEmbedder(model="m")
+    service = build_service(config, [generator], [embedder], workspace_bytes=embedder.workspace_bytes)
+    hosting = asyncio.create_task(_host(service, config))
+    await until(lambda: service._is_started)
+    assert not hosting.done()
+    generator.die()
+    assert await asyncio.wait_for(hosting, 10) == 1
+    gc.unfreeze()
 
 
 async def test_refused_engine_configuration_exits_with_2():

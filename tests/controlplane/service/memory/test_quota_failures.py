@@ -7,8 +7,10 @@ import struct
 import pytest
 
 from backends.device.kv_memory import KvcachedMemory
-from controlplane.core.errors import BackendFailed, Refused
+from controlplane.core.clock import seconds
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.request import Owner
+from controlplane.service.runtime.timers import LoopClock
 from tests.controlplane.service.memory.test_quota_controller import KIB, play
 
 LOGGER = "controlplane.service.runtime.health_tracker"
@@ -154,33 +156,56 @@ def test_withheld_memory_counts_while_quota_changes_fail():
     play(scenario)
 
 
+async def restarted(b):
+    end = LoopClock().now() + seconds(600)
+    while b.service._supervisors[0].rejection() is not None:
+        assert LoopClock().now() < end
+        await asyncio.sleep(0.1)
+
+
 def test_a_restarted_engine_gets_its_quota_again():
     async def scenario(b):
         own(b, LLM_LOSES)
         await b.tick()
+        loaded = asyncio.Event()
+        b.generator.on_start = loaded.wait
         b.generator.die()
         for _ in range(3):
             own(b, LLM_LOSES)
             await b.tick()
         assert b.service.status.impaired() == {"quotas": "backend_down"}
-        await b.generator.start()
-        assert b.generator.quota_bytes == 900 * KIB
+        loaded.set()
+        await restarted(b)
+        assert in_force(b) == (608, 392, 608, 392), "before the next tick"
         own(b, LLM_LOSES)
         await b.tick()
         assert in_force(b) == (608, 392, 608, 392) and b.service.status.impaired() == {}
         # Also if no tick ran while the engine was down.
         b.generator.die()
-        await b.generator.start()
-        own(b, LLM_LOSES)
-        await b.tick()
+        await restarted(b)
         assert b.generator.quota_bytes == LLM_LOSES
-        b.generator.die()
-        await b.generator.start()
-        b.generator.on_order = refuse
+        return []
+
+    play(scenario)
+
+
+def test_an_engine_that_refuses_its_quota_gets_no_requests():
+    async def scenario(b):
         own(b, LLM_LOSES)
         await b.tick()
-        assert in_force(b) == (608, 100, 900, 100), "it may use all of its cache"
+        b.generator.die()
+        b.generator.on_order = refuse
+        await asyncio.sleep(0.5)
+        own(b, LLM_LOSES)
+        await b.tick()
+        assert in_force(b) == (608, 392, 900, 392), "it is stopped"
+        with pytest.raises(BackendDown):
+            await b.service.check()
         b.generator.on_order = None
+        await restarted(b)
+        own(b, LLM_LOSES)
+        await b.tick()
+        assert in_force(b) == (608, 392, 608, 392)
         return []
 
     play(scenario)
@@ -248,3 +273,23 @@ def test_a_defect_is_logged_with_its_traceback(caplog):
         return []
 
     play(scenario)
+
+
+def test_the_limit_that_a_restarted_engine_has_written_is_accepted(tmp_path):
+    segment = tmp_path / "segment"
+    segment.write_bytes(struct.pack("=qqq", 1_000 * KIB, 0, 0))
+    memory = KvcachedMemory(segment, pool_bytes=1_000 * KIB, unit_bytes=UNIT)
+
+    async def scenario(b):
+        async def load():
+            segment.write_bytes(struct.pack("=qqq", 1_000 * KIB, 0, 0))
+
+        b.generator.on_start = load
+        b.generator.die()
+        await restarted(b)
+        assert memory.read().total == 800 * KIB
+        await b.tick()
+        assert b.service.status.impaired() == {}
+        return []
+
+    play(scenario, memory=memory)

@@ -1,6 +1,6 @@
 """Real vLLM and a real embedding worker in one pool: a burst takes LLM quota and returns it at its end.
 
-The death of an engine is reported and leaves the quotas unchanged.
+The death of an engine leaves the quotas unchanged, and its successor gets them.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ async def test_an_embedding_burst_takes_and_returns_the_engines_quota():
     (engine,) = set(multiprocessing.active_children()) - others
     try:
         await burst_beside_answers(service, generator, embedder, ticks)
-        await killed_beside_ticks(service, ticks, engine.pid)
+        await killed_beside_ticks(service, generator, ticks, engine.pid)
     finally:
         await service.stop()
 
@@ -119,14 +119,20 @@ async def burst_beside_answers(service, generator, embedder, ticks):
     assert ledger.held(Owner.LLM) == ledger.held(Owner.EMBEDDING) == 0
 
 
-async def killed_beside_ticks(service, ticks, pid):
+async def killed_beside_ticks(service, generator, ticks, pid):
     usable, quotas = service.quota_controller.usable, service.gate.dispatcher.ledger.quota
     assert service.status.impaired() == {}
+    await service.reconfigure({"scheduling": {"engine": {"urgency": 0.25}}})
     os.kill(pid, signal.SIGKILL)
     await ticks.until(lambda: service.status.impaired() == {"quotas": "backend_down"})
     assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quota_controller.owned
     with pytest.raises(BackendDown):
         await service.check()
+    await ticks.until(lambda: service._supervisors[0].rejection() is None and not service.status.impaired())
+    await service.check()
+    assert generator.state().quota_bytes == quotas(Owner.LLM).nominal < generator.kv_bytes
+    assert generator._engine.scheduler_client.options.urgency == 0.25
+    assert await chat(service, 0) == TOKENS
 
 
 async def chat(service, number):

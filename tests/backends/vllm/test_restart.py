@@ -1,0 +1,92 @@
+"""Restart and warm-up of a real engine."""
+
+import asyncio
+import multiprocessing
+import os
+import re
+import signal
+import time
+from multiprocessing.process import BaseProcess
+
+import pytest
+
+from backends.vllm.client import VllmGenerator
+from controlplane.core.errors import BackendDown
+from controlplane.core.generation import Sampling
+from controlplane.policy.engine.options import EngineOptions
+from tests.engines import TINY_ARGUMENTS, complete, running_vllm, tokens_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+PROMPT = "The quick brown fox reads a file and"
+
+
+def greedy(max_tokens: int, **more) -> Sampling:
+    return Sampling(max_tokens=max_tokens, temperature=0.0, **more)
+
+
+async def test_a_killed_engine_can_be_started_again():
+    async with running_vllm(scheduling=EngineOptions()) as generator:
+        expected = tokens_of(await complete(generator, PROMPT, greedy(8)))
+        sizes = generator.geometry, generator.kv_bytes
+        for number in (signal.SIGKILL, signal.SIGABRT):
+            down = asyncio.get_running_loop().create_future()
+            generator.on_down = down.set_result
+            (process,) = generator._engine_children()
+            os.kill(process.pid, number)
+            async with asyncio.timeout(60):
+                assert await down == "the vLLM engine died; its log says why"
+            with pytest.raises(BackendDown):
+                await generator.check()
+            assert await generator.tokenize(PROMPT)
+            await generator.stop()
+            await generator.start()
+            assert (generator.geometry, generator.kv_bytes) == sizes
+            assert tokens_of(await complete(generator, PROMPT, greedy(8))) == expected
+            await generator.set_options({"urgency": 0.25})
+            assert generator.state().running == 0
+
+
+async def test_a_start_that_hangs_can_be_cancelled(monkeypatch):
+    generator = VllmGenerator("tandem/tiny-llama", engine_arguments=TINY_ARGUMENTS)
+    before = set(multiprocessing.active_children())
+    loop, spawned, spawn = asyncio.get_running_loop(), asyncio.Event(), BaseProcess.start
+
+    def spawn_and_stop(process):
+        spawn(process)
+        os.kill(process.pid, signal.SIGSTOP)
+        loop.call_soon_threadsafe(spawned.set)
+
+    monkeypatch.setattr(BaseProcess, "start", spawn_and_stop)
+    start = asyncio.create_task(generator.start())
+    async with asyncio.timeout(120):
+        await spawned.wait()
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+    assert set(multiprocessing.active_children()) == before
+
+
+async def test_the_first_logprobs_and_structured_output_compile_nothing(caplog):
+    """The warm-up has run these paths; the log says so in one line."""
+    caplog.set_level("INFO", "backends.vllm.warm_up")
+    async with running_vllm() as generator:
+        [line] = [record.getMessage() for record in caplog.records if record.name == "backends.vllm.warm_up"]
+        assert re.fullmatch(
+            r"warmed up tandem/tiny-llama in [\d.]+ s: logprobs [\d.]+ s, samples [\d.]+ s, "
+            r"structured output [\d.]+ s", line,
+        ), line  # fmt: skip
+        plain = await seconds_of(complete(generator, PROMPT, greedy(4)))
+        for sampling in (
+            greedy(4, logprobs=5),
+            greedy(4, logprobs=5, prompt_logprobs=2),
+            Sampling(max_tokens=4, n=3, logprobs=2),
+            Sampling(max_tokens=8, structure={"type": "json_object"}),
+        ):
+            assert await seconds_of(complete(generator, PROMPT, sampling)) < plain + 1.0, sampling
+
+
+async def seconds_of(work) -> float:
+    started = time.monotonic()
+    await work
+    return time.monotonic() - started
