@@ -11,6 +11,7 @@ RENAMED = {
     "predictors.remember": "predictors.max_examples",
     "quota.forecast.level": "quota.forecast.quantile",
     "quota.resting_weight": "quota.nominal_weight",
+    "server.max_body": "server.limits.max_body",
     "scheduling.patience_ms": "scheduling.default_deadline_ms",
     "scheduling.engine.decode_pace": "scheduling.engine.decode_pacing",
     "scheduling.engine.patience_ms": "scheduling.engine.default_deadline_ms",

@@ -1,0 +1,59 @@
+"""Refuses a text that cannot fit a model, by its characters, before it is tokenized.
+
+Tokenizing costs about a second and 300 MB per million characters, and a token covers a bounded number of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from controlplane.core.errors import Refused
+
+LONG_TEXT_CHARACTERS = 4_000
+"""Tokenizing a longer text takes more than about 1 ms, so it does not run on the event loop."""
+
+# English has about 4 characters per token; only unusual text has more than 8.
+_HEAD_CHARACTERS_PER_TOKEN = 8
+# Tokens of a text's beginning that the rest of the text may merge into fewer.
+_CUT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimit:
+    """The longest text of a model: `max_tokens` tokens of at most `token_characters` characters each."""
+
+    model: str
+    max_tokens: int
+    token_characters: int
+
+    @property
+    def characters(self) -> int:
+        """A text of more characters has more than `max_tokens` tokens."""
+        return self.max_tokens * self.token_characters
+
+    def least_tokens(self, characters: int) -> int:
+        """Lower bound of the tokens of a text."""
+        return -(-characters // self.token_characters)
+
+    def check(self, characters: int, *, param: str, where: str = "the prompt") -> None:
+        """Raises Refused, naming the field `param`, if no text of so many characters can fit."""
+        if characters > self.characters:
+            raise self._too_long(f"{where} has {characters:,} characters", param)
+
+    def encode(self, encode: Callable[[str], list[int]], text: str, *, param: str) -> list[int]:
+        """Token ids of `text`; its beginning alone is encoded first if that may settle that it does not fit.
+
+        Raises Refused.
+        """
+        self.check(len(text), param=param)
+        head = text[: _HEAD_CHARACTERS_PER_TOKEN * self.max_tokens]
+        if len(head) < len(text) and len(encode(head)) > self.max_tokens + _CUT_TOKENS:
+            raise self._too_long(f"the first {len(head):,} characters of the prompt have more", param)
+        return encode(text)
+
+    def _too_long(self, cause: str, param: str) -> Refused:
+        return Refused(
+            f"{self.model} accepts at most {self.max_tokens:,} tokens, in text at most {self.characters:,} "
+            f"characters; {cause}. Shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
