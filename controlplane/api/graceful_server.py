@@ -36,7 +36,7 @@ _GC_THRESHOLD = 10_000
 
 
 def settings_of(config: Config, *, context_tokens: int) -> ApiSettings:
-    """The HTTP layer's part of a configuration; `context_tokens` are those of the chat model, 0 without one."""
+    """The HTTP layer's part of a configuration; `context_tokens`: of the chat model, 0 without one."""
     limits = config.server.limits
     keys = tuple(
         ApiKey(digest, Caller(name, None if tenant.classes is None else frozenset(tenant.classes)))

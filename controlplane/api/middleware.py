@@ -94,12 +94,17 @@ class RequestMiddleware:
         length = (_value(headers, b"content-length") or b"").lstrip(b"0")
         # Python refuses to convert thousands of digits.
         is_huge = len(length) > _MAX_LENGTH_DIGITS
-        return self._too_large() if length.isdigit() and (is_huge or int(length) > self._max_body_bytes) else None
+        return (
+            self._too_large()
+            if length.isdigit() and (is_huge or int(length) > self._max_body_bytes)
+            else None
+        )
 
     def _too_large(self) -> Problem:
         return Problem(
             413,
-            f"the body is larger than server.limits.max_body={self._max_body_bytes}; send less or raise the limit",
+            f"the body is larger than server.limits.max_body={self._max_body_bytes}; "
+            "send less or raise the limit",
             code="request_too_large",
         )
 

@@ -24,7 +24,7 @@ class BodyLimits:
     max_depth: int = 64
     max_members: int = 20_000
     max_values: int = 400_000
-    max_name: int = 256
+    max_name: int = 1_024
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Bytes, Positive, bytes_or_auto
+from controlplane.config.fields import STRICT, Bytes, Positive
 
 # OpenAI's limit of the tokens in one embedding request.
 _EMBEDDING_REQUEST_TOKENS = 300_000
@@ -21,23 +21,21 @@ _OTHER_VALUES = 100_000
 class LimitsSection:
     """Bounds of what one request may cost. A larger request is refused with status 400 or 413."""
 
-    max_body: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(bytes_or_auto)
-    ] = "auto"
-    """Largest request body; a larger one is refused with status 413. `auto`: 16 bytes for each token of the
-    chat model's context, or of 300,000 tokens (OpenAI's longest embedding request) if that is more."""
+    max_body: Annotated[Bytes, Field(ge=1)] | None = None
+    """Largest request body; a larger one is refused with status 413. By default 16 bytes for each token of
+    the chat model's context, or of 300,000 tokens (OpenAI's longest embedding request) if that is more."""
     inline_body: Bytes = 64 * 2**10
     """A larger body is parsed in a thread, one at a time and tenants in turn; a smaller one at once."""
     max_depth: Positive = 64
     """Deepest nesting of lists and objects in a body."""
     max_members: Positive = 20_000
     """Members (name and value) of all objects of a body together."""
-    max_values: Positive | Literal["auto"] = "auto"
-    """Members and list items of a body together, token ids included. `auto`: 100,000 more than the tokens that
-    `max_body` is derived from."""
-    max_name: Positive = 256
+    max_values: Positive | None = None
+    """Members and list items of a body together, token ids included. By default 100,000 more than the
+    tokens that `max_body` is derived from."""
+    max_name: Positive = 1_024
     """Longest member name in a body, in bytes."""
-    tokenizer_threads: Annotated[int, Field(ge=1, le=64)] = 2
+    tokenizer_threads: Annotated[int, Field(ge=1, le=64)] = 4
     """Texts of more than 4,000 characters that are tokenized at once; tenants take turns, and with more than
     one thread no tenant has all of them."""
     max_answer_values: Positive = 262_144
@@ -46,21 +44,20 @@ class LimitsSection:
 
     def body_bytes(self, context_tokens: int) -> int:
         """The largest body where the chat model's context has so many tokens (0: no chat model)."""
-        if self.max_body != "auto":
-            return self.max_body
-        return _BYTES_PER_TOKEN * _longest_request(context_tokens)
+        return self.max_body or _BYTES_PER_TOKEN * _longest_request(context_tokens)
 
     def body_values(self, context_tokens: int) -> int:
         """The most values of a body where the chat model's context has so many tokens."""
-        return _longest_request(context_tokens) + _OTHER_VALUES if self.max_values == "auto" else self.max_values
+        return (
+            _longest_request(context_tokens) + _OTHER_VALUES if self.max_values == "auto" else self.max_values
+        )
 
     def lines(self, context_tokens: int) -> Iterator[str]:
-        """One line for each limit, with the values that `auto` stands for."""
+        """One line for each limit, those that follow from the context included."""
         found = {"max_body": self.body_bytes(context_tokens), "max_values": self.body_values(context_tokens)}
         for key in fields(self):
             stated = getattr(self, key.name)
-            source = " (auto)" if stated == "auto" else ""
-            yield f"server.limits.{key.name}: {found.get(key.name, stated):,}{source}"
+            yield f"server.limits.{key.name}: {stated or found[key.name]:,}{'' if stated else ' (by default)'}"
 
 
 def _longest_request(context_tokens: int) -> int:

@@ -11,13 +11,13 @@ RENAMED = {
     "predictors.remember": "predictors.max_examples",
     "quota.forecast.level": "quota.forecast.quantile",
     "quota.resting_weight": "quota.nominal_weight",
-    "server.max_body": "server.limits.max_body",
     "scheduling.patience_ms": "scheduling.default_deadline_ms",
     "scheduling.engine.decode_pace": "scheduling.engine.decode_pacing",
     "scheduling.engine.patience_ms": "scheduling.engine.default_deadline_ms",
     "scheduling.engine.prompt_price": "scheduling.engine.prefill_weight",
     "scheduling.engine.size_cut_share": "scheduling.engine.size_cutoff_share",
     "scheduling.engine.size_cut_window": "scheduling.engine.size_cutoff_window",
+    "server.max_body": "server.limits.max_body",
 }
 
 _MEAN = "the urgency of an owner is the share of its requests that is urgent; remove the key"

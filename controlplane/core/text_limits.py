@@ -1,12 +1,13 @@
 """Refuses a text that cannot fit a model, by its characters, before it is tokenized.
 
-Tokenizing costs about a second and 300 MB per million characters, and a token covers a bounded number of them.
+Tokenizing takes about a second and 300 MB per million characters; a token covers a bounded number of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.core.errors import Refused
+from controlplane.core.generation import ChatPrompt
 
 LONG_TEXT_CHARACTERS = 4_000
 """Tokenizing a longer text takes more than about 1 ms, so it does not run on the event loop."""
@@ -57,3 +58,22 @@ class TextLimit:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def content_length(prompt: ChatPrompt) -> int:
+    """Characters of the messages' contents, which every chat template writes."""
+    return sum(_characters(message.get("content")) for message in prompt.messages)
+
+
+def total_length(prompt: ChatPrompt) -> int:
+    """Characters of all that a chat template may write: messages with their tool calls, tools and options."""
+    return sum(map(_characters, (prompt.messages, prompt.tools, prompt.template_options)))
+
+
+def _characters(value: object) -> int:
+    """Characters of the strings in a JSON value; the API bounds its depth."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(len, value)) + sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, Sequence) else 0

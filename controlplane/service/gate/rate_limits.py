@@ -71,6 +71,19 @@ class RateLimiter:
             bucket.charge(now, units)
         return None
 
+    def correct(self, tenant: str, now: Instant, more_tokens: int) -> Duration | None:
+        """Corrects the tokens of a request that `wait` has charged: a refund if `more_tokens` is negative.
+
+        None if the request may proceed; else the time until it may, and nothing more is charged.
+        """
+        bucket = self._tokens.get(tenant)
+        if bucket is None:
+            return None
+        wait = bucket.wait(now, more_tokens) if more_tokens > 0 else None
+        if wait is None:
+            bucket.charge(now, more_tokens)
+        return wait
+
     def charge(self, tenant: str, now: Instant, tokens: int) -> None:
         """Charges output tokens when a request ends."""
         if (bucket := self._tokens.get(tenant)) is not None:

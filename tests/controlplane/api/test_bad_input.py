@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from backends.testing.scripted import Script
-from controlplane.api.settings import ApiKey, ApiSettings
+from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
@@ -245,7 +245,7 @@ async def test_body_over_the_limit(is_chunked: bool):  # noqa: FBT001
             yield body[start : start + 1_000]
 
     async with (
-        staged(ApiSettings(max_body_bytes=10_000)) as stage,
+        staged(ApiSettings(limits=BodyLimits(max_body=10_000))) as stage,
         listening(stage.app) as url,
         httpx.AsyncClient(base_url=url) as http,
     ):
