@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
 from controlplane.api.errors import Problem, invalid_body
@@ -18,6 +19,7 @@ from controlplane.api.settings import BodyLimits
 from controlplane.service.fair_slots import FairSlots
 
 Body = TypeVar("Body", bound=BaseModel)
+Positions = npt.NDArray[np.intp]
 
 # `[` and `{` differ in one bit, and so do `]` and `}`.
 _CASE_BIT = 0x20
@@ -53,20 +55,22 @@ def structure_of(body: bytes) -> Structure:
     colons = np.flatnonzero((text == ord(":")) & is_outside)
     commas = int(np.count_nonzero((text == ord(",")) & is_outside))
     folded = text | _CASE_BIT
-    brackets = np.flatnonzero(((folded == ord("{")) | (folded == ord("}"))) & is_outside)
-    opened = np.where(folded[brackets] == ord("{"), 1, -1)
+    brackets = folded[((folded == ord("{")) | (folded == ord("}"))) & is_outside]
+    is_opening = brackets == ord("{")
+    # In small integers: a body may consist of brackets.
+    steps = is_opening.view(np.int8) * np.int8(2) - np.int8(1)
     return Structure(
-        max_depth=int(np.cumsum(opened).max(initial=0)),
+        max_depth=int(np.cumsum(steps, dtype=np.int32).max(initial=0)),
         max_members=len(colons),
         # Every value but the first of its list or object follows a comma.
-        max_values=commas + len(brackets) // 2,
+        max_values=commas + int(np.count_nonzero(is_opening)),
         max_name=_longest_name(np.flatnonzero(is_quote), colons),
     )
 
 
-def _longest_name(quotes: "np.ndarray[tuple[int], np.dtype[np.intp]]", colons: object) -> int:
+def _longest_name(quotes: Positions, colons: Positions) -> int:
     """Bytes between the last two quotes before each colon."""
-    closing = np.searchsorted(quotes, np.asarray(colons)) - 1
+    closing = np.searchsorted(quotes, colons) - 1
     closing = closing[closing >= 1]
     return int((quotes[closing] - quotes[closing - 1] - 1).max(initial=0))
 
@@ -76,11 +80,11 @@ def check_structure(body: bytes, limits: BodyLimits) -> None:
 
     A short text with few brackets and colons is within the limits whatever it contains.
     """
-    opening, colons = body.count(b"[") + body.count(b"{"), body.count(b":")
+    is_short = len(body) <= min(limits.inline_body, limits.max_values)
     if len(body) <= limits.max_name or (
-        opening <= limits.max_depth
-        and colons <= limits.max_members
-        and len(body) <= min(limits.inline_body, limits.max_values)
+        is_short
+        and body.count(b"[") + body.count(b"{") <= limits.max_depth
+        and body.count(b":") <= limits.max_members
     ):
         return
     found = structure_of(body)

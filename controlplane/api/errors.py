@@ -33,11 +33,15 @@ MAX_MESSAGE_BYTES = 1_800
 """Longest message of an error object, which may quote the request; the whole reply stays below 4 KB."""
 MAX_PARAM_BYTES = 128
 MAX_VALUE_CHARACTERS = 80
+# A list of texts or lists that is longer is refused for its length, and searching it takes 1 µs per item.
+_MAX_SEARCHED_ITEMS = 4_096
 # A suggestion for a longer name would cost more than it helps.
 _MAX_SUGGESTION_CHARACTERS = 64
 # JSON writes each of them in six bytes.
 _CONTROL_CHARACTERS = dict.fromkeys(set(range(0x20)) - set(b"\t\n\r"), "\N{REPLACEMENT CHARACTER}")
-_VALUES = Repr(maxstring=MAX_VALUE_CHARACTERS, maxlist=8, maxdict=8, maxlevel=3)
+# Its limits on containers keep a value of megabytes from being written in full.
+_VALUES = Repr()
+_VALUES.maxstring = MAX_VALUE_CHARACTERS
 
 _INTERVAL_S = 10.0
 _MAX_LINES = 100
@@ -332,7 +336,8 @@ def _shape_fault(value: object) -> str:
     """Names the first invalid item of a list, which may have thousands of items."""
     if not isinstance(value, list) or not value:
         return ""
-    if (found := _invalid_item(value, {str, int, list, dict})) is not None:
+    is_searched = isinstance(value[0], int) or len(value) <= _MAX_SEARCHED_ITEMS
+    if is_searched and (found := _invalid_item(value, {str, int, list, dict})) is not None:
         return f"; item {found[0]} is {_shown(found[1])}"
     return f"; the list has {len(value):,} items" if not isinstance(value[0], dict) else ""
 

@@ -48,16 +48,16 @@ class LimitsSection:
 
     def body_values(self, context_tokens: int) -> int:
         """The most values of a body where the chat model's context has so many tokens."""
-        return (
-            _longest_request(context_tokens) + _OTHER_VALUES if self.max_values == "auto" else self.max_values
-        )
+        return self.max_values or _longest_request(context_tokens) + _OTHER_VALUES
 
     def lines(self, context_tokens: int) -> Iterator[str]:
         """One line for each limit, those that follow from the context included."""
         found = {"max_body": self.body_bytes(context_tokens), "max_values": self.body_values(context_tokens)}
         for key in fields(self):
-            stated = getattr(self, key.name)
-            yield f"server.limits.{key.name}: {stated or found[key.name]:,}{'' if stated else ' (by default)'}"
+            value, source = getattr(self, key.name), ""
+            if value is None:
+                value, source = found[key.name], " (by default)"
+            yield f"server.limits.{key.name}: {value:,}{source}"
 
 
 def _longest_request(context_tokens: int) -> int:

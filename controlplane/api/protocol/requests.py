@@ -7,7 +7,7 @@ other field is refused. Imports only `types`, so that the SDK can import it.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, FailFast, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from controlplane.api.protocol.types import (
     Message,
@@ -67,8 +67,8 @@ UNSERVED = {
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-# Without FailFast every invalid item of a list would have an error of its own.
-Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), FailFast()]
+# Without fail_fast every invalid item of a list would have an error of its own.
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 Milliseconds = Annotated[float, Field(gt=0, le=MAX_OBJECTIVE_MS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -119,7 +119,7 @@ class Generation(Objectives):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: (
-        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS), FailFast()] | None
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
     ) = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -172,10 +172,10 @@ class Generation(Objectives):
 class ChatCompletionRequest(Generation):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FailFast()] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -193,7 +193,7 @@ class ChatCompletionRequest(Generation):
     store: bool | None = None
 
     # Only the default value is accepted.
-    modalities: Annotated[list[Literal["text"]], Field(max_length=8), FailFast()] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     verbosity: Literal["medium"] | None = None
 
@@ -232,8 +232,8 @@ class CompletionRequest(Generation):
     prompt: Annotated[
         str
         | Tokens
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), FailFast()]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS), FailFast()],
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)],
         expecting(
             "a string, a list of token ids, or a list of "
             f"1 to {MAX_PROMPTS} strings or non-empty lists of token ids"
@@ -269,8 +269,8 @@ class EmbeddingRequest(Objectives):
     input: Annotated[
         Text
         | Tokens
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS), FailFast()]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS), FailFast()],
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
         expecting(
             "a non-empty string, a list of token ids, or a list of "
             f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"

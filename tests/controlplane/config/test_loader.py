@@ -59,7 +59,7 @@ CASES = [
     ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["x"]}}}, "sha256.0: should be the hash"),
     ({"models": MODELS, "tenants": {"t": {"api_keys_sha256": ["0" * 64], "classes": []}}}, "classes=[]: "),
     ({"models": MODELS, "server": {"limits": {"max_body": "9" * 400}}}, "should be below 1 EiB"),
-    ({"models": MODELS, "server": {"limits": {"max_body": 0}}}, "server.limits.max_body=0: should be greater"),
+    ({"models": MODELS, "server": {"limits": {"max_body": 0}}}, "server.limits.max_body=0: should be"),
     ({"models": MODELS, "scheduling": {"priority_head_start_ms": 1e308}}, "start_ms=1e+308: should be less"),
     ({"models": MODELS, "admission": {"defer_threshold_ms": 1e308}}, "threshold_ms=1e+308: should be less"),
     ({"models": MODELS, "scheduling": {"engine": {"starvation_ms": -1}}}, "starvation_ms=-1: a time from 0"),
