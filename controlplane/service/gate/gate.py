@@ -171,4 +171,4 @@ class Gate:
         request, charged = ticket.request, ticket.charged_tokens
         if charged is None:
             return self._rates.wait(request.tenant, now, request.prompt_tokens)
-        return self._rates.correct(request.tenant, now, request.prompt_tokens - charged)
+        return self._rates.correct(request.tenant, now, charged, request.prompt_tokens)

@@ -71,17 +71,17 @@ class RateLimiter:
             bucket.charge(now, units)
         return None
 
-    def correct(self, tenant: str, now: Instant, more_tokens: int) -> Duration | None:
-        """Corrects the tokens of a request that `wait` has charged: a refund if `more_tokens` is negative.
+    def correct(self, tenant: str, now: Instant, charged: int, tokens: int) -> Duration | None:
+        """Replaces the tokens that `wait` has charged for a request by those that it turned out to have.
 
-        None if the request may proceed; else the time until it may, and nothing more is charged.
+        None if the request may proceed; else the time until it may, and it stays charged as before.
         """
         bucket = self._tokens.get(tenant)
         if bucket is None:
             return None
-        wait = bucket.wait(now, more_tokens) if more_tokens > 0 else None
-        if wait is None:
-            bucket.charge(now, more_tokens)
+        bucket.charge(now, -charged)
+        wait = bucket.wait(now, tokens)
+        bucket.charge(now, tokens if wait is None else charged)
         return wait
 
     def charge(self, tenant: str, now: Instant, tokens: int) -> None:

@@ -45,7 +45,7 @@ BODIES = [
     (CHAT, b"[]", 400, None, "invalid_json"),
     (CHAT, b"null", 400, None, "invalid_json"),
     (CHAT, b'{"model":"x","messages":[{"role":"user","content":"\\ud800"}]}', 400, None, "invalid_json"),
-    (CHAT, b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, None, "invalid_json"),
+    (CHAT, b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, None, "body_too_complex"),
     (CHAT, {}, 400, "model", "missing_required_parameter"),
     (CHAT, chat(max_tokns=3), 400, "max_tokns", "unknown_parameter"),
     (CHAT, chat(best_of=2), 400, "best_of", "unsupported_parameter"),

@@ -26,7 +26,7 @@ class SlowTokenizer(ScriptedGenerator):
         self.tokenized.append(text[:1])
         if len(text) > 4_000:
             await self.allowed.wait()
-        return [1] * (len(text) // 4)
+        return [1] * -(-len(text) // 4)
 
 
 def tenants(*names: str, **fields: float) -> dict[str, object]:
@@ -56,11 +56,11 @@ def test_a_long_text_over_the_rate_is_rejected_before_it_is_tokenized(bench):
         with pytest.raises(Rejected):
             await one.service.gate.generate(await complete(one, "red", "short text"))
 
-    one = await_bench(bench, scenario, tenants("red", "blue", tokens_per_minute=1_000))
+    one = play(bench, scenario, tenants("red", "blue", tokens_per_minute=1_000))
     assert one.outcomes == ["met", "rejected", "rejected"]
 
 
-def await_bench(bench, scenario, tenants: dict[str, object], **sections: object):
+def play(bench, scenario, tenants: dict[str, object], **sections: object):
     return bench(scenario, generator=SlowTokenizer(), tenants=tenants, **sections)
 
 
@@ -71,13 +71,13 @@ def test_a_long_text_is_charged_by_its_tokens_once_they_are_known(bench):
         assert (job.charged_tokens, job.request.prompt_tokens) == (500, 1_250)
         async for _ in await one.service.gate.generate(job):
             pass
-        # 2,000 less 1,250 of the prompt and 4 of the output.
+        # The capacity of 2,000 less 1,250 of the prompt and 4 of the output.
         rates = one.service.gate._rates
         now = one.service.gate._clock.now()
         assert rates.wait("red", now, 746) is None
         assert rates.wait("red", now, 1) is not None
 
-    await_bench(bench, scenario, tenants("red", tokens_per_minute=2_000))
+    play(bench, scenario, tenants("red", tokens_per_minute=2_000))
 
 
 def test_requests_are_counted_once_whether_charged_early_or_not(bench):
@@ -89,7 +89,7 @@ def test_requests_are_counted_once_whether_charged_early_or_not(bench):
         with pytest.raises(Rejected):
             await one.service.gate.generate(await complete(one, "red", "third"))
 
-    await_bench(bench, scenario, tenants("red", requests_per_minute=2))
+    play(bench, scenario, tenants("red", requests_per_minute=2))
 
 
 def test_all_choices_are_charged(bench):
@@ -100,7 +100,7 @@ def test_all_choices_are_charged(bench):
             await one.service.gate.generate(await complete(one, "red", "hi"))
         assert rejected.value.reject.reason is Reason.RATE_LIMITED
 
-    await_bench(bench, scenario, tenants("red", tokens_per_minute=450))
+    play(bench, scenario, tenants("red", tokens_per_minute=450))
 
 
 def test_slow_tokenizations_of_one_tenant_leave_a_slot_to_others(bench):
@@ -109,25 +109,31 @@ def test_slow_tokenizations_of_one_tenant_leave_a_slot_to_others(bench):
         asking = [asyncio.create_task(complete(one, "red", "r" + LONG)) for _ in range(4)]
         await asyncio.sleep(0.1)
         assert generator.tokenized == ["r"], "one of two slots"
-        assert (await complete(one, "red", "short")).request.prompt_tokens == 1
+        assert (await complete(one, "red", "short")).request.prompt_tokens == 2
         asking.append(asyncio.create_task(complete(one, "blue", "b" + LONG)))
         await asyncio.sleep(0.1)
         assert generator.tokenized == ["r", "s", "b"]
         generator.allowed.set()
-        assert [job.request.prompt_tokens for job in await asyncio.gather(*asking)] == [1_250] * 5
+        assert [job.request.prompt_tokens for job in await asyncio.gather(*asking)] == [1_251] * 5
 
-    await_bench(bench, scenario, tenants("red", "blue"), server={"limits": {"tokenizer_threads": 2}})
+    play(bench, scenario, tenants("red", "blue"), server={"limits": {"tokenizer_threads": 2}})
 
 
 def test_choices_take_a_slot_each(bench):
     async def scenario(one) -> None:
-        job = await complete(one, "red", "hi", n=3)
-        stream = await one.service.gate.generate(job)
-        share = one.service.gate.dispatcher.snapshots.pool({}, one.service.gate._clock.now(), engine_queue=0)
-        assert next(iter(share.shares.values())).free_slots == one.generator.max_running - 3
-        await stream.aclose()
+        gate = one.service.gate
 
-    await_bench(bench, scenario, tenants("red"))
+        async def free_slots() -> int:
+            return gate.dry_run(gate.hypothetical(await complete(one, "red", "hi"))).basis.share.free_slots
+
+        before = await free_slots()
+        stream = await gate.generate(await complete(one, "red", "hi", n=3))
+        assert await free_slots() == before - 3
+        async for _ in stream:
+            pass
+        assert await free_slots() == before
+
+    play(bench, scenario, tenants("red"))
 
 
 def test_embeddings_are_charged_early_too(bench):
@@ -161,4 +167,4 @@ def test_a_conversation_of_long_tools_waits_for_a_slot(bench):
         )  # fmt: skip
         assert job.charged_tokens == 1
 
-    await_bench(bench, scenario, tenants("red"))
+    play(bench, scenario, tenants("red"))
