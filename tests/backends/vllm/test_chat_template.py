@@ -10,7 +10,7 @@ from controlplane.core.text_limits import TextLimit
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 _HI = {"role": "user", "content": "hi"}
-LIMIT = TextLimit("tiny", max_tokens=1_000, token_characters=20)
+LIMIT = TextLimit("tiny", max_tokens=100_000, token_characters=20)
 # Like published templates: tests whether calls are present, not whether they are null; concatenates text
 # unchecked; reads reasoning under its older name.
 _AS_PUBLISHED = """\
