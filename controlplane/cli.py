@@ -137,6 +137,7 @@ def _check(config: Config) -> int:
         mark = " (default)" if name == config.default_class() else ""
         shed = "sheddable" if service_class.sheddable else "waits up to admission.max_wait_ms"
         print(f"  {name}{mark}: priority {service_class.priority}, {shed}, {_objectives(config, name)}")
+    print("limits:", *config.server.limits.lines(plan.max_model_tokens), sep="\n  ")
     print("mechanisms:", *mechanisms(config), sep="\n  ")
     if unused := unused_keys(config):
         print("keys without effect:", *unused, sep="\n  ")

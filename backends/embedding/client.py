@@ -17,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from backends.bundled_models import resolve
+from backends.embedding import tokenization
 from backends.embedding.batch_retry import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.handshake import EncoderFacts, EncoderOptions, ModelProperties
@@ -28,11 +29,11 @@ from controlplane.core.clock import Duration, Instant, seconds, to_seconds
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, Vectors
 from controlplane.core.request import Request
+from controlplane.core.text_limits import LONG_TEXT_CHARACTERS
 
 _log = logging.getLogger(__name__)
 
 # Smaller work, about a millisecond, runs on the event loop: a thread would cost more than it saves.
-_CHARACTERS_INLINE = 4_000
 _TOKENS_INLINE = 16_000
 _FIRST_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 30.0
@@ -205,7 +206,7 @@ class WorkerEmbedder(ModelProperties):
             raise BackendDown(self._down_reason)
         if prefix := prompt_text(prompt, self.facts):
             texts = [prefix + text for text in texts]
-        if sum(map(len, texts)) <= _CHARACTERS_INLINE:
+        if sum(map(len, texts)) <= LONG_TEXT_CHARACTERS:
             return token_ids(tokenizer, texts)
         if self.facts.idle_cpu_priority:
             with contextlib.suppress(BackendDown):
@@ -291,6 +292,7 @@ class WorkerEmbedder(ModelProperties):
             )
         if self._tokenizer is None:
             self._tokenizer = await asyncio.to_thread(Tokenizer.from_str, facts.tokenizer)
+            self.max_token_characters = tokenization.token_characters(self._tokenizer)
         self._facts = facts
         tokens = facts.time.full_speed_tokens(self._options.batch_tokens)
         self._dispatcher.worker_started(

@@ -12,6 +12,15 @@ from backends.embedding.handshake import EncoderFacts
 from backends.embedding.ipc import Frame, FrameKind, Ids, unpack_inputs
 from controlplane.core.errors import BackendDown, Refused
 
+# WordPiece drops spaces and replaces a word of more than 100 letters by one token, so of a long text it is
+# never certain that it has too many tokens. Texts with more characters per token are not served.
+_LEAST_TOKEN_CHARACTERS = 128
+
+
+def token_characters(tokenizer: Tokenizer) -> int:
+    """Most characters per token that are served: the longest token's, or more."""
+    return max(_LEAST_TOKEN_CHARACTERS, *map(len, tokenizer.get_vocab()))
+
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, special tokens included."""

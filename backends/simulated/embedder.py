@@ -68,6 +68,7 @@ class SimulatedEmbedder:
         self.dimension = dimension
         self.supported_dimensions: Sequence[int] = (dimension,)
         self.max_input_tokens = max_input_tokens
+        self.max_token_characters = 1
         self.vocabulary = 2**32
         self.max_running = max_running
         self.on_pass: Callable[[EmbeddingPass], None] | None = None

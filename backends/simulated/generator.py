@@ -81,6 +81,7 @@ class SimulatedGenerator:
         self.geometry = geometry
         self.kv_bytes = blocks * geometry.bytes_per_block
         self.max_model_tokens = max_model_tokens
+        self.max_token_characters = 1
         self.max_running = max_running
         self._device = device
         self._lengths = lengths

@@ -22,6 +22,7 @@ from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.pool_view import Pace
 from controlplane.core.ports import EmbeddingPass, EngineState, EngineStep, StepCost, TruncationSide, Vectors
 from controlplane.core.request import Request
+from controlplane.core.text_limits import TextLimit
 
 __all__ = ["Script", "ScriptedEmbedder", "ScriptedGenerator", "ScriptedRun"]
 
@@ -67,6 +68,7 @@ class ScriptedGenerator(ScriptedEngine):
         self.geometry = geometry
         self.kv_bytes = kv_bytes
         self.max_model_tokens = max_model_tokens
+        self.max_token_characters = 1
         self._prefill_seconds = prefill_seconds
         self._prompt_token_seconds = prompt_token_seconds
         self._token_seconds = token_seconds
@@ -86,9 +88,11 @@ class ScriptedGenerator(ScriptedEngine):
         return list(text.encode())
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
-        """Concatenates the texts of the messages. Raises Refused for other content."""
+        """Concatenates the texts of the messages. Raises Refused for other content and for too much of it."""
         await self._require_tokenizer()
-        return list("".join(_content(message) for message in prompt.messages).encode())
+        text = "".join(_content(message) for message in prompt.messages)
+        TextLimit(self.model, self.max_model_tokens, 1).check(len(text), param="messages")
+        return list(text.encode())
 
     async def generate(
         self,
@@ -275,6 +279,7 @@ class ScriptedEmbedder(ScriptedEngine):
         self.batch_limit: Callable[[], Duration | None] | None = None
         self.prompts: Mapping[str, str] = prompts or {}
         self.max_input_tokens = max_input_tokens
+        self.max_token_characters = 1
         self.vocabulary = 2**32
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token

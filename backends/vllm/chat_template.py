@@ -8,10 +8,12 @@ A conversation that the template cannot render is refused.
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
+from controlplane.core.text_limits import TextLimit
 
 # Template options that the server sets itself.
 _RESERVED_OPTIONS = frozenset(
@@ -20,7 +22,7 @@ _RESERVED_OPTIONS = frozenset(
 )
 
 
-def render(tokenizer: Any, prompt: ChatPrompt) -> list[int]:
+def render(tokenizer: Any, prompt: ChatPrompt, limit: TextLimit) -> list[int]:
     """Token ids of the rendered conversation; `tool_choice: none` leaves the tools out. Raises Refused."""
     options = {"add_generation_prompt": True} | dict(prompt.template_options)
     if taken := sorted(_RESERVED_OPTIONS & options.keys()):
@@ -37,12 +39,8 @@ def render(tokenizer: Any, prompt: ChatPrompt) -> list[int]:
         raise Refused(f"the model's chat template refused the messages: {error}", param="messages") from error
     if not isinstance(text, str):
         return list(text)
-    return list(tokenizer.encode(text, add_special_tokens=False))
-
-
-def text_length(prompt: ChatPrompt) -> int:
-    """Approximate number of characters to render."""
-    return sum(len(str(message.get("content") or "")) for message in prompt.messages)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    return list(limit.encode(encode, text, param="messages"))
 
 
 def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:

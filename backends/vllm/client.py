@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,7 @@ from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Hando
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import EngineState, EngineStep, StepCost
 from controlplane.core.request import Request
+from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, TextLimit, total_length
 from controlplane.policy.engine.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ Result = TypeVar("Result")
 # A step over a long prompt may take seconds.
 _CHECK_TIMEOUT_SECONDS = 15.0
 
-# Rendering and tokenizing a longer text would block the event loop for more than about 1 ms.
-_LONG_TEXT_CHARACTERS = 4_000
+# Special tokens make the longest token of a small vocabulary no measure of what a token may cover.
+_LEAST_TOKEN_CHARACTERS = 16
 
 _POLL_SECONDS = 0.1
 _TERMINATION_SECONDS = 5.0
@@ -68,6 +70,7 @@ class VllmGenerator:
     geometry: KvGeometry
     kv_bytes: int
     max_model_tokens: int
+    max_token_characters: int
     max_running: int
     step_cost: StepCost | None
 
@@ -130,6 +133,8 @@ class VllmGenerator:
         self._engine, self._tokenizer = engine, engine.tokenizer
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
+        # In a thread: a vocabulary has 100,000 tokens and more.
+        self.max_token_characters = await asyncio.to_thread(_longest_token, engine.tokenizer)
         self.step_cost, self.has_prefix_cache = engine.step_cost, engine.has_prefix_cache
         engine.supervise(self._engine_children(), self._died)
         # A step of the warm-up may compile for longer than any later one.
@@ -170,17 +175,21 @@ class VllmGenerator:
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of the conversation under the model's chat template. Raises Refused."""
-        tokenizer = self._require_tokenizer()
-        if chat_template.text_length(prompt) > _LONG_TEXT_CHARACTERS:
-            return await asyncio.to_thread(chat_template.render, tokenizer, prompt)
-        return chat_template.render(tokenizer, prompt)
+        tokenizer, limit = self._require_tokenizer(), self._text_limit
+        if total_length(prompt) > LONG_TEXT_CHARACTERS:
+            return await asyncio.to_thread(chat_template.render, tokenizer, prompt, limit)
+        return chat_template.render(tokenizer, prompt, limit)
 
     async def tokenize(self, text: str) -> list[int]:
-        """Token ids of a plain text, with the special tokens that the tokenizer adds."""
-        tokenizer = self._require_tokenizer()
-        if len(text) > _LONG_TEXT_CHARACTERS:
-            return list(await asyncio.to_thread(tokenizer.encode, text))
-        return list(tokenizer.encode(text))
+        """Token ids of a plain text, with the special tokens that the tokenizer adds. Raises Refused."""
+        encode = partial(self._text_limit.encode, self._require_tokenizer().encode, param="prompt")
+        if len(text) > LONG_TEXT_CHARACTERS:
+            return list(await asyncio.to_thread(encode, text))
+        return list(encode(text))
+
+    @property
+    def _text_limit(self) -> TextLimit:
+        return TextLimit(self.model, self.max_model_tokens, self.max_token_characters)
 
     def generate(
         self,
@@ -290,6 +299,11 @@ class VllmGenerator:
     def _engine_children(self) -> list[BaseProcess]:
         """The processes of this engine."""
         return [process for process in _engine_processes() if process.pid not in self._other_engine_pids]
+
+
+def _longest_token(tokenizer: Any) -> int:
+    """Bound of the characters that one token covers: byte-level tokens have at least one byte for each."""
+    return max(_LEAST_TOKEN_CHARACTERS, *map(len, tokenizer.get_vocab()))
 
 
 def _load_engine() -> "type[VllmEngine]":

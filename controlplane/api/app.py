@@ -55,7 +55,7 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         docs_url=None,
         redoc_url=None,
     )
-    app.add_middleware(RequestMiddleware, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestMiddleware, max_body_bytes=settings.limits.max_body)
     _add_exception_handlers(app, overload_status=settings.overload_status)
     endpoints = EndpointFactory(settings)
     app.router.routes += [

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from http import HTTPStatus
 from math import ceil
+from reprlib import Repr
 from typing import Any, get_args
 
 import orjson
@@ -27,6 +28,20 @@ from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, Refused
 from controlplane.service.ticket import DecisionFailed, Rejected
+
+MAX_MESSAGE_BYTES = 1_800
+"""Longest message of an error object, which may quote the request; the whole reply stays below 4 KB."""
+MAX_PARAM_BYTES = 128
+MAX_VALUE_CHARACTERS = 80
+# A list of texts or lists that is longer is refused for its length, and searching it takes 1 µs per item.
+_MAX_SEARCHED_ITEMS = 4_096
+# A suggestion for a longer name would cost more than it helps.
+_MAX_SUGGESTION_CHARACTERS = 64
+# JSON writes each of them in six bytes.
+_CONTROL_CHARACTERS = dict.fromkeys(set(range(0x20)) - set(b"\t\n\r"), "\N{REPLACEMENT CHARACTER}")
+# Its limits on containers keep a value of megabytes from being written in full.
+_VALUES = Repr()
+_VALUES.maxstring = MAX_VALUE_CHARACTERS
 
 _INTERVAL_S = 10.0
 _MAX_LINES = 100
@@ -132,8 +147,19 @@ class Failure:
     def body(self) -> bytes:
         """OpenAI's error object as JSON."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        param = None if self.param is None else clipped(self.param, MAX_PARAM_BYTES)
+        message = clipped(self.message, MAX_MESSAGE_BYTES)
+        error = {"message": message, "type": kind, "param": param, "code": self.code}
         return orjson.dumps({"error": error})
+
+
+def clipped(text: str, most_bytes: int) -> str:
+    """`text` without control characters, cut to so many bytes; the reply to a hostile request stays short."""
+    # No character has less than one byte.
+    encoded = text[: most_bytes + 1].translate(_CONTROL_CHARACTERS).encode(errors="replace")
+    if len(encoded) <= most_bytes:
+        return encoded.decode()
+    return encoded[: most_bytes - len("…".encode())].decode(errors="ignore") + "…"
 
 
 _INTERNAL_ERROR = Failure(500, "internal error; the server's log has the details", code="internal_error")
@@ -298,7 +324,8 @@ def _unknown_field(param: str, fault: ErrorDetails, model: type[BaseModel]) -> P
             400, f"{param}: not supported; {UNSERVED[param]}", param=param, code="unsupported_parameter"
         )
     *parents, key = map(str, fault["loc"])
-    near = get_close_matches(key, _fields_at(model, parents), n=1)
+    is_short = len(key) <= _MAX_SUGGESTION_CHARACTERS
+    near = get_close_matches(key, _fields_at(model, parents), n=1) if is_short else []
     remedy = f"did you mean {'.'.join([*parents, near[0]])}?" if near else "remove it"
     return Problem(400, f"{param}: unknown field; {remedy}", param=param, code="unknown_parameter")
 
@@ -324,7 +351,8 @@ def _shape_fault(value: object) -> str:
     """Names the first invalid item of a list, which may have thousands of items."""
     if not isinstance(value, list) or not value:
         return ""
-    if (found := _invalid_item(value, {str, int, list, dict})) is not None:
+    is_searched = isinstance(value[0], int) or len(value) <= _MAX_SEARCHED_ITEMS
+    if is_searched and (found := _invalid_item(value, {str, int, list, dict})) is not None:
         return f"; item {found[0]} is {_shown(found[1])}"
     return f"; the list has {len(value):,} items" if not isinstance(value[0], dict) else ""
 
@@ -352,5 +380,5 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    text = _VALUES.repr(value)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."

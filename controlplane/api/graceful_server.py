@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 
 from controlplane.api.app import create_app
-from controlplane.api.settings import ApiKey, ApiSettings
+from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
 from controlplane.config import Config, ConfigError
 from controlplane.core.errors import BackendDown
 from controlplane.service.request_jobs import Caller
@@ -35,8 +35,9 @@ _KEEP_ALIVE_S = 75
 _GC_THRESHOLD = 10_000
 
 
-def settings_of(config: Config) -> ApiSettings:
-    """The HTTP layer's part of a configuration."""
+def settings_of(config: Config, *, context_tokens: int) -> ApiSettings:
+    """The HTTP layer's part of a configuration; `context_tokens`: of the chat model, 0 without one."""
+    limits = config.server.limits
     keys = tuple(
         ApiKey(digest, Caller(name, None if tenant.classes is None else frozenset(tenant.classes)))
         for name, tenant in config.tenants.items()
@@ -45,7 +46,14 @@ def settings_of(config: Config) -> ApiSettings:
     return ApiSettings(
         api_keys=keys,
         admin_key_sha256=config.server.admin_key_sha256,
-        max_body_bytes=config.server.max_body,
+        limits=BodyLimits(
+            max_body=limits.body_bytes(context_tokens),
+            inline_body=limits.inline_body,
+            max_depth=limits.max_depth,
+            max_members=limits.max_members,
+            max_values=limits.body_values(context_tokens),
+            max_name=limits.max_name,
+        ),
         overload_status=config.server.overload_status,
         stalled_client_s=config.server.stalled_client_ms / 1_000,
     )
@@ -170,8 +178,9 @@ def _reduce_garbage_collection() -> None:
 
 
 def _options(service: Service, config: Config) -> uvicorn.Config:
+    settings = settings_of(config, context_tokens=service.status.context_tokens())
     return uvicorn.Config(
-        create_app(service, settings_of(config), owns_service=False),
+        create_app(service, settings, owns_service=False),
         host=config.server.host,
         port=config.server.port,
         access_log=False,

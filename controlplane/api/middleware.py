@@ -15,6 +15,7 @@ from controlplane.api.protocol.requests import HEADER_REQUEST_ID
 
 _ID_HEADER = HEADER_REQUEST_ID.encode()
 _IDENTITY = b"identity"
+_MAX_LENGTH_DIGITS = 18
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -90,13 +91,20 @@ class RequestMiddleware:
                 code="unsupported_content_encoding",
                 headers={"accept-encoding": _IDENTITY.decode()},
             )
-        length = _value(headers, b"content-length") or b""
-        return self._too_large() if length.isdigit() and int(length) > self._max_body_bytes else None
+        length = (_value(headers, b"content-length") or b"").lstrip(b"0")
+        # Python refuses to convert thousands of digits.
+        is_huge = len(length) > _MAX_LENGTH_DIGITS
+        return (
+            self._too_large()
+            if length.isdigit() and (is_huge or int(length) > self._max_body_bytes)
+            else None
+        )
 
     def _too_large(self) -> Problem:
         return Problem(
             413,
-            f"the body is larger than server.max_body={self._max_body_bytes}; send less or raise the limit",
+            f"the body is larger than server.limits.max_body={self._max_body_bytes}; "
+            "send less or raise the limit",
             code="request_too_large",
         )
 

@@ -5,19 +5,18 @@ One scope covers waiting, running and sending, so that a disconnect in any phase
 
 import asyncio
 import logging
-from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from controlplane.api.auth import caller_of
-from controlplane.api.errors import Problem, invalid_body
+from controlplane.api.body_parsing import BodyParser
+from controlplane.api.errors import Problem
 from controlplane.api.middleware import request_id_of
 from controlplane.api.protocol.requests import (
     HEADER_DECISION,
@@ -57,6 +56,7 @@ class EndpointFactory:
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
+        self._bodies = BodyParser(settings.limits)
 
     def route(self, path: str, model: type[Body], reply: Reply[Body]) -> Route:
         """Returns the POST route at `path` for bodies of type `model`."""
@@ -67,15 +67,14 @@ class EndpointFactory:
         caller = caller_of(request.headers, self.settings.api_keys)
         request_id = request_id_of(request)
         try:
-            body = model.model_validate_json((await request.body()).removeprefix(BOM_UTF8))
-        except ValidationError as error:
-            raise invalid_body(error, model) from None
+            content = await request.body()
         except ClientDisconnect:
             raise Problem(
                 400,
                 "the connection closed before the whole body arrived; send it again",
                 code="incomplete_body",
             ) from None
+        body = await self._bodies.parse(content, model, tenant=caller.tenant)
         return ParsedRequest(request_id, caller, body, hints_of(request.scope["headers"], body))
 
 

@@ -16,12 +16,24 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Bounds of a request body; the fields are keys of `server.limits`."""
+
+    max_body: int = 4_800_000
+    inline_body: int = 65_536
+    max_depth: int = 64
+    max_members: int = 20_000
+    max_values: int = 400_000
+    max_name: int = 1_024
+
+
+@dataclass(frozen=True, slots=True)
 class ApiSettings:
     """Without `api_keys` every caller is ANONYMOUS; without `admin_key_sha256` /admin is disabled."""
 
     api_keys: tuple[ApiKey, ...] = ()
     admin_key_sha256: str | None = None
-    max_body_bytes: int = 8 * 1024 * 1024
+    limits: BodyLimits = BodyLimits()
     overload_status: int = 429
     ready_timeout_s: float = 5.0
     stalled_client_s: float = 60.0

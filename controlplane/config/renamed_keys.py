@@ -17,6 +17,7 @@ RENAMED = {
     "scheduling.engine.prompt_price": "scheduling.engine.prefill_weight",
     "scheduling.engine.size_cut_share": "scheduling.engine.size_cutoff_share",
     "scheduling.engine.size_cut_window": "scheduling.engine.size_cutoff_window",
+    "server.max_body": "server.limits.max_body",
 }
 
 _MEAN = "the urgency of an owner is the share of its requests that is urgent; remove the key"

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Bytes, Milliseconds, Sha256
+from controlplane.config.fields import STRICT, Milliseconds, Sha256
+from controlplane.config.limits_section import LimitsSection
 
 # A lower rate would give Retry-After times of hours.
 PerMinute = Annotated[float, Field(ge=0.01)]
@@ -19,8 +20,8 @@ class ServerSection:
     """Address to listen on; 0.0.0.0 accepts connections from other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port; 0 takes any free port."""
-    max_body: Annotated[Bytes, Field(ge=1)] = 32 * 2**20
-    """Largest request body; a larger one is rejected with status 413."""
+    limits: LimitsSection = LimitsSection()
+    """What one request may cost."""
     overload_status: Literal[429, 503] = 429
     """HTTP status of a request rejected because of load."""
     drain_ms: Milliseconds = 30_000

@@ -203,11 +203,11 @@ class Share:
         load = None if self.decode_load is None else self.decode_load.with_request(request, footprint)
         if self.engine_work_ahead is not None:
             # The request holds nothing before the engine starts it.
-            return replace(self, free_slots=self.free_slots - 1, decode_load=load)
+            return replace(self, free_slots=self.free_slots - request.choices, decode_load=load)
         return replace(
             self,
             held=self.held + footprint.base,
-            free_slots=self.free_slots - 1,
+            free_slots=self.free_slots - request.choices,
             leases=self.leases.with_lease(request.id, footprint, request.service_class.priority),
             calls=(*self.calls, (request, request.prompt_tokens)) if self.is_serial else (),
             decode_load=load,

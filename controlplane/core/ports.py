@@ -99,6 +99,8 @@ class Generator(Protocol):
     geometry: KvGeometry
     kv_bytes: int
     max_model_tokens: int
+    max_token_characters: int
+    """Most characters that one token covers."""
     max_running: int
     step_cost: StepCost | None
 
@@ -119,11 +121,14 @@ class Generator(Protocol):
         """Raises BackendDown unless the engine responds."""
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
-        """Token ids of the conversation under the model's template. Raises Refused."""
+        """Token ids of the conversation under the model's template.
+
+        Raises Refused, also for a text that cannot fit, before it is tokenized.
+        """
         ...
 
     async def tokenize(self, text: str) -> list[int]:
-        """Token ids of `text`."""
+        """Token ids of `text`. May raise Refused instead of tokenizing a text that cannot fit."""
         ...
 
     def generate(
@@ -198,6 +203,8 @@ class Embedder(Protocol):
 
     model: str
     max_running: int
+    max_token_characters: int
+    """Most characters that one token covers; if the tokenizer drops some, the most that are served."""
     on_pass: Callable[[EmbeddingPass], None] | None
     batch_limit: Callable[[], Duration | None] | None
     allocator_bytes: int

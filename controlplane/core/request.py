@@ -69,6 +69,11 @@ class Request:
     """Prompt tokens that the engine is expected to have in its prefix cache."""
 
     @property
+    def choices(self) -> int:
+        """Sequences that an engine runs for it at once: `n`, and 1 for embeddings."""
+        return self.sequences if self.kind is Kind.GENERATE else 1
+
+    @property
     def prefill_tokens(self) -> int:
         """Prompt tokens that the engine is expected to compute."""
         return self.prompt_tokens - self.cached_tokens

@@ -338,6 +338,8 @@ def _parts(
         config.service_classes(),
         config.default_class(),
         fail_open=fail_open,
+        charge=gate.charge,
+        limits=config.server.limits,
         keeps_features=isinstance(predictor, LearnedLengths),
         prompt_vectors=PromptVectorCache(config.predictors.encoder) if config.predictors.encoder else None,
     )

@@ -29,12 +29,16 @@ class RequestHints:
 
 @dataclass(frozen=True, slots=True)
 class GenerateJob:
-    """A generation request with its prompt as token ids and its sampling parameters."""
+    """A generation request with its prompt as token ids and its sampling parameters.
+
+    `charged_tokens` were charged to its tenant's rate limits before it was tokenized; None if nothing was.
+    """
 
     request: Request
     prompt: Sequence[int]
     sampling: Sampling
     chat: ChatPrompt | None = None
+    charged_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,10 @@ class EmbedJob:
     """An embedding request with its inputs as token ids.
 
     `texts` are the inputs as sent, and empty if a prompt name or a truncation changes their vectors.
+    `charged_tokens` is that of `GenerateJob`.
     """
 
     request: Request
     inputs: Sequence[Sequence[int]]
     texts: Sequence[str] = ()
+    charged_tokens: int | None = None

@@ -64,6 +64,10 @@ class ServiceStatus:
         sizes |= {e.model: ("embed", e.max_input_tokens) for e in self.embedders.values()}
         return [ModelCard(model, kind, size, roots[model]) for model, (kind, size) in sizes.items()]
 
+    def context_tokens(self) -> int:
+        """The longest context of a chat model; 0 without one."""
+        return max((generator.max_model_tokens for generator in self.generators.values()), default=0)
+
     def embedding_dimensions(self, model: str) -> tuple[int, tuple[int, ...]]:
         """The model's native dimension and the shorter ones that it supports. Raises KeyError."""
         embedder = self.embedders[model]

@@ -78,6 +78,8 @@ class Ticket:
     """Hashes of the prompt's blocks, if the engine has a prefix cache."""
     shared_bytes: int = 0
     """Bytes that the footprint leaves out, because other requests pay for them."""
+    charged_tokens: int | None = None
+    """Tokens charged to its tenant's rate limits before it was tokenized; None if nothing was."""
     is_resumable: bool = False
     """Whether it can be preempted and resumed with the same output as without."""
     is_explored: bool = False

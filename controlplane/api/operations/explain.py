@@ -3,12 +3,13 @@
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane.api.auth import require_admin
-from controlplane.api.errors import Problem, invalid_body
+from controlplane.api.body_parsing import parse_body
+from controlplane.api.errors import Problem
 from controlplane.api.middleware import request_id_of
 from controlplane.api.operations.health import json_response
 from controlplane.api.protocol.requests import MAX_INPUTS, Objectives
@@ -40,10 +41,7 @@ def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
     async def explain(request: Request) -> Response:
         """Returns the decision about a hypothetical request, and the numbers that it follows from."""
         require_admin(request.headers, settings)
-        try:
-            body = ExplainRequest.model_validate_json(await request.body())
-        except ValidationError as error:
-            raise invalid_body(error, ExplainRequest) from None
+        body = parse_body(await request.body(), ExplainRequest, settings.limits)
         hints = hints_of(request.scope["headers"], body)
         job = await _job(service, request_id_of(request), body, hints)
         gate = service.gate

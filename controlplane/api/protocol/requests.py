@@ -33,6 +33,11 @@ HEADER_SHOULD_RETRY = "x-should-retry"
 
 MAX_OBJECTIVE_MS = 86_400_000.0
 MAX_PROMPTS = 128
+MAX_MESSAGES = 4096
+MAX_TOOLS = 512
+MAX_BIASES = 1024
+MAX_STOP_TOKENS = 1024
+MAX_NAME = 256
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
 MAX_LOGPROBS = 20
@@ -61,7 +66,9 @@ UNSERVED = {
 }
 
 
-Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+# Without fail_fast every invalid item of a list would have an error of its own.
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 Milliseconds = Annotated[float, Field(gt=0, le=MAX_OBJECTIVE_MS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -85,7 +92,7 @@ class Objectives(Strict):
 class Generation(Objectives):
     """Fields that chat and completions share."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Name
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     # OpenAI's newer name; some clients send both.
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -95,7 +102,11 @@ class Generation(Objectives):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]] | None
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_BIASES),
+        ]
+        | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stops = None
@@ -107,7 +118,9 @@ class Generation(Objectives):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     response_format: ResponseFormat | None = None
@@ -159,10 +172,10 @@ class Generation(Objectives):
 class ChatCompletionRequest(Generation):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -180,7 +193,7 @@ class ChatCompletionRequest(Generation):
     store: bool | None = None
 
     # Only the default value is accepted.
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     verbosity: Literal["medium"] | None = None
 
@@ -217,7 +230,10 @@ class CompletionRequest(Generation):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[
-        str | Tokens | Annotated[list[str] | list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)],
+        str
+        | Tokens
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)],
         expecting(
             "a string, a list of token ids, or a list of "
             f"1 to {MAX_PROMPTS} strings or non-empty lists of token ids"
@@ -249,9 +265,12 @@ class CompletionRequest(Generation):
 class EmbeddingRequest(Objectives):
     """Body of POST /v1/embeddings."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Name
     input: Annotated[
-        Text | Tokens | Annotated[list[Text] | list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)],
+        Text
+        | Tokens
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
         expecting(
             "a non-empty string, a list of token ids, or a list of "
             f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"
@@ -268,7 +287,7 @@ class EmbeddingRequest(Objectives):
     ] = None
     truncation_side: Literal["left", "right"] | None = None
     # One of the model's own prompts, such as "query" or "passage" (a sentence-transformers term).
-    prompt_name: Annotated[str, Field(min_length=1)] | None = None
+    prompt_name: Name | None = None
     priority: None = None
     request_id: None = None
 

@@ -10,6 +10,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 MAX_STOPS = 16
+MAX_PARTS = 4096
+MAX_CALLS = 512
 
 
 class Strict(BaseModel):
@@ -41,7 +43,7 @@ def conflict(field: str, message: str) -> PydanticCustomError:
 
 Text = Annotated[str, Field(min_length=1)]
 Stops = Annotated[
-    Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None,
+    Text | Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
     expecting(f"a non-empty string or a list of at most {MAX_STOPS} of them"),
 ]
 
@@ -81,7 +83,7 @@ class StructuredOutputs(Strict):
 
     json_: dict[str, Any] | Annotated[str, Field(min_length=1)] | None = Field(None, alias="json")
     regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
     grammar: Text | None = None
     json_object: Literal[True] | None = None
 
@@ -119,7 +121,7 @@ class ToolCall(TypedDict):
 
 
 Content = Annotated[
-    str | Annotated[list[ContentPart], Field(min_length=1)] | None,
+    str | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)] | None,
     expecting('a string or a list of {"type": "text", "text": …} parts; other input types are not supported'),
 ]
 
@@ -135,7 +137,7 @@ class Message(TypedDict, total=False):
     role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
     content: Content
     name: str | None
-    tool_calls: list[ToolCall] | None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None
     tool_call_id: str | None
     reasoning: str | None
     reasoning_content: str | None

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from controlplane.core.clock import Clock, seconds
+from controlplane.core.clock import Clock, Duration, Instant, seconds
 from controlplane.core.decision import Reason, Reject
 from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import Embedder, Generator, Vectors
@@ -92,6 +92,19 @@ class Gate:
         self.dispatcher.end(ticket, None)
         return Embedded(ticket, vectors)
 
+    def charge(self, job: GenerateJob | EmbedJob) -> None:
+        """Charges a job whose tokens are only estimated to its tenant's rate limits.
+
+        Raises Rejected; the request then counts as one that arrived and was rejected.
+        """
+        request = job.request
+        wait = self._rates.wait(request.tenant, self._clock.now(), request.prompt_tokens)
+        if wait is not None:
+            ticket = self._make_ticket(job)
+            self.dispatcher.register(ticket)
+            self.dispatcher.refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
+            ticket.raise_if_refused()
+
     def hypothetical(self, job: GenerateJob | EmbedJob) -> Waiting:
         """The queue entry that the request would get now.
 
@@ -161,7 +174,14 @@ class Gate:
             self.dispatcher.refuse(ticket, outage)
         elif self.is_closed:
             self.dispatcher.refuse(ticket, _CLOSING)
-        elif (wait := self._rates.wait(request.tenant, now, request.prompt_tokens)) is not None:
+        elif (wait := self._rate_wait(ticket, now)) is not None:
             self.dispatcher.refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
         else:
             self.dispatcher.enqueue(ticket)
+
+    def _rate_wait(self, ticket: Ticket, now: Instant) -> Duration | None:
+        """Charges what the rate limits have not been charged before; the wait if they are exceeded."""
+        request, charged = ticket.request, ticket.charged_tokens
+        if charged is None:
+            return self._rates.wait(request.tenant, now, request.prompt_tokens)
+        return self._rates.correct(request.tenant, now, charged, request.prompt_tokens)

@@ -3,11 +3,13 @@
 Names, objectives and token counts are checked here, before a request enters a queue.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
+from controlplane.config.limits_section import LimitsSection
 from controlplane.core.clock import Clock, Instant, milliseconds
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
@@ -16,6 +18,8 @@ from controlplane.core.memory_ledger import Footprint, generate_footprint
 from controlplane.core.ports import Embedder, Generator, Vectors
 from controlplane.core.request import Kind, PromptFeatures, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.text_limits import content_length, total_length
+from controlplane.service.gate.prompt_limits import PromptTokenizer, answer_limit, bounded_texts, text_limit
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.request_jobs import (
@@ -39,6 +43,7 @@ class _RequestFields:
     hints: RequestHints
     arrival: Instant
     features: PromptFeatures | None = None
+    charged_tokens: int | None = None
 
 
 class Intake:
@@ -53,10 +58,16 @@ class Intake:
         default_class: str,
         *,
         fail_open: FailOpen,
+        charge: Callable[[GenerateJob | EmbedJob], None],
+        limits: LimitsSection,
         keeps_features: bool = False,
         prompt_vectors: PromptVectorCache | None = None,
     ) -> None:
-        """With `keeps_features` requests carry the prompt features of the length predictor.
+        """Builds the intake of these models.
+
+        `charge` charges a job to its tenant's rate limits before it is tokenized, and raises Rejected.
+
+        With `keeps_features` requests carry the prompt features of the length predictor.
 
         They include the vector of the last user message if `prompt_vectors` holds it.
         """
@@ -66,6 +77,8 @@ class Intake:
         self._classes = classes
         self._default_class = default_class
         self._fail_open = fail_open
+        self._max_answer_values = limits.max_answer_values
+        self._tokenizer = PromptTokenizer(limits.tokenizer_threads, charge)
         self._keeps_features = keeps_features
         self._prompt_vectors = prompt_vectors
         self._serial = count(1)
@@ -84,11 +97,16 @@ class Intake:
         """Renders the chat template. Raises Refused."""
         arrival = self._clock.now()
         generator = self._generator(model)
-        token_ids = await generator.render_chat(prompt)
+        fields = _RequestFields(request_id, caller, hints, arrival)
+        token_ids, charged = await self._tokenizer.tokenize(
+            total_length(prompt),
+            partial(generator.render_chat, prompt),
+            partial(self._untokenized, fields, generator, content_length(prompt), sampling),
+        )
         features = chat_features(prompt.messages) if self._keeps_features else None
         if features is not None and self._prompt_vectors is not None:
             features = self._prompt_vectors.with_vector(features, last_user_text(prompt.messages))
-        fields = _RequestFields(request_id, caller, hints, arrival, features)
+        fields = replace(fields, features=features, charged_tokens=charged)
         return self._generate(fields, generator, token_ids, max_tokens, sampling, prompt)
 
     async def completion(
@@ -102,20 +120,38 @@ class Intake:
         sampling: Sampling,
         hints: RequestHints,
         default_max_tokens: int | None = None,
+        prompts: int = 1,
     ) -> GenerateJob:
-        """Tokenizes a text prompt. Raises Refused.
+        """Tokenizes a text prompt, one of `prompts` in the body. Raises Refused.
 
         Without `max_tokens` the limit is `default_max_tokens` or what fits the context, whichever is smaller.
         """
         arrival = self._clock.now()
         generator = self._generator(model)
-        token_ids = await generator.tokenize(prompt) if isinstance(prompt, str) else prompt
+        fields, charged = _RequestFields(request_id, caller, hints, arrival), None
+        token_ids: Sequence[int]
+        if isinstance(prompt, str):
+            text_limit(generator).check(len(prompt), param="prompt")
+            token_ids, charged = await self._tokenizer.tokenize(
+                len(prompt),
+                partial(generator.tokenize, prompt),
+                partial(self._untokenized, fields, generator, len(prompt), sampling),
+            )
+        else:
+            token_ids = prompt
         features = prompt_features(prompt) if self._keeps_features and isinstance(prompt, str) else None
         if features is not None and self._prompt_vectors is not None and isinstance(prompt, str):
             features = self._prompt_vectors.with_vector(features, prompt)
-        fields = _RequestFields(request_id, caller, hints, arrival, features)
+        fields = replace(fields, features=features, charged_tokens=charged)
         return self._generate(
-            fields, generator, token_ids, max_tokens, sampling, None, default_max_tokens=default_max_tokens
+            fields,
+            generator,
+            token_ids,
+            max_tokens,
+            sampling,
+            None,
+            default_max_tokens=default_max_tokens,
+            prompts=prompts,
         )
 
     async def embeddings(
@@ -145,7 +181,15 @@ class Intake:
                 param="prompt_name",
             )
         limit = None if truncation is None else _limit(truncation, embedder)
-        token_ids = await embedder.tokenize(texts, prompt=prompt) if texts else given
+        fields, charged = _RequestFields(request_id, caller, hints, arrival), None
+        token_ids: Sequence[Sequence[int]] = given
+        if texts:
+            bounded = bounded_texts(texts, embedder, limit)
+            token_ids, charged = await self._tokenizer.tokenize(
+                sum(map(len, bounded)),
+                partial(embedder.tokenize, bounded, prompt=prompt),
+                partial(self._untokenized_inputs, fields, embedder, bounded),
+            )
         if truncation is not None and limit is not None:
             token_ids = [embedder.truncate(ids, limit, truncation.side) for ids in token_ids]
         for position, ids in enumerate(token_ids):
@@ -167,11 +211,10 @@ class Intake:
                     f"{embedder.vocabulary - 1:,}. Use the model's own tokenizer.",
                     param="input",
                 )
-        fields = _RequestFields(request_id, caller, hints, arrival)
         tokens = sum(map(len, token_ids))
         request = self._request(fields, Kind.EMBED, model, tokens, 0, len(token_ids))
         is_plain = prompt is None and truncation in (None, MODEL_LIMIT)
-        return EmbedJob(request, token_ids, texts if is_plain else ())
+        return EmbedJob(request, token_ids, texts if is_plain else (), charged)
 
     def remember_vectors(self, job: EmbedJob, vectors: Vectors) -> None:
         """Keeps the vectors of plain texts for the length forecasts of later prompts."""
@@ -179,6 +222,22 @@ class Intake:
             return
         with self._fail_open[Subject.PROMPT_VECTORS]:
             self._prompt_vectors.store(job.request.model, job.texts, vectors)
+
+    def _untokenized(
+        self, fields: _RequestFields, generator: Generator, characters: int, sampling: Sampling
+    ) -> GenerateJob:
+        """The job of a text by the least tokens that it can have, and one of output."""
+        least = text_limit(generator).least_tokens(characters)
+        request = self._request(fields, Kind.GENERATE, generator.model, least, 1, sampling.n)
+        return GenerateJob(request, range(least), sampling)
+
+    def _untokenized_inputs(
+        self, fields: _RequestFields, embedder: Embedder, texts: Sequence[str]
+    ) -> EmbedJob:
+        """The job of these inputs by the least tokens that they can have."""
+        least = -(-sum(map(len, texts)) // embedder.max_token_characters)
+        request = self._request(fields, Kind.EMBED, embedder.model, least, 0, len(texts))
+        return EmbedJob(request, (range(least),))
 
     def _generate(
         self,
@@ -190,6 +249,7 @@ class Intake:
         chat: ChatPrompt | None,
         *,
         default_max_tokens: int | None = None,
+        prompts: int = 1,
     ) -> GenerateJob:
         room = generator.max_model_tokens - len(prompt)
         required = 1 if max_tokens is None else max_tokens
@@ -204,10 +264,13 @@ class Intake:
                 code="context_length_exceeded",
             )
         limit = min(room, default_max_tokens or room) if max_tokens is None else max_tokens
+        limit = answer_limit(
+            limit, sampling, prompts, self._max_answer_values, is_stated=max_tokens is not None
+        )
         request = self._request(fields, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
         can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
         request = replace(request, runs_to_limit=sampling.ignore_eos and not can_stop)
-        return GenerateJob(request, prompt, replace(sampling, max_tokens=limit), chat)
+        return GenerateJob(request, prompt, replace(sampling, max_tokens=limit), chat, fields.charged_tokens)
 
     def _request(
         self,
@@ -321,4 +384,4 @@ def make_ticket(
             expected_tokens=forecast.mean,
             sequences=request.sequences,
         )
-    return Ticket(request, footprint, forecast, Timeline(request.arrival))
+    return Ticket(request, footprint, forecast, Timeline(request.arrival), charged_tokens=job.charged_tokens)

@@ -71,6 +71,19 @@ class RateLimiter:
             bucket.charge(now, units)
         return None
 
+    def correct(self, tenant: str, now: Instant, charged: int, tokens: int) -> Duration | None:
+        """Replaces the tokens that `wait` has charged for a request by those that it turned out to have.
+
+        None if the request may proceed; else the time until it may, and it stays charged as before.
+        """
+        bucket = self._tokens.get(tenant)
+        if bucket is None:
+            return None
+        bucket.charge(now, -charged)
+        wait = bucket.wait(now, tokens)
+        bucket.charge(now, tokens if wait is None else charged)
+        return wait
+
     def charge(self, tenant: str, now: Instant, tokens: int) -> None:
         """Charges output tokens when a request ends."""
         if (bucket := self._tokens.get(tenant)) is not None:

@@ -96,7 +96,7 @@ class Accounting:
         request, timeline = ticket.request, ticket.timeline
         if timeline.dispatched is None:
             self._tenants.refund(ticket)
-        self._rates.charge(request.tenant, now, timeline.output_tokens)
+        self._rates.charge(request.tenant, now, timeline.output_tokens * request.choices)
         self.release(ticket)
         ticket.move(Phase.FINISHED)
         timeline.finished = now

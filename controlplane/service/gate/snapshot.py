@@ -84,7 +84,9 @@ class SnapshotBuilder:
             held=ledger.held(owner),
             deficit=ledger.deficit(owner),
             largest=self.largest.get(owner, quota.nominal),
-            free_slots=self._slots(owner) + extra_slots - len(leases),
+            free_slots=self._slots(owner)
+            + extra_slots
+            - sum(self.tickets[name].request.choices for name in leases.ids),
             leases=leases,
             pace=self.paces[owner].pace,
             is_serial=owner is Owner.EMBEDDING,

@@ -5,10 +5,12 @@ import pytest
 from backends import bundled_models
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
+from controlplane.core.text_limits import TextLimit
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 _HI = {"role": "user", "content": "hi"}
+LIMIT = TextLimit("tiny", max_tokens=100_000, token_characters=20)
 # Like published templates: tests whether calls are present, not whether they are null; concatenates text
 # unchecked; reads reasoning under its older name.
 _AS_PUBLISHED = """\
@@ -34,7 +36,7 @@ def rendered():
     tokenizer.chat_template = _AS_PUBLISHED
 
     def write(*messages, **options):
-        tokens = render(tokenizer, ChatPrompt(messages, template_options=options))
+        tokens = render(tokenizer, ChatPrompt(messages, template_options=options), LIMIT)
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
     return write

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from backends.testing.scripted import Script
-from controlplane.api.settings import ApiKey, ApiSettings
+from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
@@ -45,7 +45,7 @@ BODIES = [
     (CHAT, b"[]", 400, None, "invalid_json"),
     (CHAT, b"null", 400, None, "invalid_json"),
     (CHAT, b'{"model":"x","messages":[{"role":"user","content":"\\ud800"}]}', 400, None, "invalid_json"),
-    (CHAT, b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, None, "invalid_json"),
+    (CHAT, b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, None, "body_too_complex"),
     (CHAT, {}, 400, "model", "missing_required_parameter"),
     (CHAT, chat(max_tokns=3), 400, "max_tokns", "unknown_parameter"),
     (CHAT, chat(best_of=2), 400, "best_of", "unsupported_parameter"),
@@ -245,7 +245,7 @@ async def test_body_over_the_limit(is_chunked: bool):  # noqa: FBT001
             yield body[start : start + 1_000]
 
     async with (
-        staged(ApiSettings(max_body_bytes=10_000)) as stage,
+        staged(ApiSettings(limits=BodyLimits(max_body=10_000))) as stage,
         listening(stage.app) as url,
         httpx.AsyncClient(base_url=url) as http,
     ):

@@ -26,7 +26,9 @@ UNCONDITIONAL = {
     "quota": "embedding forecast llm",
     "scheduling": "ordering",
     "scheduling.engine": "ordering",
-    "server": "admin_key_sha256 drain_ms host max_body overload_status port stalled_client_ms",
+    "server": "admin_key_sha256 drain_ms host limits overload_status port stalled_client_ms",
+    "server.limits": "inline_body max_answer_values max_body max_depth max_members max_name max_values "
+    "tokenizer_threads",
     "tenants.NAME": "api_keys_sha256 classes requests_per_minute tokens_per_minute",
 }
 

@@ -40,6 +40,25 @@ def test_a_request_above_the_whole_minute_waits_for_a_full_bucket_only():
     assert wait_time is not None and to_seconds(wait_time) == 600
 
 
+def test_a_lower_bound_is_replaced_by_the_tokens_of_the_request():
+    rates = RateLimiter({"t": TenantLimits(requests_per_minute=9, tokens_per_minute=60)})
+    assert rates.wait("t", START, 10) is None
+    assert rates.correct("t", START, 10, 40) is None
+    assert rates.wait("t", START, 10) is None
+    wait_time = rates.correct("t", START, 10, 25)
+    assert wait_time is not None and to_seconds(wait_time) == 5
+    assert rates.wait("t", START, 10) is None, "the refused request is charged its lower bound only"
+    assert rates.correct("t", START, 10, 4) is None
+    assert rates.wait("t", START, 6) is None
+    assert rates.correct("unknown", START, 1, 10**9) is None
+
+
+def test_a_corrected_request_above_the_whole_minute_needs_a_full_bucket_only():
+    rates = RateLimiter({"t": TenantLimits(tokens_per_minute=60)})
+    assert rates.wait("t", START, 30) is None
+    assert rates.correct("t", START, 30, 600) is None
+
+
 def test_a_refusal_by_one_limit_does_not_charge_the_other():
     rates = RateLimiter({"t": TenantLimits(requests_per_minute=1, tokens_per_minute=60)})
     assert rates.wait("t", START, 10) is None

@@ -1,0 +1,79 @@
+"""Refuses a text that cannot fit a model, by its characters, before it is tokenized.
+
+Tokenizing takes about a second and 300 MB per million characters; a token covers a bounded number of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from controlplane.core.errors import Refused
+from controlplane.core.generation import ChatPrompt
+
+LONG_TEXT_CHARACTERS = 4_000
+"""Tokenizing a longer text takes more than about 1 ms, so it does not run on the event loop."""
+
+# English has about 4 characters per token; only unusual text has more than 8.
+_HEAD_CHARACTERS_PER_TOKEN = 8
+# Tokens of a text's beginning that the rest of the text may merge into fewer.
+_CUT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimit:
+    """The longest text of a model: `max_tokens` tokens of at most `token_characters` characters each."""
+
+    model: str
+    max_tokens: int
+    token_characters: int
+
+    @property
+    def characters(self) -> int:
+        """A text of more characters has more than `max_tokens` tokens."""
+        return self.max_tokens * self.token_characters
+
+    def least_tokens(self, characters: int) -> int:
+        """Lower bound of the tokens of a text."""
+        return -(-characters // self.token_characters)
+
+    def check(self, characters: int, *, param: str, where: str = "the prompt") -> None:
+        """Raises Refused, naming the field `param`, if no text of so many characters can fit."""
+        if characters > self.characters:
+            raise self._too_long(f"{where} has {characters:,} characters", param)
+
+    def encode(self, encode: Callable[[str], list[int]], text: str, *, param: str) -> list[int]:
+        """Token ids of `text`; its beginning alone is encoded first if that may settle that it does not fit.
+
+        Raises Refused.
+        """
+        self.check(len(text), param=param)
+        head = text[: _HEAD_CHARACTERS_PER_TOKEN * self.max_tokens]
+        if len(head) < len(text) and len(encode(head)) > self.max_tokens + _CUT_TOKENS:
+            raise self._too_long(f"the first {len(head):,} characters of the prompt have more", param)
+        return encode(text)
+
+    def _too_long(self, cause: str, param: str) -> Refused:
+        return Refused(
+            f"{self.model} accepts at most {self.max_tokens:,} tokens, in text at most {self.characters:,} "
+            f"characters; {cause}. Shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def content_length(prompt: ChatPrompt) -> int:
+    """Characters of the messages' contents, which every chat template writes."""
+    return sum(_characters(message.get("content")) for message in prompt.messages)
+
+
+def total_length(prompt: ChatPrompt) -> int:
+    """Characters of all that a chat template may write: messages with their tool calls, tools and options."""
+    return sum(map(_characters, (prompt.messages, prompt.tools, prompt.template_options)))
+
+
+def _characters(value: object) -> int:
+    """Characters of the strings in a JSON value; the API bounds its depth."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(len, value)) + sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, Sequence) else 0

@@ -1,0 +1,63 @@
+import pytest
+
+from controlplane.core.errors import Refused
+from controlplane.core.generation import ChatPrompt
+from controlplane.core.text_limits import TextLimit, content_length, total_length
+
+LIMIT = TextLimit("m", max_tokens=100, token_characters=20)
+
+
+class Encoder:
+    """A tokenizer of four characters per token that records the lengths of its texts."""
+
+    def __init__(self, characters: int = 4) -> None:
+        self.lengths: list[int] = []
+        self._characters = characters
+
+    def __call__(self, text: str) -> list[int]:
+        self.lengths.append(len(text))
+        return [1] * -(-len(text) // self._characters)
+
+
+def test_a_text_that_cannot_fit_is_refused_unread():
+    encode = Encoder()
+    with pytest.raises(Refused, match=r"2,001 characters") as refusal:
+        LIMIT.encode(encode, "x" * 2_001, param="prompt")
+    assert (refusal.value.param, refusal.value.code) == ("prompt", "context_length_exceeded")
+    assert encode.lengths == []
+
+
+def test_only_the_beginning_of_a_text_that_is_too_long_is_encoded():
+    encode = Encoder()
+    with pytest.raises(Refused, match="the first 800 characters"):
+        LIMIT.encode(encode, "x" * 2_000, param="prompt")
+    assert encode.lengths == [800]
+
+
+def test_a_text_of_long_tokens_is_encoded_whole():
+    encode = Encoder(characters=19)
+    assert len(LIMIT.encode(encode, "x" * 1_900, param="prompt")) == 100
+    assert encode.lengths == [800, 1_900]
+
+
+@pytest.mark.parametrize("length", [0, 1, 400, 800])
+def test_a_short_text_is_encoded_once(length: int):
+    encode = Encoder()
+    assert len(LIMIT.encode(encode, "x" * length, param="prompt")) == -(-length // 4)
+    assert encode.lengths == [length]
+
+
+def test_characters_of_a_conversation():
+    call = {"id": "12", "type": "function", "function": {"name": "f", "arguments": "x" * 50}}
+    messages = [
+        {"role": "user", "content": "abc"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "user", "content": [{"type": "text", "text": "de"}]},
+    ]
+    plain = ChatPrompt(messages)
+    assert total_length(plain) > 55
+    assert content_length(plain) >= 5
+    tools = [{"type": "function", "function": {"name": "f", "description": "y" * 9_000}}]
+    assert total_length(ChatPrompt(messages, tools)) > 9_000
+    assert total_length(ChatPrompt(messages, template_options={"x": ["z" * 7_000]})) > 7_000
+    assert content_length(ChatPrompt(messages, tools)) == content_length(plain)
