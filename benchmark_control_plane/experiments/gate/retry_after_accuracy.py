@@ -20,6 +20,7 @@ import numpy as np
 
 from backends.cost_models.step_time import affine, llm_only, sequential
 from benchmark_control_plane.common.results_file import add_results, write_or_print
+from benchmark_control_plane.simulator.prompts import prompt_ids
 from benchmark_control_plane.simulator.simulation import (
     Machine,
     SimulatedRequest,
@@ -105,8 +106,9 @@ async def _client(service: Service, number: int, request: SimulatedRequest) -> R
 
 async def _generate(service: Service, number: int, request: SimulatedRequest) -> None:
     limit = request.max_tokens or request.output_tokens
+    prompt = prompt_ids(number, request.prompt_tokens, group=0, shared=0)
     job = await service.intake.completion(
-        str(number), Caller("simulated"), "simulated", range(request.prompt_tokens), max_tokens=limit,
+        str(number), Caller("simulated"), "simulated", prompt, max_tokens=limit,
         sampling=Sampling(max_tokens=limit), hints=RequestHints(),
     )  # fmt: skip
     stream = await service.gate.generate(job)

@@ -192,25 +192,7 @@ class Intake:
             )
         if truncation is not None and limit is not None:
             token_ids = [embedder.truncate(ids, limit, truncation.side) for ids in token_ids]
-        for position, ids in enumerate(token_ids):
-            if not ids:
-                raise Refused(
-                    f"input[{position}] has no tokens for {model}; leave it out",
-                    param="input",
-                )
-            if len(ids) > embedder.max_input_tokens:
-                raise Refused(
-                    f"input[{position}] has {len(ids):,} tokens; {model} accepts at most "
-                    f"{embedder.max_input_tokens:,}. Split it, shorten it, or set truncate_prompt_tokens.",
-                    param="input",
-                    code="context_length_exceeded",
-                )
-            if given and max(ids) >= embedder.vocabulary:
-                raise Refused(
-                    f"input[{position}] has token id {max(ids)}; the highest of {model} is "
-                    f"{embedder.vocabulary - 1:,}. Use the model's own tokenizer.",
-                    param="input",
-                )
+        _check_inputs(token_ids, embedder, are_given=bool(given))
         tokens = sum(map(len, token_ids))
         request = self._request(fields, Kind.EMBED, model, tokens, 0, len(token_ids))
         is_plain = prompt is None and truncation in (None, MODEL_LIMIT)
@@ -385,3 +367,26 @@ def make_ticket(
             sequences=request.sequences,
         )
     return Ticket(request, footprint, forecast, Timeline(request.arrival), charged_tokens=job.charged_tokens)
+
+
+def _check_inputs(inputs: Sequence[Sequence[int]], embedder: Embedder, *, are_given: bool) -> None:
+    """Raises Refused for an input that the model does not accept; `are_given`: the client sent the ids."""
+    for position, ids in enumerate(inputs):
+        if not ids:
+            raise Refused(
+                f"input[{position}] has no tokens for {embedder.model}; leave it out",
+                param="input",
+            )
+        if len(ids) > embedder.max_input_tokens:
+            raise Refused(
+                f"input[{position}] has {len(ids):,} tokens; {embedder.model} accepts at most "
+                f"{embedder.max_input_tokens:,}. Split it, shorten it, or set truncate_prompt_tokens.",
+                param="input",
+                code="context_length_exceeded",
+            )
+        if are_given and max(ids) >= embedder.vocabulary:
+            raise Refused(
+                f"input[{position}] has token id {max(ids)}; the highest of {embedder.model} is "
+                f"{embedder.vocabulary - 1:,}. Use the model's own tokenizer.",
+                param="input",
+            )
