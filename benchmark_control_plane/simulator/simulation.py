@@ -19,7 +19,7 @@ from backends.device.kv_memory import ElasticMemory
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import OnStep, SimulatedDevice
-from benchmark_control_plane.simulator.prompts import prompt_ids
+from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
 from benchmark_control_plane.simulator.virtual_time import LoopTimers, run
 from controlplane.config import Config, parse
 from controlplane.core.generation import Sampling

@@ -84,7 +84,7 @@ BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class BodyCost:
     """Cost of one body; MB are 10^6 bytes, waits are the longest while it was in the server."""
 
     name: str
@@ -157,7 +157,7 @@ def _send(port: int, path: str, body: bytes, replies: list[tuple[int, float, int
     replies.append(reply)
 
 
-def cost_of(server: Server, name: str, senders: int) -> Cost:
+def cost_of(server: Server, name: str, senders: int) -> BodyCost:
     """Sends one body from `senders` connections at once."""
     path, body = BODIES[name]()
     process_id = server.process_id
@@ -177,7 +177,7 @@ def cost_of(server: Server, name: str, senders: int) -> Cost:
         for thread in sending:
             thread.join()
         time.sleep(_REST_SECONDS)
-    return Cost(
+    return BodyCost(
         name=name,
         body_mb=round(len(body) / 1e6, 2),
         status=max(status for status, _, _ in replies),

@@ -20,7 +20,7 @@ import numpy as np
 
 from backends.cost_models.step_time import affine, llm_only, sequential
 from benchmark_control_plane.common.results_file import add_results, write_or_print
-from benchmark_control_plane.simulator.prompts import prompt_ids
+from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
 from benchmark_control_plane.simulator.simulation import (
     Machine,
     SimulatedRequest,

@@ -1,6 +1,6 @@
 """Simulated prompts share tokens as planned."""
 
-from benchmark_control_plane.simulator.prompts import prompt_ids
+from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
 
 
 def test_prompts_share_the_prefix_of_their_group_and_nothing_else():
