@@ -59,16 +59,20 @@ async def next_engine(server_id: int, but: int | None = None) -> int:
     return found
 
 
-async def until_chats_run(http: httpx.AsyncClient, chats: list[asyncio.Task[str]]) -> None:
-    while await metric(http, "tandem_engine_requests_running") == 0:
-        assert not any(chat.done() for chat in chats)
-        await asyncio.sleep(0.02)
+async def until_one_streams(chats: list[asyncio.Task[str]], streams: asyncio.Event) -> None:
+    async with asyncio.timeout(60):
+        await streams.wait()
+    assert not all(chat.done() for chat in chats)
 
 
-async def chat(http: httpx.AsyncClient) -> str:
-    """How one streamed request ended, from the client's view."""
+async def chat(http: httpx.AsyncClient, streams: asyncio.Event | None = None) -> str:
+    """How one streamed request ended, from the client's view; sets `streams` at its first token."""
+    lines = []
     async with http.stream("POST", "/v1/completions", json=CHAT, headers=BATCH) as answer:
-        lines = [line async for line in answer.aiter_lines()]
+        async for line in answer.aiter_lines():
+            lines.append(line)
+            if streams is not None and answer.status_code == 200:
+                streams.set()
     if answer.status_code != 200:
         assert answer.status_code == 503, lines
         is_retried = int(answer.headers.get("retry-after", 0)) >= 1
@@ -101,7 +105,7 @@ async def metric(http: httpx.AsyncClient, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-@pytest.mark.parametrize("fault", ["kill", "hang", "kill twice"])
+@pytest.mark.parametrize("fault", ["kill", "hang", pytest.param("kill twice", marks=pytest.mark.slow)])
 async def test_an_engine_that_dies_under_load_is_back_without_help(tmp_path: Path, fault: str):
     port = free_port()
     path = config_file(tmp_path, stall_ms=3_000)
@@ -109,8 +113,9 @@ async def test_an_engine_that_dies_under_load_is_back_without_help(tmp_path: Pat
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
             stop = asyncio.Event()
             embedding = asyncio.create_task(embed_until(http, stop))
-            chats = [asyncio.create_task(chat(http)) for _ in range(CHATS)]
-            await until_chats_run(http, chats)
+            streams = asyncio.Event()
+            chats = [asyncio.create_task(chat(http, streams)) for _ in range(CHATS)]
+            await until_one_streams(chats, streams)
             engine = await next_engine(server.process_id)
             os.kill(engine, signal.SIGSTOP if fault == "hang" else signal.SIGKILL)
             # A hang is noticed by readiness' own limit, and ended by the watchdog.
@@ -161,8 +166,9 @@ async def test_without_restarts_the_process_ends_with_status_1(tmp_path: Path):
                 while "Uvicorn running" not in log.read_text():
                     assert process.poll() is None, log.read_text()[-2_000:]
                     await asyncio.sleep(0.1)
-            chats = [asyncio.create_task(chat(http)) for _ in range(4)]
-            await until_chats_run(http, chats)
+            streams = asyncio.Event()
+            chats = [asyncio.create_task(chat(http, streams)) for _ in range(4)]
+            await until_one_streams(chats, streams)
             os.kill(await next_engine(process.pid), signal.SIGKILL)
             assert set(await asyncio.gather(*chats)) <= {"error event", "503, no retry"}
         assert await asyncio.to_thread(process.wait, 60) == 1
