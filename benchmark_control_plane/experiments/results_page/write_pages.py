@@ -61,6 +61,7 @@ Except for mix-memory and the victims, these results precede the present default
 ([0028](decisions/0028-one-default-arrangement.md),
 [0031](decisions/0031-forwarding-gate-rejects-on-an-optimistic-estimate.md)): in the simulated experiments the
 gate held requests back and the engine was vLLM's own, and on real engines the order inside was `edf`.
+In the head-to-head only Tandem's embedding worker ran in Linux's idle class.
 """
 
 
