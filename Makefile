@@ -7,7 +7,7 @@
 #   make test-engine  tests on real engines: first those independent of machine speed, two at a time, then the others
 #   make kernels    compile all Triton kernels for A100 and H100 (needs no GPU)
 #   make test-gpu   tests and measurements that need a GPU (docs/gpu.md)
-#   make lint       style, types, import contracts, names, sizes
+#   make lint       style, types, import contracts, security, names, sizes
 #   make fuzz       property tests with new random examples on each run, twenty times as many
 #   make coverage   line and branch coverage of test-fast
 #   make clean      remove .venv and all caches
@@ -96,6 +96,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit -q -c pyproject.toml -r controlplane backends predictors kernels
 	$(BIN)/python tests/check_sizes.py
 	$(BIN)/python tests/check_names.py
 

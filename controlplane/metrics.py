@@ -156,6 +156,9 @@ class Metrics:
             "outcome; the share that is late tells how many rejections are right.",
             ("class", "outcome"),
         )
+        self._shed = self._counter(
+            "requests_shed", "Requests rejected before they were parsed, because the event loop was late.", ()
+        )
         self._attained = self._counter(
             "slo_attained", "Finished requests that met an objective.", (*labels, "objective")
         )
@@ -336,6 +339,10 @@ class Metrics:
     def count_decision(self, kind: Kind, decision: str, reason: str = "none") -> None:
         """Counts one decision of the gate."""
         self._decisions.labels(kind, decision, reason).inc()
+
+    def count_shed(self) -> None:
+        """Counts one request that was rejected before it was parsed."""
+        self._shed.inc()
 
     def declare_predictor(self, subject: str) -> None:
         """Starts the failure counter of a predictor at 0."""

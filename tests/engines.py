@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from backends.vllm.client import VllmGenerator
+from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.core.clock import Instant
 from controlplane.core.generation import ChatPrompt, Delta, Handoff, Sampling
@@ -39,6 +40,7 @@ async def running_vllm(
     reasoning_parser: str | None = None,
     scheduling: EngineOptions | None = None,
     hybrid: HybridSetup | None = None,
+    grammars: GrammarLimits | None = None,
     stall_seconds: float = 300.0,
     **arguments: Any,
 ) -> AsyncIterator[VllmGenerator]:
@@ -50,6 +52,7 @@ async def running_vllm(
         reasoning_parser=reasoning_parser,
         scheduling=scheduling,
         hybrid=hybrid,
+        grammars=grammars,
         stall_seconds=stall_seconds,
     )
     await generator.start()

@@ -89,6 +89,15 @@ def test_the_bare_install_is_the_client_alone(python, tmp_path):
     listed = json.loads(run(python, "-m", "pip", "list", "--format=json").stdout)
     assert not {one["name"].lower() for one in listed} & WEB
     run(python, "-c", "import controlplane.sdk", cwd=tmp_path)
+    imported = subprocess.run(
+        [python, "-c", "import controlplane.sdk.langchain"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert imported.returncode != 0
+    assert "pip install 'tandem-llm[langchain]'" in imported.stderr
     refused = subprocess.run(
         [python.with_name("tandem"), "serve", "dev"],
         capture_output=True,

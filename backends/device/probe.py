@@ -25,6 +25,8 @@ _RESCAN_EVERY = 100
 _QUERY_EVERY = 10
 _QUERY_ON_CHANGE_BYTES = 2 * 2**20
 _MEMINFO_BYTES = 256
+UNCOUNTED_NAME = "tandem-grammars"
+"""Name of processes (`/proc/PID/comm`) whose memory is not of the pool, as their pages are mostly shared."""
 
 
 def memory_bytes() -> int:
@@ -88,7 +90,7 @@ class HostProbe:
     """Probe of host memory.
 
     `total` and `free` are those of the host, or of the control group if it has less. A resident page that
-    several of our processes share counts for each of them.
+    several of our processes share counts for each of them; those named UNCOUNTED_NAME are left out.
     """
 
     counts_reserved_memory = False
@@ -130,7 +132,8 @@ class HostProbe:
         for pid in processes_of(os.getpid()):
             if pid not in self._files:
                 try:
-                    self._files[pid] = os.open(_PROC / str(pid) / "statm", os.O_RDONLY)
+                    if (_PROC / str(pid) / "comm").read_text("utf-8", "replace").strip() != UNCOUNTED_NAME:
+                        self._files[pid] = os.open(_PROC / str(pid) / "statm", os.O_RDONLY)
                 except OSError:
                     continue  # the process has exited
 

@@ -24,7 +24,7 @@ from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import TimePoint
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
-from controlplane.core.ports import EmbeddingPass
+from controlplane.core.ports import EmbeddingPass, PassLimit
 
 _log = logging.getLogger(__name__)
 
@@ -108,12 +108,12 @@ class BatchDispatcher:
         self._queue.discard(call)
 
     def next_batch(
-        self, limit_seconds: float | None, now: Instant, *, starts_small: bool = True
+        self, limit: PassLimit | None, now: Instant, *, starts_small: bool = True
     ) -> tuple[int, list[Ids]] | None:
         """Returns (number, inputs) of a batch to send, or None if none should be sent now.
 
         Args:
-            limit_seconds: bound of the predicted duration; one input is always allowed. None: no bound.
+            limit: bound of the predicted duration; one input is always allowed. None: no bound.
             now: current time, to find calls that must be late.
             starts_small: whether a free lane may take a batch that is not worth a pass on its own.
         """
@@ -129,10 +129,10 @@ class BatchDispatcher:
         if any(sent.is_solo_retry for sent in self._in_flight.values()):
             return None
         may_be_small = starts_small and len(self._in_flight) < budget.lanes
-        if not may_be_small and limit_seconds is None and not self._queue.is_worth_a_pass(budget.tokens):
+        if not may_be_small and limit is None and not self._queue.is_worth_a_pass(budget.tokens):
             return None
         batch = self._queue.next_batch(
-            lambda longest: budget.max_inputs(longest, limit_seconds), now, self._rate.ns_per_token
+            lambda longest: budget.max_inputs(longest, limit), now, self._rate.ns_per_token
         )
         if batch is None:
             return None

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime
+from controlplane.core.clock import to_seconds
+from controlplane.core.ports import PassLimit
 
 _RECOVERY_PASSES = 16
 
@@ -42,12 +44,14 @@ class PassBudget:
             bounds.append(self.memory.max_tokens(self.bytes // self.lanes))
         return max(1, min(bounds))
 
-    def max_inputs(self, longest: int, limit_seconds: float | None) -> int:
+    def max_inputs(self, longest: int, limit: PassLimit | None) -> int:
         """Inputs that one pass may hold if its longest input has `longest` tokens."""
-        limit = max(1, self.tokens // longest)
-        if limit_seconds is not None:
-            limit = min(limit, self.time.max_inputs(longest, limit_seconds))
-        return limit
+        inputs = max(1, self.tokens // longest)
+        if limit is not None:
+            fits_slack = self.time.seconds(1, longest) <= to_seconds(limit.slack)
+            seconds = to_seconds(limit.slack if fits_slack else limit.lead)
+            inputs = min(inputs, self.time.max_inputs(longest, seconds))
+        return inputs
 
     def seconds(self, token_counts: Sequence[int]) -> float:
         """Predicted time of these inputs on an otherwise idle device.

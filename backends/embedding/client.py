@@ -25,9 +25,9 @@ from backends.embedding.ipc import Frame, FrameKind, PassResult, pack_inputs
 from backends.embedding.time_model import ObservedTime
 from backends.embedding.tokenization import PendingTokenizations, prompt_text, token_ids, validate_inputs
 from backends.embedding.worker_link import Heartbeat, WorkerLink
-from controlplane.core.clock import Duration, Instant, seconds, to_seconds
+from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.errors import BackendDown
-from controlplane.core.ports import EmbeddingPass, Vectors
+from controlplane.core.ports import EmbeddingPass, PassLimit, Vectors
 from controlplane.core.request import Request
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS
 
@@ -67,6 +67,7 @@ class WorkerEmbedder(ModelProperties):
         threads: int | None = None,
         idle_cpu_priority: bool = False,
         trust_remote_code: bool = False,
+        scores_pairs: bool = False,
         check_seconds: float = 30.0,
         stall_seconds: float = 60.0,
         returns_memory: bool = False,
@@ -83,6 +84,7 @@ class WorkerEmbedder(ModelProperties):
             threads=threads,
             idle_cpu_priority=idle_cpu_priority,
             trust_remote_code=trust_remote_code,
+            scores_pairs=scores_pairs,
         )
         self._short_dimensions = tuple(sorted(set(dimensions)))
         self._check_seconds = check_seconds
@@ -104,7 +106,7 @@ class WorkerEmbedder(ModelProperties):
         self.restarts = 0
         self.stall_count = 0
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
-        self.batch_limit: Callable[[], Duration | None] | None = None
+        self.batch_limit: Callable[[], PassLimit | None] | None = None
 
     async def start(self) -> None:
         """Starts the worker. Raises BackendDown with the worker's message if the model does not load."""
@@ -362,18 +364,17 @@ class WorkerEmbedder(ModelProperties):
     def _send_batches(self, *, starts_small: bool) -> None:
         while self._link is not None and self.ready.is_set():
             now = Instant(time.monotonic_ns())
-            batch = self._dispatcher.next_batch(self._limit_seconds(), now, starts_small=starts_small)
+            batch = self._dispatcher.next_batch(self._pass_limit(), now, starts_small=starts_small)
             if batch is None:
                 return
             number, inputs = batch
             self._send_frame(self._link, Frame(FrameKind.BATCH, number, pack_inputs(inputs)))
 
-    def _limit_seconds(self) -> float | None:
+    def _pass_limit(self) -> PassLimit | None:
         # The scheduler preempts a worker that yields the CPU, so shorter passes would only cost throughput.
         if self.batch_limit is None or self.facts.idle_cpu_priority:
             return None
-        limit = self.batch_limit()
-        return None if limit is None else to_seconds(limit)
+        return self.batch_limit()
 
     def _handle_frame(self, frame: Frame) -> None:
         self._heartbeat.notify()

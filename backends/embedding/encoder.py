@@ -6,6 +6,7 @@ because a model may depend on more than token ids (a chat template, an image).
 """
 
 import time
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from backends.embedding.cuda_allocator import CudaMemory
 from backends.embedding.handshake import EncoderFacts, EncoderOptions
 from backends.embedding.ipc import Ids, PassResult, Rows
 from backends.embedding.memory_model import EmbeddingMemory, fit_memory_model, prior
+from backends.embedding.pair_template import PairTemplate, split_types
 from backends.embedding.profiling import memory_points, time_points, trim_heap
 from backends.embedding.time_model import PassTime
 from backends.embedding.truncation import Truncation
@@ -64,7 +66,7 @@ class Encoder:
 
     def __init__(self, options: EncoderOptions) -> None:
         disable_progress_bar()
-        self._model = SentenceTransformer(
+        self._model = self._load(
             options.model,
             device=options.device,
             trust_remote_code=options.trust_remote_code,
@@ -77,14 +79,22 @@ class Encoder:
         self._set_normalization(normalize=options.normalize)
         self.tokenizer = self._fast_tokenizer(options.model)
         self.raw_tokenizer = self._make_raw_tokenizer()
-        self._truncation = Truncation.of(self.raw_tokenizer, self.tokenizer.truncation_side)
+        self._read_special_tokens()
         self.max_input_tokens = self._resolve_max_input_tokens(options.max_input_tokens)
         self.vocabulary = int(self._transformer().get_input_embeddings().num_embeddings)
         self._has_token_types = "token_type_ids" in self.tokenizer.model_input_names
         self._pads_left = self.tokenizer.padding_side == "left"
         self._pad_id = int(self.tokenizer.pad_token_id or 0)
-        self.dimension = self._verify_against_encode()
+        self.dimension = self._verify()
         self._cuda_memory = CudaMemory(self.device) if self.device.type == "cuda" else None
+
+    def _load(self, model: str, **settings: Any) -> Any:
+        return SentenceTransformer(model, **settings)
+
+    def _read_special_tokens(self) -> None:
+        """Reads from the tokenizer how inputs are made of texts."""
+        self._pairs: PairTemplate | None = None
+        self._truncation = Truncation.of(self.raw_tokenizer, self.tokenizer.truncation_side)
 
     @property
     def device(self) -> torch.device:
@@ -112,6 +122,7 @@ class Encoder:
             truncation=self._truncation,
             prompts=self._prompts(),
             default_prompt=self._model.default_prompt_name,
+            pairs=self._pairs,
         )
 
     def run_pass(self, lengths: Ids, ids: Ids) -> PassResult:
@@ -143,17 +154,23 @@ class Encoder:
         else:
             mask = columns < lengths[:, None]
         padded = np.full(mask.shape, self._pad_id, dtype=np.int64)
-        padded[mask] = ids
+        padded[mask], types = split_types(ids)
         features: dict[str, Any] = {
             "input_ids": torch.from_numpy(padded).to(self.device),
             "attention_mask": torch.from_numpy(mask.astype(np.int64)).to(self.device),
         }
         if self._has_token_types:
-            features["token_type_ids"] = torch.zeros_like(features["input_ids"])
+            padded_types = np.zeros(mask.shape, dtype=np.int64)
+            padded_types[mask] = types
+            features["token_type_ids"] = torch.from_numpy(padded_types).to(self.device)
         with torch.inference_mode():
-            rows = self._model(features)["sentence_embedding"][:, : self._model.truncate_dim]
-            found: Rows = rows.float().cpu().numpy()
+            found: Rows = self._rows(features).float().cpu().numpy()
         return found
+
+    def _rows(self, features: dict[str, Any]) -> torch.Tensor:
+        """Computes one row per input."""
+        rows: torch.Tensor = self._model(features)["sentence_embedding"][:, : self._model.truncate_dim]
+        return rows
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether this process cannot compute any more: a lost CUDA context, or a cached oneDNN failure."""
@@ -238,7 +255,9 @@ class Encoder:
         positions = getattr(self._transformer().config, "max_position_embeddings", None)
         limit = positions if isinstance(positions, int) and positions > 0 else None
         # In RoBERTa models the first position follows the position of the padding token.
-        padding_position = getattr(getattr(self._transformer(), "embeddings", None), "padding_idx", None)
+        padding_position = getattr(
+            getattr(self._transformer().base_model, "embeddings", None), "padding_idx", None
+        )
         if limit is not None and padding_position is not None:
             limit -= padding_position + 1
         if wanted is not None:
@@ -251,7 +270,7 @@ class Encoder:
             raise Unsupported("the model states no maximum length; set max_input_tokens")
         return int(found)
 
-    def _verify_against_encode(self) -> int:
+    def _verify(self) -> int:
         """Returns the dimension. Raises Unsupported if token ids alone do not reproduce `encode`."""
         found = self.raw_tokenizer.encode_batch(_PROBES)
         # The empty text has no tokens if the model adds no special tokens.
@@ -264,12 +283,21 @@ class Encoder:
         self._model.max_seq_length = limit
         expected = np.asarray(self._model.encode([*probes], prompt="", show_progress_bar=False))
         inputs = [np.array(self._truncation.truncate(ids, limit), dtype=np.uint32) for ids in probes.values()]
+        return self._verify_rows(inputs, expected, f"encode() for texts of at most {limit} tokens")
+
+    def _verify_rows(self, inputs: list[Ids], expected: Rows, reference: str) -> int:
+        """Returns the length of a row. Raises Unsupported if the rows of `inputs` differ from `expected`."""
         found = self.vectors(np.array([len(ids) for ids in inputs], dtype=np.uint32), np.concatenate(inputs))
         tolerance = _TOLERANCE.get(next(self._model.parameters()).dtype, _HALF_PRECISION_TOLERANCE)
-        gap = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
-        if found.shape != expected.shape or not gap <= tolerance:
+        is_alike = found.shape == expected.shape
+        gap = (
+            float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
+            if is_alike
+            else inf
+        )
+        if not gap <= tolerance:
             raise Unsupported(
-                f"vectors from token ids differ from encode() by {gap:.2g} (at most {tolerance:g}) for texts "
-                f"of at most {limit} tokens: the model needs more than token ids; serve another model"
+                f"results from token ids differ from {reference} by {gap:.2g} (at most {tolerance:g}): the "
+                "model needs more than token ids; serve another model"
             )
         return int(found.shape[1])

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backends.embedding.memory_model import EmbeddingMemory
+from backends.embedding.pair_template import PairTemplate
 from backends.embedding.time_model import PassTime
 from backends.embedding.truncation import Truncation
+from controlplane.core.errors import Refused
 from controlplane.core.ports import TruncationSide
 
 
@@ -16,7 +18,8 @@ class EncoderOptions:
     """Settings of a worker.
 
     None leaves the choice to the model (`dtype`, `normalize`, `max_input_tokens`) or to torch (`device`,
-    `threads`). A worker with `idle_cpu_priority` runs only on otherwise idle cores.
+    `threads`). A worker with `idle_cpu_priority` runs only on otherwise idle cores. One that `scores_pairs`
+    loads a cross-encoder.
     """
 
     model: str
@@ -28,6 +31,7 @@ class EncoderOptions:
     threads: int | None = None
     idle_cpu_priority: bool = False
     trust_remote_code: bool = False
+    scores_pairs: bool = False
 
     def to_json(self) -> str:
         """Serializes the options for the worker's command line."""
@@ -44,7 +48,9 @@ class EncoderFacts:
     """Properties of a loaded model.
 
     `tokenizer` is the serialized fast tokenizer. Token ids are below `vocabulary`. `lanes` is the number of
-    passes computed concurrently. `prompts` are texts to put before an input, by name.
+    passes computed concurrently. `prompts` are texts to put before an input, by name. The inputs of a
+    cross-encoder are made by `pairs`; its `tokenizer` adds no special tokens, and a row is a score and its
+    logit.
     """
 
     dimension: int
@@ -60,6 +66,7 @@ class EncoderFacts:
     truncation: Truncation
     prompts: Mapping[str, str]
     default_prompt: str | None
+    pairs: PairTemplate | None = None
 
     def workspace_bytes(self, batch_tokens: int) -> int:
         """Bytes of the largest passes on all lanes, for passes of at most `batch_tokens`."""
@@ -76,11 +83,12 @@ class EncoderFacts:
     def from_json(cls, text: bytes) -> "EncoderFacts":
         """Parses the output of `to_json`."""
         facts: dict[str, Any] = json.loads(text)
-        cut = facts["truncation"]
+        cut, pairs = facts["truncation"], facts["pairs"]
         typed = {
             "memory": EmbeddingMemory(**facts["memory"]),
             "time": PassTime(**facts["time"]),
             "truncation": Truncation(tuple(cut["opening"]), tuple(cut["closing"]), cut["side"]),
+            "pairs": None if pairs is None else PairTemplate(**pairs),
         }
         return cls(**facts | typed)
 
@@ -109,6 +117,11 @@ class ModelProperties:
         return self.facts.vocabulary
 
     @property
+    def special_tokens(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Token ids before and after every text."""
+        return self.facts.truncation.opening, self.facts.truncation.closing
+
+    @property
     def prompts(self) -> Mapping[str, str]:
         """The model's prompts by name, to be put before a text."""
         return self.facts.prompts
@@ -118,3 +131,11 @@ class ModelProperties:
     ) -> Sequence[int]:
         """Cuts `token_ids` to `limit`, keeping the special tokens around the text."""
         return self.facts.truncation.truncate(token_ids, limit, side)
+
+    def pair(
+        self, query: Sequence[int], document: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
+        """Joins both to one input of at most `limit` tokens. Raises Refused if it is no cross-encoder."""
+        if self.facts.pairs is None:
+            raise Refused("the model embeds single texts; rerank by one of models.rerankers", param="model")
+        return self.facts.pairs.join(query, document, limit, side)

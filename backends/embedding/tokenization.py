@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from backends.embedding.handshake import EncoderFacts
 from backends.embedding.ipc import Frame, FrameKind, Ids, unpack_inputs
+from backends.embedding.pair_template import split_types
 from controlplane.core.errors import BackendDown, Refused
 
 # WordPiece drops spaces and replaces a word of more than 100 letters by one token, so of a long text it is
@@ -84,7 +85,9 @@ def _validate_input(position: int, ids: Sequence[int], facts: EncoderFacts) -> I
             param="input",
             code="context_length_exceeded",
         )
-    lowest, highest = min(ids), max(ids)
+    lowest = min(ids)
+    # The ids of a pair carry its token types.
+    highest = max(ids) if facts.pairs is None else int(split_types(np.asarray(ids, np.uint32))[0].max())
     if lowest < 0 or highest >= facts.vocabulary:
         raise Refused(
             f"input {position} has token id {lowest if lowest < 0 else highest}: the model's "

@@ -132,9 +132,10 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
     threading.Thread(target=_read_ahead, args=(connection, frames, texts), daemon=True).start()
     try:
         # Imported late because it takes seconds, in which the reader thread already notices a closed socket.
+        from backends.embedding.cross_encoder import PairEncoder
         from backends.embedding.encoder import Encoder
 
-        encoder = Encoder(options)
+        encoder = PairEncoder(options) if options.scores_pairs else Encoder(options)
         ready = Frame(FrameKind.READY, 0, encoder.facts(options.batch_tokens).to_json())
     except Exception as error:
         # Any exception becomes LOAD_FAILED; the server reports it.

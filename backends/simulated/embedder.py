@@ -14,11 +14,12 @@ import numpy as np
 
 from backends.cost_models.step_time import StepLoad
 from backends.embedding.deadline_order import Key, ServiceRate, by_key, deadline_key, on_time_first
+from backends.embedding.pair_template import PairTemplate
 from backends.embedding.truncation import Truncation
 from backends.simulated.shared_device import SimulatedDevice
 from controlplane.core.clock import Duration, Instant, between, seconds, to_seconds
 from controlplane.core.errors import BackendDown
-from controlplane.core.ports import EmbeddingPass, TruncationSide, Vectors
+from controlplane.core.ports import EmbeddingPass, PassLimit, TruncationSide, Vectors
 from controlplane.core.request import Request
 
 
@@ -37,7 +38,7 @@ class _Call:
 
 
 class SimulatedEmbedder:
-    """`Embedder` on a `SimulatedDevice`.
+    """`Embedder` on a `SimulatedDevice`; with `dimension=2` also a `Reranker`.
 
     `room` returns the bytes that the device really has for a batch. A batch that takes more runs out of
     memory: its step is lost and it is retried at half the size.
@@ -70,9 +71,10 @@ class SimulatedEmbedder:
         self.max_input_tokens = max_input_tokens
         self.max_token_characters = 1
         self.vocabulary = 2**32
+        self.special_tokens: tuple[Sequence[int], Sequence[int]] = ((), ())
         self.max_running = max_running
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
-        self.batch_limit: Callable[[], Duration | None] | None = None
+        self.batch_limit: Callable[[], PassLimit | None] | None = None
         self.prompts: Mapping[str, str] = {}
         self.retry_at: float | None = None
         self.budget_bytes = batch_tokens * bytes_per_token
@@ -142,6 +144,12 @@ class SimulatedEmbedder:
         """Cuts `token_ids` to `limit`."""
         return Truncation().truncate(token_ids, limit, side)
 
+    def pair(
+        self, query: Sequence[int], document: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
+        """Joins both without special tokens."""
+        return PairTemplate((), (), (), 0).join(query, document, limit, side)
+
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
         """Largest number of bytes that these inputs take while they are computed."""
         longest = max(token_counts, default=0)
@@ -170,26 +178,9 @@ class SimulatedEmbedder:
 
     def plan(self, load: StepLoad) -> bool:
         """Adds the next batch to `load`."""
-        longest, budget = 0, self._batch_budget_tokens()
-        limit, now = None if self.batch_limit is None else self.batch_limit(), _now()
-        if (until := self._device.paced_until) is not None:
-            # After that time a pass would share the device with the LLM's step: the rest is planned with it.
-            left = between(now, Instant(seconds(until)))
-            limit = left if limit is None else min(limit, left)
-        llm_seconds = self._device.duration(load) if load.has_llm and limit is not None else 0.0
+        now = _now()
         self._batch = []
-        for call in on_time_first(self._queue, now, self._rate.ns_per_token):
-            while call.lengths:
-                wider = max(longest, call.lengths[-1])
-                if self._batch and not self._fits(
-                    replace(load, inputs=len(self._batch) + 1, length=wider), llm_seconds, budget, limit
-                ):
-                    break
-                longest = wider
-                self._batch.append((call, call.lengths.pop()))
-            if call.lengths:
-                break
-            self._queue.remove(call)
+        longest = self._compose_batch(load, now) if self._queue else 0
         self._padded, attempted = longest * len(self._batch), len(self._batch)
         has_failed = self._room is not None and self.pass_bytes > self._room()
         if has_failed:
@@ -204,6 +195,33 @@ class SimulatedEmbedder:
         is_step = bool(self._batch) or (has_failed and attempted > 0 and not load.has_llm)
         load.inputs, load.length = (attempted, longest) if is_step else (0, 0)
         return is_step
+
+    def _compose_batch(self, load: StepLoad, now: Instant) -> int:
+        """Moves inputs from the queue to the next batch; returns the length of the longest."""
+        longest, budget = 0, self._batch_budget_tokens()
+        limit = None if self.batch_limit is None else self.batch_limit()
+        if (until := self._device.paced_until) is not None:
+            # After that time a pass would share the device with the LLM's step: the rest is planned with it.
+            left = between(now, Instant(seconds(until)))
+            slack, lead = (left, left) if limit is None else limit
+            limit = PassLimit(min(slack, left), max(left, lead))
+        allowed = None if limit is None else limit.slack
+        llm_seconds = self._device.duration(load) if load.has_llm and limit is not None else 0.0
+        for call in on_time_first(self._queue, now, self._rate.ns_per_token):
+            while call.lengths:
+                wider = max(longest, call.lengths[-1])
+                longer = replace(load, inputs=len(self._batch) + 1, length=wider)
+                fits = self._fits(longer, llm_seconds, budget, allowed)
+                if self._batch and not fits:
+                    break
+                if limit is not None and not fits:
+                    allowed = limit.lead
+                longest = wider
+                self._batch.append((call, call.lengths.pop()))
+            if call.lengths:
+                break
+            self._queue.remove(call)
+        return longest
 
     @property
     def pass_bytes(self) -> int:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
+from backends.byte_codec import ByteCodec
 from backends.cost_models.step_time import StepLoad
 from backends.simulated.continuous_batching import RankedScheduler, SimulatedScheduler
 from backends.simulated.policy_scheduler import PolicyScheduler
@@ -26,7 +27,7 @@ from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.ports import EngineState, EngineStep, StepCost
+from controlplane.core.ports import EngineState, EngineStep, InTurn, StepCost
 from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
@@ -143,6 +144,11 @@ class SimulatedGenerator:
         """Raises BackendDown if the engine or the device is down."""
         self._require_up()
 
+    @property
+    def codec(self) -> ByteCodec:
+        """One token per UTF-8 byte."""
+        return ByteCodec()
+
     async def tokenize(self, text: str) -> list[int]:
         """One token per UTF-8 byte."""
         self._device.require_up()
@@ -152,6 +158,11 @@ class SimulatedGenerator:
         """Concatenates the contents of the messages."""
         self._device.require_up()
         return list("".join(str(message.get("content") or "") for message in prompt.messages).encode())
+
+    async def check_grammar(
+        self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn
+    ) -> None:
+        """Accepts every grammar: the simulated output has none."""
 
     async def generate(
         self,
@@ -191,7 +202,7 @@ class SimulatedGenerator:
         self._generations[request.id] = generation
         self._device.wake()
         try:
-            async for delta in generation.stream():
+            while (delta := await generation.next()) is not None:
                 yield delta
         finally:
             self._remove(generation)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backends.simulated.policy_scheduler import PolicySequence
@@ -31,9 +31,15 @@ class SampleStream:
     """The samples of one request and the deltas not yet read by its stream."""
 
     samples: Sequence[Sample]
+    # Looking it up makes a system call, and every token is waited for.
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _deltas: deque[Delta] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
     _down_reason: str | None = None
+    _open: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._open = len(self.samples)
 
     def push(self, delta: Delta) -> None:
         """Adds a delta and wakes the stream."""
@@ -45,25 +51,22 @@ class SampleStream:
         self._down_reason = reason
         self._wake()
 
-    async def stream(self) -> AsyncGenerator[Delta]:
-        """Yields the deltas up to the last sample's final one. Raises BackendDown if the device is down."""
-        open_samples = len(self.samples)
-        while open_samples:
-            await self._wait_for_delta()
-            delta = self._deltas.popleft()
-            open_samples -= delta.finish_reason is not None
-            yield delta
+    async def next(self) -> Delta | None:
+        """The next delta; None after the final one of each sample. Raises BackendDown on a failed device."""
+        if not self._open:
+            return None
+        if not self._deltas and self._down_reason is None:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        if not self._deltas:
+            raise BackendDown(f"simulated device: {self._down_reason}")
+        delta = self._deltas.popleft()
+        self._open -= delta.finish_reason is not None
+        return delta
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    async def _wait_for_delta(self) -> None:
-        if not self._deltas and self._down_reason is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        if not self._deltas and self._down_reason is not None:
-            raise BackendDown(f"simulated device: {self._down_reason}")
 
 
 def open_stream(

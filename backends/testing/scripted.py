@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from backends.byte_codec import ByteCodec
+from backends.embedding.pair_template import PairTemplate
 from backends.embedding.truncation import Truncation
 from backends.testing.scripted_engine import DEFAULT_SCRIPT, Script, ScriptedEngine, ScriptedRun
 from controlplane.core.clock import Duration, Instant, seconds
@@ -20,7 +22,16 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling, TokenLogprob
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import EmbeddingPass, EngineState, EngineStep, StepCost, TruncationSide, Vectors
+from controlplane.core.ports import (
+    EmbeddingPass,
+    EngineState,
+    EngineStep,
+    InTurn,
+    PassLimit,
+    StepCost,
+    TruncationSide,
+    Vectors,
+)
 from controlplane.core.request import Request
 from controlplane.core.text_limits import TextLimit
 
@@ -82,6 +93,11 @@ class ScriptedGenerator(ScriptedEngine):
         # A restarted engine has lost its quota.
         self.quota_bytes = self.use_ceiling_bytes = self.kv_bytes
 
+    @property
+    def codec(self) -> ByteCodec:
+        """One token per UTF-8 byte."""
+        return ByteCodec()
+
     async def tokenize(self, text: str) -> list[int]:
         """One token per UTF-8 byte."""
         await self._require_tokenizer()
@@ -93,6 +109,11 @@ class ScriptedGenerator(ScriptedEngine):
         text = "".join(_content(message) for message in prompt.messages)
         TextLimit(self.model, self.max_model_tokens, 1).check(len(text), param="messages")
         return list(text.encode())
+
+    async def check_grammar(
+        self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn
+    ) -> None:
+        """Accepts every grammar: the tokens are scripted."""
 
     async def generate(
         self,
@@ -250,7 +271,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 class ScriptedEmbedder(ScriptedEngine):
-    """An `Embedder` with scripted failures.
+    """An `Embedder` with scripted failures; with `dimension=2` also a `Reranker`.
 
     A call is one step of `call_seconds` plus `token_seconds` for each token. Vectors depend on the token ids
     only and have unit length.
@@ -276,11 +297,12 @@ class ScriptedEmbedder(ScriptedEngine):
         self.dimension = dimension
         self.supported_dimensions = supported_dimensions or (dimension,)
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
-        self.batch_limit: Callable[[], Duration | None] | None = None
+        self.batch_limit: Callable[[], PassLimit | None] | None = None
         self.prompts: Mapping[str, str] = prompts or {}
         self.max_input_tokens = max_input_tokens
         self.max_token_characters = 1
         self.vocabulary = 2**32
+        self.special_tokens: tuple[Sequence[int], Sequence[int]] = ((), ())
         self._batch_tokens = batch_tokens
         self._bytes_per_token = bytes_per_token
         self.budget_bytes = self.workspace_bytes
@@ -312,6 +334,12 @@ class ScriptedEmbedder(ScriptedEngine):
     ) -> Sequence[int]:
         """Cuts `token_ids` to `limit`."""
         return Truncation().truncate(token_ids, limit, side)
+
+    def pair(
+        self, query: Sequence[int], document: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
+        """Joins both without special tokens."""
+        return PairTemplate((), (), (), 0).join(query, document, limit, side)
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
         """Time of one call with these inputs."""

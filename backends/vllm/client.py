@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends import bundled_models
 from backends.vllm import chat_template
+from backends.vllm.grammar_checker import GrammarChecker
+from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.request_metadata import metadata_of
+from backends.vllm.text_codec import HuggingFaceCodec
 from backends.vllm.warm_up import WARM_UP_LIMIT_SECONDS, warm_up
 from controlplane.core.errors import BackendDown
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.ports import EngineState, EngineStep, StepCost
+from controlplane.core.ports import EngineState, EngineStep, InTurn, StepCost
 from controlplane.core.request import Request
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, TextLimit, total_length
 from controlplane.policy.engine.options import EngineOptions
@@ -63,6 +66,7 @@ class VllmGenerator:
         reasoning_parser: name of a vLLM reasoning parser.
         scheduling: runs Tandem's scheduler in EngineCore with these options; None keeps vLLM's own.
         hybrid: hidden-state cache; needs `scheduling`.
+        grammars: bounds the grammars of structured outputs; None leaves them to vLLM.
         stall_seconds: an engine that has requests but takes no step for this long, or for ten times the
             predicted longest step if that is more, is killed.
     """
@@ -84,6 +88,7 @@ class VllmGenerator:
         reasoning_parser: str | None = None,
         scheduling: EngineOptions | None = None,
         hybrid: HybridSetup | None = None,
+        grammars: GrammarLimits | None = None,
         stall_seconds: float = 300.0,
     ) -> None:
         self.has_own_scheduler = scheduling is not None
@@ -96,6 +101,7 @@ class VllmGenerator:
         self._parsers = (tool_parser, reasoning_parser)
         self._scheduling = scheduling
         self._hybrid = hybrid
+        self._grammars = None if grammars is None else GrammarChecker(grammars)
         self._stall_seconds = stall_seconds
         self._engine: VllmEngine | None = None
         self._construction: asyncio.Future[VllmEngine] | None = None
@@ -111,6 +117,17 @@ class VllmGenerator:
         """
         if self._engine is not None or self._construction is not None:
             raise RuntimeError(f"engine of {self.model} was started before; stop it first")
+        try:
+            if self._grammars is not None:
+                self._grammars.start()
+            await self._start_engine()
+            if self._grammars is not None and self._engine is not None:
+                await self._grammars.engine_started(self._engine.config)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start_engine(self) -> None:
         self._other_engine_pids, self._is_start_cancelled = (
             {process.pid for process in _engine_processes()},
             False,
@@ -139,18 +156,15 @@ class VllmGenerator:
         engine.supervise(self._engine_children(), self._died)
         # A step of the warm-up may compile for longer than any later one.
         engine.start_watchdog(stall_seconds=max(self._stall_seconds, WARM_UP_LIMIT_SECONDS))
-        try:
-            await warm_up(engine, self.model)
-            if engine.scheduler_client is not None:
-                # Replaces what the scheduler has learned from steps that compiled.
-                await engine.scheduler_client.connect(engine.step_cost)
-        except BaseException:
-            await self.stop()
-            raise
+        await warm_up(engine, self.model)
+        if engine.scheduler_client is not None:
+            # Replaces what the scheduler has learned from steps that compiled.
+            await engine.scheduler_client.connect(engine.step_cost)
         engine.start_watchdog(stall_seconds=self._stall_seconds)
         engine.watch_outputs()
         # Set last, since the steps of the warm-up say nothing about later ones.
         engine.stats.on_step = self._report_step
+        engine.grammars = self._grammars
 
     async def stop(self) -> None:
         """Shuts the engine down; open streams end with BackendDown.
@@ -163,6 +177,8 @@ class VllmGenerator:
         if engine is not None:
             engine.fail_pending()
             await asyncio.to_thread(engine.shutdown)
+        if self._grammars is not None:
+            await self._grammars.stop()
 
     async def check(self) -> None:
         """Makes a round trip through EngineCore's loop. Raises BackendDown if it fails or exceeds 15 s."""
@@ -172,6 +188,11 @@ class VllmGenerator:
             raise BackendDown(
                 f"the engine of {self.model} did not answer within {_CHECK_TIMEOUT_SECONDS:.0f} s"
             ) from error
+
+    @property
+    def codec(self) -> HuggingFaceCodec:
+        """The tokenizer of the latest engine. Raises BackendDown before the first start."""
+        return HuggingFaceCodec(self._require_tokenizer())
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of the conversation under the model's chat template. Raises Refused."""
@@ -186,6 +207,14 @@ class VllmGenerator:
         if len(text) > LONG_TEXT_CHARACTERS:
             return list(await asyncio.to_thread(encode, text))
         return list(encode(text))
+
+    async def check_grammar(
+        self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn
+    ) -> None:
+        """Checks the grammar of a request, if it has one. Raises Refused, BackendDown, BackendFailed."""
+        if sampling.structure is not None or (chat is not None and chat.tools):
+            engine = self._require_engine()
+            await engine.check_grammar(sampling, chat, tenant=tenant, in_turn=in_turn)
 
     @property
     def _text_limit(self) -> TextLimit:

@@ -25,6 +25,7 @@ here was looked up.
   used here, are the same in all.
 """
 
+import re
 from typing import Any
 
 import vllm
@@ -34,12 +35,28 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 OLDEST = (0, 26)
 FIRST_UNSUPPORTED = (0, 34)
 
-__all__ = ["CLIENT_ERRORS", "EngineDeadError", "EngineGenerateError", "check_release", "max_running_requests"]
+__all__ = [
+    "CLIENT_ERRORS",
+    "EngineDeadError",
+    "EngineGenerateError",
+    "check_release",
+    "client_message",
+    "max_running_requests",
+]
 
 CLIENT_ERRORS: tuple[type[Exception], ...] = (
     ValueError,
     getattr(vllm.exceptions, "VLLMClientError", ValueError),
 )
+
+
+_CPP_LOG_PREFIX = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+
+
+def client_message(error: Exception) -> str:
+    """The message of one of CLIENT_ERRORS without the time and line of xgrammar's C++ log."""
+    message = str(error.args[0]) if error.args else str(error)
+    return _CPP_LOG_PREFIX.sub("", message).strip()
 
 
 def check_release() -> None:

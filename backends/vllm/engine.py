@@ -6,7 +6,6 @@ or more. Do both off the event loop.
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
@@ -23,27 +22,28 @@ from backends.vllm.compat import (
     EngineDeadError,
     EngineGenerateError,
     check_release,
+    client_message,
     max_running_requests,
 )
+from backends.vllm.grammar_checker import GrammarChecker
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.output_parsing import OutputParser, ParsedConversation, check_parsers
 from backends.vllm.plugin.request_metadata import KEY
 from backends.vllm.plugin.rpc_client import SchedulerClient
 from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.process import bound_to_parent, sockets_in_run_directory, while_alive
-from backends.vllm.sampling import sampling_params, structured_outputs, to_delta
+from backends.vllm.sampling import sampling_params, structured_outputs, to_delta, with_validated
 from backends.vllm.stats import EngineStats
 from backends.vllm.step_cost_prior import step_cost_prior
 from backends.vllm.step_watchdog import StepWatchdog, longest_step
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.generation import ChatPrompt, Delta, Sampling
 from controlplane.core.kv_geometry import KvGeometry, kv_geometry
-from controlplane.core.ports import EngineState
+from controlplane.core.ports import EngineState, InTurn
 from controlplane.policy.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
 
-_CPP_LOG_PREFIX = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _ENGINE_DIED = "the vLLM engine died; its log says why"
 _ENGINE_STALLED = "the vLLM engine had requests but took no step for too long and was killed"
 # A step that takes this many times the predicted longest step counts as stalled.
@@ -69,6 +69,8 @@ class VllmEngine:
     _processes: Sequence[BaseProcess] = ()
     _pings = 0
     _on_down: Callable[[str], None]
+    grammars: GrammarChecker | None = None
+    """Knows the grammars that were validated; without it vLLM validates them."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class VllmEngine:
             )
         self.tokenizer = self._llm.get_tokenizer()
         self._defaults = config.model_config.get_diff_sampling_param()
-        self._config = config
+        self.config = config
         self.geometry = _geometry(config)
         self.step_cost = step_cost_prior(config, self.geometry)
         self._has_priorities = config.scheduler_config.policy == "priority"
@@ -140,7 +142,7 @@ class VllmEngine:
             self._step_watchdog.stop()
         longest = longest_step(
             self.step_cost,
-            prompt_tokens=self._config.scheduler_config.max_num_batched_tokens,
+            prompt_tokens=self.config.scheduler_config.max_num_batched_tokens,
             sequences=self.max_running,
             cells=self.stats.cells,
         )
@@ -189,14 +191,18 @@ class VllmEngine:
         with self._translated_errors(), self._tracked(request_id):
             structure = structured_outputs(sampling.structure)
             conversation = self._output_parser.begin(chat, structure, prompt, done=done)
+            structure = structure if conversation is None else conversation.structured_outputs
+            checked = None if structure is None or self.grammars is None else self.grammars.find(structure)
             params = sampling_params(
                 sampling,
                 self._defaults,
-                structure=structure if conversation is None else conversation.structured_outputs,
+                structure=structure,
                 skip_special_tokens=sampling.skip_special_tokens
                 and (conversation is None or conversation.skip_special_tokens),
                 extra=None if metadata is None else {KEY: dict(metadata)},
             )
+            if checked is not None:
+                params = with_validated(params, checked.validated)
             priority = rank if self._has_priorities else 0
             waiting = (
                 self._output_parser.unparsed_options if conversation is None else conversation.grammar_options
@@ -207,6 +213,9 @@ class VllmEngine:
             # Closing vLLM's generator aborts the request in the engine.
             async with aclosing(outputs):
                 async for output in outputs:
+                    if checked is not None and self.grammars is not None:
+                        self.grammars.engine_compiled(checked)
+                        checked = None
                     if conversation is None and len(output.outputs) == 1:
                         yield to_delta(output, output.outputs[0], sampling.logprobs)
                         continue
@@ -214,6 +223,18 @@ class VllmEngine:
                     with self._translated_errors(client_errors=()):
                         for step in _deltas(output, sampling, conversation):
                             yield step
+
+    async def check_grammar(
+        self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn
+    ) -> None:
+        """Raises Refused for a grammar that costs the engine too much; see `GrammarChecker.check`."""
+        if self.grammars is None:
+            return
+        with self._translated_errors():
+            stated = self._output_parser.constraint(chat, structured_outputs(sampling.structure))
+            if stated is not None:
+                is_of_tools = sampling.structure is None or stated.structural_tag is not None
+                await self.grammars.check(stated, is_of_tools=is_of_tools, tenant=tenant, in_turn=in_turn)
 
     def _on_stall(self) -> None:
         self.is_stalled = True
@@ -350,6 +371,4 @@ def _deltas(
 
 
 def _to_refused(error: Exception) -> Refused:
-    message = str(error.args[0]) if error.args else str(error)
-    # xgrammar's messages begin with the time and line of its C++ log.
-    return Refused(_CPP_LOG_PREFIX.sub("", message).strip(), param=getattr(error, "parameter", None))
+    return Refused(client_message(error), param=getattr(error, "parameter", None))

@@ -75,8 +75,31 @@ class OutputParser:
         The last `done` tokens of the prompt were generated before a preemption and are parsed first.
         Raises Refused.
         """
-        if chat is None:
+        if chat is None or not self._is_parsed(chat):
             return None
+        request = _vllm_request(chat, structure)
+        conversation = ParsedConversation(request, prompt[: len(prompt) - done], self._parser)
+        if done:
+            generated = prompt[len(prompt) - done :]
+            text = self._tokenizer.decode(generated, skip_special_tokens=conversation.skip_special_tokens)
+            conversation.catch_up(text, generated)
+        return conversation
+
+    def constraint(
+        self, chat: ChatPrompt | None, structure: StructuredOutputsParams | None
+    ) -> StructuredOutputsParams | None:
+        """The constraint that the engine gets: `structure`, or that of the calls that the request demands.
+
+        Raises Refused.
+        """
+        if chat is None or not self._is_parsed(chat) or not (chat.tools or structure):
+            return structure
+        # Only the ids of calls depend on the messages.
+        request = _vllm_request(replace(chat, messages=()), structure)
+        return self._parser(request).adjust_request(request).structured_outputs
+
+    def _is_parsed(self, chat: ChatPrompt) -> bool:
+        """Whether the output has parts to split. Raises Refused for calls that this server cannot parse."""
         if not chat.tools and chat.tool_choice not in ("auto", "none"):
             raise Refused(f"tool_choice {chat.tool_choice!r} needs tools; add them", param="tools")
         offers = bool(chat.tools) and chat.tool_choice != "none"
@@ -86,15 +109,7 @@ class OutputParser:
                 "model's call format (for example hermes, llama3_json or mistral)",
                 param="tools",
             )
-        if not (offers or self._has_reasoning_parser):
-            return None
-        request = _vllm_request(chat, structure)
-        conversation = ParsedConversation(request, prompt[: len(prompt) - done], self._parser)
-        if done:
-            generated = prompt[len(prompt) - done :]
-            text = self._tokenizer.decode(generated, skip_special_tokens=conversation.skip_special_tokens)
-            conversation.catch_up(text, generated)
-        return conversation
+        return offers or self._has_reasoning_parser
 
     def _parser(self, request: ChatCompletionRequest) -> Any:
         assert self._parser_class

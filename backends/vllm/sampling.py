@@ -4,6 +4,7 @@ As in `vllm serve`, the model's generation defaults apply where the request sets
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from vllm.logprobs import Logprob
@@ -68,6 +69,20 @@ def sampling_params(
         extra_args=None if extra is None else dict(extra),
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def with_validated(params: SamplingParams, grammar: Mapping[str, Any]) -> SamplingParams:
+    """The parameters with a grammar as vLLM's validation left it, so that vLLM does not validate it again.
+
+    The validation parses the grammar on the event loop.
+    """
+    public = {field.name: grammar[field.name] for field in fields(StructuredOutputsParams) if field.init}
+    params.structured_outputs = StructuredOutputsParams(**public)
+    for name in grammar.keys() - public.keys():
+        setattr(params.structured_outputs, name, grammar[name])
+    # Found before the method of the class; not sent to the engine.
+    params._validate_structured_outputs = lambda *_: None
+    return params
 
 
 def to_delta(output: RequestOutput, completion: CompletionOutput, top: int | None) -> Delta:

@@ -43,7 +43,7 @@ class Dialect:
     """Encoding of a request's class and tenant for one server.
 
     Attributes:
-        names_classes: send the header x-service-class.
+        names_classes: the server is Tandem; send x-service-class, and drawn token ids as they are.
         priorities: vLLM's `priority` by class; lower is served first.
         tenant_keys: API key by tenant.
         written: turns token ids into text, for a server that should tokenise.
@@ -141,6 +141,9 @@ class HttpTarget:
                 "input": [(input_text if endpoint.text else input_ids)(n, draw) for n in planned.lengths],
                 "encoding_format": "base64",
             }
+            if self._dialect.names_classes and not endpoint.text:
+                # Drawn ids lack the model's special tokens.
+                body["token_ids"] = "as-given"
             path = _EMBEDDINGS
         else:
             body, path = _generation(planned, endpoint, draw), _PATHS[endpoint.api]

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,16 +22,45 @@ from controlplane.api.operations.admin import admin_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.post_endpoint import EndpointFactory
-from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from controlplane.api.protocol.requests import (
+    RESPONSE_HEADERS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+)
+from controlplane.api.protocol.rerank_messages import (
+    EitherRerankRequest,
+    RankedText,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from controlplane.api.protocol.tokenize_messages import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from controlplane.api.reranking import rerank_routes
 from controlplane.api.settings import ApiSettings
+from controlplane.api.tokenize_routes import tokenize_routes
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
-_BODIES: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/embeddings": EmbeddingRequest,
+# Request models and response models; an item of a list stands for an answer that is a bare list.
+_BODIES: dict[str, tuple[type[BaseModel], list[type[BaseModel] | list[type[BaseModel]]]]] = {
+    "/v1/chat/completions": (ChatCompletionRequest, []),
+    "/v1/completions": (CompletionRequest, []),
+    "/v1/embeddings": (EmbeddingRequest, []),
+    "/v1/rerank": (RerankRequest, [RerankResponse]),
+    "/v2/rerank": (RerankRequest, [RerankResponse]),
+    "/rerank": (EitherRerankRequest, [RerankResponse, [RankedText]]),
+    "/v1/score": (ScoreRequest, [ScoreResponse]),
+    "/score": (ScoreRequest, [ScoreResponse]),
+    "/tokenize": (TokenizeRequest, [TokenizeResponse]),
+    "/detokenize": (DetokenizeRequest, [DetokenizeResponse]),
 }
 
 
@@ -56,11 +86,20 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         redoc_url=None,
     )
     app.add_middleware(RequestMiddleware, max_body_bytes=settings.limits.max_body)
+    if origins := service.config.server.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=RESPONSE_HEADERS,
+        )
     _add_exception_handlers(app, overload_status=settings.overload_status)
     endpoints = EndpointFactory(settings)
     app.router.routes += [
         route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
     ]
+    app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)
     for routes in (
         status_routes(service, settings),
         admin_routes(service, settings),
@@ -87,23 +126,37 @@ def _describe_bodies(app: FastAPI) -> None:
     """
     without_bodies = app.openapi
 
-    def described() -> dict[str, Any]:
+    def with_bodies() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = without_bodies()
+            described = [each for body, answers in _BODIES.values() for each in (body, *answers)]
+            models = dict.fromkeys(each[0] if isinstance(each, list) else each for each in described)
             _, definitions = models_json_schema(
-                [(model, "validation") for model in _BODIES.values()],
+                [(model, "validation") for model in models],
                 ref_template="#/components/schemas/{model}",
             )
             schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-            for path, model in _BODIES.items():
-                reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-                content = {"application/json": {"schema": reference}}
+            for path, (model, answers) in _BODIES.items():
+                response: dict[str, Any] = {"description": "Successful Response"}
+                if answers:
+                    response |= _content(*map(_schema, answers))
                 schema["paths"][path] = {
                     "post": {
-                        "requestBody": {"required": True, "content": content},
-                        "responses": {"200": {"description": "Successful Response"}},
+                        "requestBody": {"required": True, **_content(_schema(model))},
+                        "responses": {"200": response},
                     }
                 }
         return app.openapi_schema or {}
 
-    app.openapi = described  # type: ignore[method-assign]
+    app.openapi = with_bodies  # type: ignore[method-assign]
+
+
+def _schema(model: type[BaseModel] | list[type[BaseModel]]) -> dict[str, Any]:
+    if isinstance(model, list):
+        return {"type": "array", "items": _schema(model[0])}
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _content(*schemas: dict[str, Any]) -> dict[str, Any]:
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+    return {"content": {"application/json": {"schema": schema}}}

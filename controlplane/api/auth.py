@@ -50,6 +50,18 @@ def require_admin(headers: Headers, settings: ApiSettings) -> None:
         )
 
 
+def require_metrics_key(headers: Headers, settings: ApiSettings) -> None:
+    """Raises Problem (401) if a key for /metrics is configured and the request has another one or none."""
+    wanted = settings.metrics_key_sha256
+    if wanted is not None and not compare_digest(wanted, _bearer_digest(headers)):
+        raise Problem(
+            401,
+            "unknown key for /metrics; send the configured key",
+            code="invalid_api_key",
+            headers=_CHALLENGE,
+        )
+
+
 def _bearer_digest(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():

@@ -8,13 +8,15 @@ import asyncio
 from codecs import BOM_UTF8
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from controlplane.api.errors import Problem, invalid_body
+from controlplane.api.memory_release import MemoryRelease
 from controlplane.api.settings import BodyLimits
 from controlplane.service.fair_slots import FairSlots
 
@@ -100,6 +102,15 @@ def check_structure(body: bytes, limits: BodyLimits) -> None:
             )
 
 
+def parse_json(body: bytes, limits: BodyLimits) -> Any:
+    """A body without a model. Raises Problem (400)."""
+    check_structure(body, limits)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Problem(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
 def parse_body(body: bytes, model: type[Body], limits: BodyLimits) -> Body:
     """Validates a body. Raises Problem (400) for its first fault."""
     body = body.removeprefix(BOM_UTF8)
@@ -119,10 +130,14 @@ class BodyParser:
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
         self._slot = FairSlots(1)
+        self._release = MemoryRelease()
 
     async def parse(self, body: bytes, model: type[Body], *, tenant: str) -> Body:
         """Validates a body of `tenant`. Raises Problem (400)."""
         if len(body) <= self._limits.inline_body:
             return parse_body(body, model, self._limits)
         work = partial(asyncio.to_thread, parse_body, body, model, self._limits)
-        return await self._slot.run(tenant, work)
+        try:
+            return await self._slot.run(tenant, work)
+        finally:
+            self._release.schedule()

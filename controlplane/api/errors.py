@@ -206,13 +206,13 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
         case NoMemory():
             log.error("no memory: %s", error)
             message = (
-                f"input[{error.position}] does not fit into device memory, even in a batch of its own; "
-                "shorten it, or retry when the load is lower"
+                f"{error.field}[{error.position}] does not fit into device memory, even in a batch of its "
+                "own; shorten it, or retry when the load is lower"
             )
-            return Failure(503, message, "input", "out_of_memory")
+            return Failure(503, message, error.field, "out_of_memory")
         case BackendFailed():
             log.error("backend failed: %s", error)
-            where = "" if error.position is None else f" at input[{error.position}]"
+            where = "" if error.position is None else f" at {error.field}[{error.position}]"
             message = f"the model's engine failed on this request{where}; the server's log has the details"
             return Failure(500, message, code="backend_failed")
         case DecisionFailed():
@@ -280,6 +280,13 @@ def _wait_ms(after_ms: float) -> int:
 def _retry_headers(after_ms: float) -> dict[str, str]:
     wait_ms = _wait_ms(after_ms)
     return {HEADER_RETRY_AFTER_MS: str(wait_ms), "retry-after": str(ceil(wait_ms / 1000))}
+
+
+def overload_failure(status: int) -> Failure:
+    """The error of a request that was rejected before it was parsed."""
+    headers = {HEADER_DECISION: "REJECT", HEADER_DROPPED: "rejected-saturated", **_retry_headers(1_000)}
+    message = "the server is overloaded and did not read the request; retry after 1 s"
+    return Failure(status, message, code="overloaded", headers=headers)
 
 
 def _http(error: HTTPException) -> Failure:

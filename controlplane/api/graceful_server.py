@@ -7,30 +7,39 @@ may finish within `server.drain_ms`, or until a second signal. If the service ca
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import uvicorn
 import uvloop
 
 from controlplane.api.app import create_app
-from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
+from controlplane.api.errors import LogRateLimiter, overload_failure
+from controlplane.api.http_protocol import BoundedHttpProtocol, raw_response
+from controlplane.api.load_shedding import LoadShedder
+from controlplane.api.operations.health_listener import HealthListener
+from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits, ConnectionLimits
 from controlplane.config import Config, ConfigError
+from controlplane.core.clock import milliseconds
 from controlplane.core.errors import BackendDown
 from controlplane.service.request_jobs import Caller
 from controlplane.service.service import Service
 
 _log = logging.getLogger("tandem")
+# uvicorn logs a line for each malformed request.
+logging.getLogger("uvicorn.error").addFilter(LogRateLimiter())
 
 # Without handlers these signals would end only this process, and the engine would keep the device's memory.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Clients and load balancers close an idle connection after 5 to 60 s. The server must not close it first, or
-# a request may arrive on a connection that was just closed.
-_KEEP_ALIVE_S = 75
+# libuv accepts one connection per listening handle and iteration of the loop. With one handle and iterations
+# of 20 ms, 250 new connections per second waited for up to 13 s. A handle takes 3 us of each new connection.
+_LISTENING_HANDLES = 16
 # More than the live objects of the requests in flight, so that they hardly ever trigger a collection.
 _GC_THRESHOLD = 10_000
 
@@ -46,6 +55,7 @@ def settings_of(config: Config, *, context_tokens: int) -> ApiSettings:
     return ApiSettings(
         api_keys=keys,
         admin_key_sha256=config.server.admin_key_sha256,
+        metrics_key_sha256=config.server.metrics_key_sha256,
         limits=BodyLimits(
             max_body=limits.body_bytes(context_tokens),
             inline_body=limits.inline_body,
@@ -55,7 +65,17 @@ def settings_of(config: Config, *, context_tokens: int) -> ApiSettings:
             max_name=limits.max_name,
         ),
         overload_status=config.server.overload_status,
-        stalled_client_s=config.server.stalled_client_ms / 1_000,
+    )
+
+
+def _connection_limits(config: Config) -> ConnectionLimits:
+    limits = config.server.limits
+    return ConnectionLimits(
+        max_header_bytes=limits.max_header_bytes,
+        max_headers=limits.max_headers,
+        header_timeout=limits.header_timeout_ms / 1_000,
+        body_timeout=limits.body_timeout_ms / 1_000,
+        stalled_client=config.server.stalled_client_ms / 1_000,
     )
 
 
@@ -66,6 +86,19 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._draining: set[asyncio.Future[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens with several handles on each socket, so that an iteration accepts several connections."""
+        await super().startup(sockets)
+        options, loop = self.config, asyncio.get_running_loop()
+        http: Callable[..., asyncio.Protocol] = options.http_protocol_class
+        protocol = partial(
+            http, config=options, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        for listening in [listening for server in self.servers for listening in server.sockets]:
+            for _ in range(_LISTENING_HANDLES - 1):
+                copy = socket.socket(fileno=os.dup(listening.fileno()))
+                self.servers.append(await loop.create_server(protocol, sock=copy, backlog=options.backlog))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -100,7 +133,7 @@ def _on_signal(act: Callable[[], object]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def check_address(host: str, port: int) -> None:
+def check_address(host: str, port: int, *, key: str = "server.port") -> None:
     """Tests that the address can be bound, before engines load for minutes. Raises ConfigError."""
     if not host:
         raise ConfigError(
@@ -115,7 +148,7 @@ def check_address(host: str, port: int) -> None:
         # A malformed host name raises ValueError.
         cause = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"server.host={host}, server.port={port}: {cause}; stop the program that listens there, or "
+            f"server.host={host}, {key}={port}: {cause}; stop the program that listens there, or "
             "choose another address (--host, --port; port 0 takes any free port)"
         ) from None
 
@@ -155,7 +188,8 @@ async def _host(service: Service, config: Config) -> int:
         _reduce_garbage_collection()
         failing = asyncio.ensure_future(service.until_given_up())
         failing.add_done_callback(lambda ended: None if ended.cancelled() else server.drain())
-        await server.serve()
+        async with _health_listener(service, config):
+            await server.serve()
         has_failed = failing.done()
         failing.cancel()
     except SystemExit:
@@ -177,14 +211,34 @@ def _reduce_garbage_collection() -> None:
     gc.set_threshold(_GC_THRESHOLD)
 
 
+def _health_listener(service: Service, config: Config) -> AbstractAsyncContextManager[None]:
+    """The listener on `server.health_port`, if there is one. Raises SystemExit if the port is taken."""
+    port = config.server.health_port
+    if port is None:
+        return nullcontext()
+    settings = settings_of(config, context_tokens=service.status.context_tokens())
+    limits, host = _connection_limits(config), config.server.host
+    return HealthListener(service, settings, limits, host=host, port=port).serving()
+
+
 def _options(service: Service, config: Config) -> uvicorn.Config:
     settings = settings_of(config, context_tokens=service.status.context_tokens())
+    limits = config.server.limits
+    shedder = LoadShedder(milliseconds(limits.max_queue_delay_ms), service.status.metrics.count_shed)
     return uvicorn.Config(
         create_app(service, settings, owns_service=False),
         host=config.server.host,
         port=config.server.port,
+        http=partial(  # type: ignore[arg-type]
+            BoundedHttpProtocol,
+            limits=_connection_limits(config),
+            shedder=shedder,
+            overload_response=raw_response(overload_failure(settings.overload_status)),
+        ),
+        # A connection that became a websocket would be beyond these limits.
+        ws="none",
         access_log=False,
         lifespan="off",
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]
         timeout_graceful_shutdown=round(config.server.drain_ms / 1_000) + 1,
     )

@@ -24,8 +24,9 @@ from controlplane.api.protocol.requests import (
     HEADER_QUEUE_MS,
     Objectives,
 )
-from controlplane.api.settings import ApiSettings
+from controlplane.api.settings import ARRIVAL, ApiSettings
 from controlplane.api.slo_headers import hints_of
+from controlplane.core.clock import Instant
 from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Ticket
 
@@ -39,12 +40,16 @@ _DECISIONS_BY_SEVERITY = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest(Generic[Body]):
-    """A validated request. `request_id` comes from the client or the middleware and need not be unique."""
+    """A validated request. `request_id` comes from the client or the middleware and need not be unique.
+
+    `arrival` is when its first bytes reached the host, or None if the HTTP server does not know.
+    """
 
     request_id: str
     caller: Caller
     body: Body
     hints: RequestHints
+    arrival: Instant | None = None
 
 
 Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
@@ -75,7 +80,8 @@ class EndpointFactory:
                 code="incomplete_body",
             ) from None
         body = await self._bodies.parse(content, model, tenant=caller.tenant)
-        return ParsedRequest(request_id, caller, body, hints_of(request.scope["headers"], body))
+        hints = hints_of(request.scope["headers"], body)
+        return ParsedRequest(request_id, caller, body, hints, request.scope["state"].get(ARRIVAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +95,7 @@ class _Endpoint(Generic[Body]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request. An exception before the first byte becomes an error response."""
         parsed = await self.endpoints.parse(Request(scope, receive), self.model)
-        stalled_after_s = self.endpoints.settings.stalled_client_s
-        watch = DisconnectWatch(receive, send, stalled_after_s=stalled_after_s)
+        watch = DisconnectWatch(receive, send)
         try:
             async with watch:
                 await self.reply(parsed, watch.send)
@@ -123,31 +128,25 @@ async def send_json(send: Send, body: bytes, headers: RawHeaders) -> None:
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection or stopped reading."""
+    """The client closed the connection, or the server did because the client stopped reading."""
 
 
 class DisconnectWatch:
     """Async context manager that cancels its body and raises ClientDisconnected when the client leaves.
 
-    A client that reads nothing for `stalled_after_s` seconds counts as disconnected: its request holds
-    memory. Enter the context after the request body was read; from then on `receive` only reports the
-    disconnect.
+    Enter the context after the request body was read; from then on `receive` only reports the disconnect.
     """
 
-    def __init__(self, receive: Receive, send: Send, *, stalled_after_s: float) -> None:
+    def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._stalled_after_s = stalled_after_s
-        self._sending_since: float | None = None
         self._is_gone = False
         self.chunks = 0
         """Parts of the response body that were sent."""
 
     async def send(self, message: Message) -> None:
-        """Sends an ASGI message and watches how long the client takes to read it."""
-        self._sending_since = asyncio.get_running_loop().time()
+        """Sends an ASGI message and counts the parts of the body."""
         await self._send(message)
-        self._sending_since = None
         self.chunks += message["type"] == "http.response.body"
 
     async def __aenter__(self) -> Self:
@@ -172,17 +171,7 @@ class DisconnectWatch:
             raise ClientDisconnected from error
 
     async def _watch_client(self) -> None:
-        while not self._is_stalled():
-            try:
-                async with asyncio.timeout(self._stalled_after_s):
-                    message = await self._receive()
-            except TimeoutError:
-                continue
-            if message["type"] == "http.disconnect":
-                break
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
         self._is_gone = True
         self._task.cancel()
-
-    def _is_stalled(self) -> bool:
-        since = self._sending_since
-        return since is not None and asyncio.get_running_loop().time() - since >= self._stalled_after_s

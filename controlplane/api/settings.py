@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from controlplane.service.request_jobs import Caller
 
 ANONYMOUS = Caller(tenant="default", allowed_classes=None)
+ARRIVAL = "arrival"
+"""Key of a request's arrival (`Instant` of the host's monotonic clock) in the state of its ASGI scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,26 @@ class BodyLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bounds of a connection; the fields are keys of `server` and `server.limits`, times in seconds."""
+
+    max_header_bytes: int = 65_536
+    max_headers: int = 100
+    header_timeout: float = 10.0
+    body_timeout: float = 60.0
+    stalled_client: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Without `api_keys` every caller is ANONYMOUS; without `admin_key_sha256` /admin is disabled."""
+    """Without `api_keys` every caller is ANONYMOUS.
+
+    Without `admin_key_sha256` /admin is disabled; without `metrics_key_sha256` /metrics needs no key.
+    """
 
     api_keys: tuple[ApiKey, ...] = ()
     admin_key_sha256: str | None = None
+    metrics_key_sha256: str | None = None
     limits: BodyLimits = BodyLimits()
     overload_status: int = 429
     ready_timeout_s: float = 5.0
-    stalled_client_s: float = 60.0
-    """A client that reads no byte for this long counts as disconnected; until then it may hold a lease."""

@@ -56,7 +56,7 @@ def _engine(config: Config) -> str | None:
 
 
 def _has_both(config: Config) -> bool:
-    return config.models.chat is not None and bool(config.models.embeddings)
+    return config.models.chat is not None and bool(config.models.encoders)
 
 
 def _moves(config: Config) -> bool:
@@ -82,7 +82,11 @@ IDLE: tuple[Idle, ...] = (
         "only one kind of model is served",
     ),
     Idle(("quota.llm.nominal",), lambda c: c.models.chat is None, "no chat model is served"),
-    Idle(("quota.embedding.nominal",), lambda c: not c.models.embeddings, "no embedding models are served"),
+    Idle(
+        ("quota.embedding.nominal",),
+        lambda c: not c.models.encoders,
+        "no embedding models or rerankers are served",
+    ),
     Idle(
         ("quota.tick_ms", "quota.forecast.quantile", "quota.forecast.window_ms", "quota.llm.min",
          "quota.llm.lend", "quota.embedding.lend"),
@@ -106,8 +110,8 @@ IDLE: tuple[Idle, ...] = (
     ),
     Idle(
         ("scheduling.engine.decode_pacing",),
-        lambda c: not c.models.embeddings,
-        "no embedding models are served that decode steps could wait for",
+        lambda c: not c.models.encoders,
+        "no embedding models or rerankers are served that decode steps could wait for",
     ),
     Idle(
         _within("scheduling.engine", _SRMT_KEYS),
@@ -131,7 +135,7 @@ IDLE: tuple[Idle, ...] = (
     ),
     Idle(
         ("admission.policy",),
-        lambda c: _engine(c) in _NOT_STATIC and not c.models.embeddings,
+        lambda c: _engine(c) in _NOT_STATIC and not c.models.encoders,
         "the engine orderings srmt and apt manage the memory of the LLM by rules of their own",
     ),
     Idle(
@@ -196,10 +200,10 @@ IDLE: tuple[Idle, ...] = (
         "there is only one tenant",
     ),
     Idle(
-        ("models.embeddings[].idle_cpu_priority",),
+        ("models.embeddings[].idle_cpu_priority", "models.rerankers[].idle_cpu_priority"),
         lambda c: c.models.chat is None
-        or all((model.device or "").startswith("cuda") for model in c.models.embeddings),
-        "it yields CPU cores to a chat model, and embeddings are computed on cuda or there is no chat model",
+        or all((model.device or "").startswith("cuda") for model in c.models.encoders),
+        "it yields CPU cores to a chat model, and no worker computes on a CPU or there is no chat model",
     ),
     Idle(
         ("models.embeddings[].options",),
@@ -293,7 +297,7 @@ def _of_generation(config: Config) -> Iterator[Mechanism]:
 def _of_sharing(config: Config) -> Iterator[Mechanism]:
     quota, engine, static = config.quota, config.engine_options(), config.static_quota_reason()
     if not _has_both(config) or engine is None:
-        why = "needs a chat model, embedding models and scheduling.engine"
+        why = "needs a chat model, embedding models or rerankers, and scheduling.engine"
         yield Mechanism("decode pacing", False, why)
     else:
         pacing = f"scheduling.engine.decode_pacing: {engine.decode_pacing:g}"

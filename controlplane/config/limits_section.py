@@ -1,4 +1,4 @@
-"""Section `server.limits`: bounds of what one request may cost before and after its admission."""
+"""Section `server.limits`: bounds of what a connection and a request may cost before and after admission."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Bytes, Positive
+from controlplane.config.fields import STRICT, Bytes, Milliseconds, Positive
 
 # OpenAI's limit of the tokens in one embedding request.
 _EMBEDDING_REQUEST_TOKENS = 300_000
@@ -19,8 +19,22 @@ _OTHER_VALUES = 100_000
 
 @section(frozen=True, config=STRICT)
 class LimitsSection:
-    """Bounds of what one request may cost. A larger request is refused with status 400 or 413."""
+    """Bounds of what a connection and a request may cost; beyond them the status is 400, 408, 413 or 431."""
 
+    max_header_bytes: Annotated[Bytes, Field(ge=1_024)] = 64 * 2**10
+    """Longest request line and headers together; 431 beyond it."""
+    max_headers: Positive = 100
+    """Most headers of a request; 431 beyond it."""
+    header_timeout_ms: Milliseconds = 10_000
+    """From the connection, or the first byte of a later request, to the end of the headers; 408 beyond it."""
+    body_timeout_ms: Milliseconds = 60_000
+    """From the end of the headers to the end of the body; 408 beyond it."""
+    idle_timeout_ms: Milliseconds = 75_000
+    """A connection without a request is closed after this time. Keep it above that of load balancers, which
+    is often 60 s: a request may otherwise meet a connection that was just closed."""
+    max_queue_delay_ms: Milliseconds = 50
+    """Longest time that requests to the OpenAI endpoints wait for the event loop. If for 100 ms none waited
+    less, those that waited longer are rejected before they are parsed, with `server.overload_status`."""
     max_body: Annotated[Bytes, Field(ge=1)] | None = None
     """Largest request body; a larger one is refused with status 413. By default 16 bytes for each token of
     the chat model's context, or of 300,000 tokens (OpenAI's longest embedding request) if that is more."""
@@ -41,6 +55,28 @@ class LimitsSection:
     max_answer_values: Positive = 262_144
     """Most tokens and alternatives in an answer with several choices or log probabilities:
     n * (1 + logprobs) * max_tokens. Without `max_tokens` the answer ends there."""
+    max_pair_tokens: Positive = 2_097_152
+    """Most tokens of all pairs in a rerank or score request; each pair repeats the query."""
+
+    max_grammar: Annotated[Bytes, Field(ge=1)] = 64 * 2**10
+    """Largest regular expression, grammar or list of choices of a structured output, in bytes."""
+    max_schema: Annotated[Bytes, Field(ge=1)] = 512 * 2**10
+    """Largest JSON schema of a structured output, or of tools whose calls are constrained, in bytes."""
+    max_grammar_properties: Positive = 1_000
+    """Most properties of one object of a schema."""
+    max_grammar_choices: Positive = 5_000
+    """Most choices, and most values of one `enum`, `anyOf` or `oneOf` of a schema."""
+    max_grammar_repeat: Positive = 5_000
+    """Largest repetition: `maxLength`, `maxItems` and the like, and `{m,n}` in a regular expression."""
+    grammar_ms: Annotated[int, Field(ge=0, le=600_000)] = 10_000
+    """Processor time that a grammar may take to compile. It is compiled in a process of its own before the
+    engine compiles it again. 0 lets the engine compile unchecked, which is for trusted clients only."""
+    grammar_step_ms: Positive = 100
+    """Processor time that a grammar may take for one token of the output. The engine serves all requests of a
+    step together, so that they all wait for the slowest."""
+    grammar_processes: Annotated[int, Field(ge=1, le=64)] = 2
+    """Grammars that are compiled at once before the engine sees them; tenants take turns, and with more than
+    one process no tenant has all of them."""
 
     def body_bytes(self, context_tokens: int) -> int:
         """The largest body where the chat model's context has so many tokens (0: no chat model)."""
@@ -57,7 +93,8 @@ class LimitsSection:
             value, source = getattr(self, key.name), ""
             if value is None:
                 value, source = found[key.name], " (by default)"
-            yield f"server.limits.{key.name}: {value:,}{source}"
+            shown = f"{value:,}".removesuffix(".0")
+            yield f"server.limits.{key.name}: {shown}{source}"
 
 
 def _longest_request(context_tokens: int) -> int:

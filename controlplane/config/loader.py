@@ -49,7 +49,8 @@ def read_yaml(path: Path) -> object:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     try:
-        return yaml.load(text, Loader=_CarefulLoader)
+        # The class is a SafeLoader.
+        return yaml.load(text, Loader=_CarefulLoader)  # nosec B506
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Section `models`: the chat model and the embedding models, each with its engine's settings."""
+"""Section `models`: the chat model, embedding models and rerankers, each with its engine's settings."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -88,17 +88,13 @@ class ChatModel:
 
 
 @section(frozen=True, config=STRICT)
-class EmbeddingModel:
-    """An embedding model, served in a worker process of its own."""
+class WorkerModel:
+    """Keys of every model that is served in a worker process of its own."""
 
     model: Name
     """Folder or Hugging Face name."""
     name: Name | None = None
     """Name that clients send as `model`; the value of `model` by default."""
-    backend: Name = "sentence-transformers"
-    """Embedding backend: `sentence-transformers`, or the name of a plug-in of the slot `embedder`."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of a plug-in backend, passed to it as they are; sentence-transformers takes none."""
     batch_tokens: Positive = 16_384
     """Padded tokens of one forward pass at most; they bound its memory and its time."""
     device: str | None = None
@@ -116,11 +112,7 @@ class EmbeddingModel:
     """A worker with unfinished work and no reply for this long, and for ten times the expected time, is
     killed and replaced; the first load of the model may take longer."""
     max_input_tokens: Positive | None = None
-    """Longest input in tokens; the model's own limit by default."""
-    normalize: bool | None = None
-    """Scale vectors to unit length (true) or return them as computed (false); the model's rule by default."""
-    dimensions: tuple[Positive, ...] = ()
-    """Shorter vector lengths that clients may request; only for Matryoshka models."""
+    """Longest input in tokens, of a reranker the longest pair; the model's own limit by default."""
     trust_remote_code: bool = False
     """Run Python code that the model's repository contains."""
 
@@ -131,22 +123,51 @@ class EmbeddingModel:
 
 
 @section(frozen=True, config=STRICT)
+class EmbeddingModel(WorkerModel):
+    """An embedding model, served in a worker process of its own."""
+
+    backend: Name = "sentence-transformers"
+    """Embedding backend: `sentence-transformers`, or the name of a plug-in of the slot `embedder`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a plug-in backend, passed to it as they are; sentence-transformers takes none."""
+    normalize: bool | None = None
+    """Scale vectors to unit length (true) or return them as computed (false); the model's rule by default."""
+    dimensions: tuple[Positive, ...] = ()
+    """Shorter vector lengths that clients may request; only for Matryoshka models."""
+
+
+@section(frozen=True, config=STRICT)
+class RerankerModel(WorkerModel):
+    """A cross-encoder with one label, served in a worker process of its own by sentence-transformers.
+
+    It shares `quota.embedding` and the waiting queue of embeddings.
+    """
+
+
+@section(frozen=True, config=STRICT)
 class ModelsSection:
-    """The models to serve: `chat`, `embeddings` or both."""
+    """The models to serve: at least one."""
 
     chat: ChatModel | None = None
     """The chat model; none by default."""
     embeddings: tuple[EmbeddingModel, ...] = ()
     """The embedding models; none by default."""
+    rerankers: tuple[RerankerModel, ...] = ()
+    """The rerankers; none by default."""
 
     def __post_init__(self) -> None:
         names = [model.served_name for model in self.all()]
         if not names:
-            raise ValueError("no model is configured; add chat, embeddings or both")
+            raise ValueError("no model is configured; add chat, embeddings or rerankers")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{twice[0]!r} names two models; give one of them another `name`")
 
-    def all(self) -> list[ChatModel | EmbeddingModel]:
+    @property
+    def encoders(self) -> tuple[EmbeddingModel | RerankerModel, ...]:
+        """The models of worker processes, which share the embedding quota."""
+        return (*self.embeddings, *self.rerankers)
+
+    def all(self) -> list[ChatModel | EmbeddingModel | RerankerModel]:
         """The chat model first, if there is one."""
-        return [model for model in (self.chat, *self.embeddings) if model is not None]
+        return [model for model in (self.chat, *self.encoders) if model is not None]

@@ -41,7 +41,7 @@ _LABELS = {
     "class": "service class",
     "decision": "ADMIT, ADMIT_WITH_PREEMPTION, DEFER or REJECT",
     "fault": "kind of the error",
-    "kind": "`generate` or `embed`",
+    "kind": "`generate`, or `embed` for embeddings and reranking",
     "level": "quantile level",
     "objective": "`ttft`, `tpot`, `e2e` or `gap`",
     "outcome": "how the request ended",
@@ -116,14 +116,15 @@ def sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def descriptions(section: Any) -> dict[str, str]:
     """The attribute docstring of each field, on one line. Raises KeyError if a field has none."""
-    definition = ast.parse(dedent(inspect.getsource(section))).body[0]
-    if not isinstance(definition, ast.ClassDef):
-        raise TypeError(f"{section}: not a class")
     found = {}
-    for statement, following in zip(definition.body, definition.body[1:], strict=False):
-        match statement, following:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+    for base in filter(lambda base: hasattr(base, "__dataclass_fields__"), reversed(section.__mro__)):
+        definition = ast.parse(dedent(inspect.getsource(base))).body[0]
+        if not isinstance(definition, ast.ClassDef):
+            raise TypeError(f"{base}: not a class")
+        for statement, following in zip(definition.body, definition.body[1:], strict=False):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
     return {key.name: found[key.name] for key in fields(section)}
 
 

@@ -74,7 +74,7 @@ class Config:
                 f"predictors.encoder={self.predictors.encoder!r}: no such embedding model; "
                 f"models.embeddings has {', '.join(known) or 'none'}"
             )
-        if self.models.chat is not None and self.models.embeddings:
+        if self.models.chat is not None and self.models.encoders:
             self.quota.require_room_for_both()
             if self.quota.must_move and (reason := self.static_quota_reason()) is not None:
                 raise ValueError(
@@ -140,7 +140,7 @@ class Config:
     def static_quota_reason(self) -> str | None:
         """The reason that quotas do not change at run time; None if they do."""
         quota, chat = self.quota, self.models.chat
-        if chat is None or not self.models.embeddings:
+        if chat is None or not self.models.encoders:
             return "only one kind of model is served"
         if quota.policy == "static" and not quota.must_move:
             return "quota.policy: static"

@@ -20,6 +20,11 @@ class ServerSection:
     """Address to listen on; 0.0.0.0 accepts connections from other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port; 0 takes any free port."""
+    cors: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()
+    """Origins of web pages whose scripts may call the API, such as https://app.example; `*` allows all."""
+    health_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """TCP port of another listener for `/health` and `/ready`, served by a thread of its own so that no load
+    delays them; 0 takes any free port. By default only `port` serves them."""
     limits: LimitsSection = LimitsSection()
     """What one request may cost."""
     overload_status: Literal[429, 503] = 429
@@ -27,9 +32,11 @@ class ServerSection:
     drain_ms: Milliseconds = 30_000
     """After SIGTERM, running requests may finish for this long; waiting requests are rejected at once."""
     stalled_client_ms: Milliseconds = 60_000
-    """A client that reads no byte for this long counts as disconnected, and its request is aborted."""
+    """A client that reads no byte for this long is disconnected, and its request is aborted."""
     admin_key_sha256: Sha256 | None = None
     """SHA-256 (hex) of the key for /admin; without it /admin is disabled."""
+    metrics_key_sha256: Sha256 | None = None
+    """SHA-256 (hex) of the key for /metrics; without it /metrics needs no key."""
     explain_requests: Annotated[int, Field(ge=0, le=100_000)] = 1_000
     """Ended requests whose decisions `GET /admin/explain/ID` still shows; 0: none. A decision takes about
     20 KiB at 256 running requests."""

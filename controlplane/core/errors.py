@@ -15,11 +15,15 @@ class BackendDown(RuntimeError):
 
 
 class BackendFailed(RuntimeError):
-    """The engine failed this one request; `position` is the index of the failed input where known."""
+    """The engine failed this one request.
+
+    `position` is the index of the failed input where known, and `field` the request's field that holds it.
+    """
 
     def __init__(self, message: str, *, position: int | None = None) -> None:
         super().__init__(message)
         self.position = position
+        self.field = "input"
 
 
 class NoMemory(BackendFailed):

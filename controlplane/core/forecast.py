@@ -3,8 +3,8 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import ceil, floor
+from operator import le, lt
 
 Piece = tuple[float, float, float, float]
 """Part of a distribution between two points: tokens at its end, half of its density, probability of more
@@ -23,8 +23,8 @@ class LengthForecast:
     tokens: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        rising = all(a < b for a, b in pairwise(self.levels))
-        sorted_tokens = all(a <= b for a, b in pairwise(self.tokens))
+        rising = all(map(lt, self.levels, self.levels[1:]))
+        sorted_tokens = all(map(le, self.tokens, self.tokens[1:]))
         ends = len(self.levels) >= 2 and (self.levels[0], self.levels[-1]) == (0.0, 1.0)
         if not (rising and sorted_tokens and ends and len(self.levels) == len(self.tokens)):
             raise ValueError(
@@ -35,7 +35,9 @@ class LengthForecast:
     @cached_property
     def mean(self) -> float:
         """Expected output tokens."""
-        return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(self._points))
+        levels, tokens = self.levels, self.tokens
+        spans = zip(levels, levels[1:], tokens, tokens[1:], strict=False)
+        return sum([(b - a) * (x + y) / 2 for a, b, x, y in spans])
 
     def quantile(self, level: float) -> float:
         """Tokens not exceeded with probability `level`, between 0 and 1."""
@@ -106,13 +108,14 @@ class LengthForecast:
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
         """The pieces between consecutive points; the first ends at the first point."""
-        pieces = []
-        for index, (level, tokens) in enumerate(self._points):
-            below, fewer = self._points[index - 1] if index else (0.0, 0.0)
+        spans = zip(self.levels, self.levels[1:], self.tokens, self.tokens[1:], strict=False)
+        shares_and_means = [(b - a, (x + y) / 2) for a, b, x, y in spans]
+        pieces, below, fewer = [], 0.0, 0.0
+        for index, (level, tokens) in enumerate(zip(self.levels, self.tokens, strict=True)):
             density = (level - below) / (tokens - fewer) if tokens > fewer else 0.0
-            later = pairwise(self._points[index:])
-            excess = sum((b - a) * ((x + y) / 2 - tokens) for (a, x), (b, y) in later)
+            excess = sum([share * (mean - tokens) for share, mean in shares_and_means[index:]])
             pieces.append((tokens, density / 2, 1.0 - level, excess))
+            below, fewer = level, tokens
         return tuple(pieces)
 
     @cached_property

@@ -186,13 +186,12 @@ class MemoryLedger:
         The nominal quota plus what it may borrow of what the others leave unused and lend, but no more than
         it holds and the pool has free.
         """
-        lent = sum(
-            min(account.quota.lend_limit, max(0, account.quota.nominal - account.demanded))
-            for other, account in self._accounts.items()
-            if other is not owner
-        )
-        account, quota = self._accounts[owner], self._accounts[owner].quota
-        return min(quota.nominal + min(quota.borrow_limit, lent), account.held + self.free())
+        account, lent, free = self._accounts[owner], 0, self.capacity
+        for other in self._accounts.values():
+            free -= other.held
+            if other is not account:
+                lent += min(other.quota.lend_limit, max(0, other.quota.nominal - other.demanded))
+        return min(account.quota.nominal + min(account.quota.borrow_limit, lent), account.held + free)
 
     def held(self, owner: Owner) -> int:
         """Bytes that the owner's leases hold."""
@@ -246,8 +245,11 @@ class MemoryLedger:
         left = max(1, int(rows[2, row]) - steps)
         rows[0, row] += added
         rows[2, row] = left
+        had_deficit = account.held < account.demanded
         account.demanded += added
-        self._settle()
+        # Growth frees and lends nothing, so no deficit that there was can be covered now.
+        if added and not had_deficit:
+            self._cover(lease.owner)
         return left
 
     def set_reported(self, lease: Lease, *, held: int, per_step: int) -> None:
@@ -295,7 +297,12 @@ class MemoryLedger:
             account.held = min(account.held, account.demanded)
         for owner, account in self._accounts.items():
             if account.held < account.demanded:
-                account.held = max(account.held, min(account.demanded, self.ceiling(owner)))
+                self._cover(owner)
+
+    def _cover(self, owner: Owner) -> None:
+        """Covers the deficit of one owner from free memory, as far as its ceiling allows."""
+        account = self._accounts[owner]
+        account.held = max(account.held, min(account.demanded, self.ceiling(owner)))
 
     def _live(self, lease: Lease) -> tuple[_OwnerAccount, int]:
         if lease.row is None:

@@ -3,9 +3,9 @@
 A backend owns its engine. It gets token ids, so every prompt is tokenized once, at the gate.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from controlplane.core.request import Request
 
 Vectors = npt.NDArray[np.float32]
 TruncationSide = Literal["left", "right"]
+InTurn = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Runs costly work when it is the turn of the tenant that it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,30 @@ class StepCost:
     prompt_token: float
 
 
+class TextCodec(Protocol):
+    """Turns texts into the token ids of one model and back; safe to call in threads.
+
+    Ids are below `vocabulary`.
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        """Exclusive upper bound of token ids."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text of any length."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids below `vocabulary`, special tokens included."""
+        ...
+
+    def strings(self, token_ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own string of each token."""
+        ...
+
+
 class Generator(Protocol):
     """An LLM engine.
 
@@ -105,6 +131,11 @@ class Generator(Protocol):
     step_cost: StepCost | None
 
     @property
+    def codec(self) -> TextCodec:
+        """The tokenizer. Raises BackendDown before the first start."""
+        ...
+
+    @property
     def stall_count(self) -> int:
         """Times the watchdog killed a live but unresponsive engine."""
         ...
@@ -130,6 +161,14 @@ class Generator(Protocol):
     async def tokenize(self, text: str) -> list[int]:
         """Token ids of `text`. May raise Refused instead of tokenizing a text that cannot fit."""
         ...
+
+    async def check_grammar(
+        self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn
+    ) -> None:
+        """Raises Refused if the structured output, or the calls that `chat` demands, cost too much.
+
+        Called before `generate`. Work of more than milliseconds is done `in_turn`, off the event loop.
+        """
 
     def generate(
         self,
@@ -194,6 +233,17 @@ class EmbeddingPass:
     elapsed: Duration
 
 
+class PassLimit(NamedTuple):
+    """Longest times of the next embedding pass while generations run.
+
+    A pass may take `slack`. A pass whose first input alone exceeds `slack` delays decoding in any case, and
+    may take `lead` (at least `slack`), so that fewer such passes are needed.
+    """
+
+    slack: Duration
+    lead: Duration
+
+
 class Embedder(Protocol):
     """An embedding engine in a process of its own, for one model.
 
@@ -206,7 +256,7 @@ class Embedder(Protocol):
     max_token_characters: int
     """Most characters that one token covers; if the tokenizer drops some, the most that are served."""
     on_pass: Callable[[EmbeddingPass], None] | None
-    batch_limit: Callable[[], Duration | None] | None
+    batch_limit: Callable[[], PassLimit | None] | None
     allocator_bytes: int
     """Device bytes reserved by its allocator after the last pass; 0 if unknown."""
 
@@ -251,6 +301,11 @@ class Embedder(Protocol):
     @property
     def vocabulary(self) -> int:
         """Exclusive upper bound of token ids."""
+        ...
+
+    @property
+    def special_tokens(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Token ids that the tokenizer puts before and after every text."""
         ...
 
     @property
@@ -314,6 +369,24 @@ class Embedder(Protocol):
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
     ) -> Vectors:
         """float32 [inputs, dimension], row i for input i. Cancelling skips inputs that have not started."""
+        ...
+
+
+class Reranker(Embedder, Protocol):
+    """An embedder whose inputs are pairs of a query and a document.
+
+    Its rows are float32 [pairs, 2]: the score, and the logit that the model's activation made it of. Its
+    `tokenize` adds no special tokens.
+    """
+
+    def pair(
+        self, query: Sequence[int], document: Sequence[int], limit: int, side: TruncationSide | None = None
+    ) -> Sequence[int]:
+        """One input of at most `limit` tokens, special tokens included, for `embed`.
+
+        The longer text is cut first, at `side`; None is the side that the model's tokenizer cuts. Raises
+        Refused if no token of a text would be left.
+        """
         ...
 
 

@@ -66,12 +66,28 @@ def content_length(prompt: ChatPrompt) -> int:
 
 
 def total_length(prompt: ChatPrompt) -> int:
-    """Characters of all that a chat template may write: messages with their tool calls, tools and options."""
-    return sum(map(_characters, (prompt.messages, prompt.tools, prompt.template_options)))
+    """Characters of all that a chat template may write: messages with their tool calls, tools and options.
+
+    A number counts as one. Counting ends once the text is long, since a body may have 400,000 values.
+    """
+    found = 0
+    left: list[object] = [prompt.messages, prompt.tools, prompt.template_options]
+    while left and found <= LONG_TEXT_CHARACTERS:
+        value = left.pop()
+        if isinstance(value, str):
+            found += len(value)
+        elif isinstance(value, Mapping):
+            found += sum(map(len, value))
+            left += value.values()
+        elif isinstance(value, Sequence):
+            left += value
+        else:
+            found += 1
+    return found
 
 
 def _characters(value: object) -> int:
-    """Characters of the strings in a JSON value; the API bounds its depth."""
+    """Characters of the strings in a message's content."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -1,17 +1,21 @@
 """Python client of the HTTP API: `Tandem` (blocking) and `AsyncTandem` (asyncio).
 
-Both offer chat, stream and embed, with objectives per call, and share everything except how they wait. Of the
-control plane the SDK imports only `controlplane.api.protocol.requests`.
+Both have the same methods and share everything except how they wait. `deadline(ms=...)` bounds all calls of a
+block. Of the control plane the SDK imports only `controlplane.api.protocol.requests`.
 """
 
 from controlplane.sdk.async_client import AsyncTandem, AsyncTextStream
+from controlplane.sdk.bulk_embedding import EmbeddedBatch
 from controlplane.sdk.client import Tandem, TextStream
+from controlplane.sdk.deadline import CallDeadline, deadline
 from controlplane.sdk.errors import (
     ApiError,
     AuthenticationError,
     BadRequest,
     ConnectionLost,
     ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidOutput,
     NotFound,
     PermissionDenied,
     QueueTimeout,
@@ -21,13 +25,27 @@ from controlplane.sdk.errors import (
     SloUnattainable,
     StreamLost,
     TandemError,
+    TooManyTurns,
 )
-from controlplane.sdk.protocol import ChatReply, Decision, Embeddings
+from controlplane.sdk.replies import (
+    ChatReply,
+    Completion,
+    Decision,
+    Embeddings,
+    Readiness,
+    RerankedDocuments,
+    ScoredDocument,
+    ServedModel,
+    TokenizedText,
+)
 from controlplane.sdk.retries import Retries
+from controlplane.sdk.workflows import Answer, ToolRun
 
 __all__ = [
-    "ApiError", "AsyncTandem", "AsyncTextStream", "AuthenticationError", "BadRequest", "ChatReply",
-    "ConnectionLost", "ContextLengthExceeded", "Decision", "Embeddings", "NotFound", "PermissionDenied",
-    "QueueTimeout", "RateLimited", "Retries", "ServerError", "ServiceUnavailable", "SloUnattainable",
-    "StreamLost", "Tandem", "TandemError", "TextStream",
+    "Answer", "ApiError", "AsyncTandem", "AsyncTextStream", "AuthenticationError", "BadRequest",
+    "CallDeadline", "ChatReply", "Completion", "ConnectionLost", "ContextLengthExceeded",
+    "DeadlineExceeded", "Decision", "EmbeddedBatch", "Embeddings", "InvalidOutput", "NotFound",
+    "PermissionDenied", "QueueTimeout", "RateLimited", "Readiness", "RerankedDocuments", "Retries",
+    "ScoredDocument", "ServedModel", "ServerError", "ServiceUnavailable", "SloUnattainable", "StreamLost",
+    "Tandem", "TandemError", "TextStream", "TokenizedText", "TooManyTurns", "ToolRun", "deadline",
 ]  # fmt: skip

@@ -1,11 +1,17 @@
 """Exceptions of the SDK; the subclass of ApiError follows from the error's code, then from the status."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import orjson
 from pydantic import ValidationError
 
-from controlplane.api.protocol.requests import HEADER_REQUEST_ID, HEADER_RETRY_AFTER_MS, ErrorObject
+from controlplane.api.protocol.requests import (
+    HEADER_REQUEST_ID,
+    HEADER_RETRY_AFTER_MS,
+    HEADER_SHOULD_RETRY,
+    ErrorObject,
+)
 
 
 class TandemError(Exception):
@@ -24,8 +30,36 @@ class StreamLost(TandemError):
         self.text = text
 
 
+class DeadlineExceeded(TandemError):
+    """The deadline of `deadline(ms=...)` has passed; `text` is what a stream had received."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
+class InvalidOutput(TandemError):
+    """The output does not have the schema that was asked for; `text` is the output."""
+
+    def __init__(self, message: str, text: str) -> None:
+        super().__init__(message)
+        self.text = text
+
+
+class TooManyTurns(TandemError):
+    """The model called functions in each turn; `messages` is the conversation so far."""
+
+    def __init__(self, message: str, messages: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(message)
+        self.messages = messages
+
+
 class ApiError(TandemError):
-    """The server returned an error. `retry_after` is in seconds; None if the server stated no time."""
+    """The server returned an error.
+
+    `retry_after` is in seconds; None if the server stated no time. `is_retryable` is whether a later attempt
+    may succeed.
+    """
 
     def __init__(self, status: int, error: ErrorObject, headers: Mapping[str, str]) -> None:
         super().__init__(f"{status} {error.code}: {error.message}")
@@ -36,6 +70,10 @@ class ApiError(TandemError):
         self.code = error.code
         self.request_id = headers.get(HEADER_REQUEST_ID)
         self.retry_after = retry_after_of(headers)
+        stated = headers.get(HEADER_SHOULD_RETRY)
+        self.is_retryable = (
+            stated == "true" if stated in ("true", "false") else status in (408, 409, 429) or status >= 500
+        )
 
 
 class BadRequest(ApiError):
@@ -77,6 +115,9 @@ class SloUnattainable(RateLimited):
 class QueueTimeout(RateLimited):
     """The request was rejected after the longest waiting time."""
 
+
+NOT_READY = (ServerError, ConnectionLost)
+"""Errors of a server that is starting, failing or not there."""
 
 _BY_CODE = {
     "context_length_exceeded": ContextLengthExceeded,

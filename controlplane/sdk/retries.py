@@ -5,8 +5,8 @@ from random import uniform
 
 import httpx
 
-from controlplane.api.protocol.requests import HEADER_SHOULD_RETRY
-from controlplane.sdk.errors import ConnectionLost, TandemError, api_error, retry_after_of
+from controlplane.sdk.deadline import CallDeadline, ended_by
+from controlplane.sdk.errors import ApiError, ConnectionLost, TandemError, api_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +21,28 @@ class Retries:
     longest_wait_s: float = 30.0
     first_wait_s: float = 0.5
 
-    def wait_s(self, attempt: int, response: httpx.Response | None) -> float | None:
+    def wait_s(self, attempt: int, failure: TandemError) -> float | None:
         """Jittered seconds before the next attempt, or None to give up.
 
         Args:
             attempt: number of failed attempts before this one.
-            response: the error response; None if there was no connection.
+            failure: the error of this attempt.
         """
-        if attempt >= self.most or (response is not None and not _is_worth_retrying(response)):
+        if attempt >= self.most or (isinstance(failure, ApiError) and not failure.is_retryable):
             return None
-        asked = None if response is None else retry_after_of(response.headers)
-        if asked is not None:
-            # Never earlier than asked: the server spaces the retries of rejected requests.
-            return asked * uniform(1.0, 1.25) if asked <= self.longest_wait_s else None
-        return min(self.longest_wait_s, self.first_wait_s * 2.0**attempt) * uniform(0.5, 1.0)
+        asked = failure.retry_after if isinstance(failure, ApiError) else None
+        if asked is None:
+            return self.backoff_s(attempt)
+        return spaced(asked) if asked <= self.longest_wait_s else None
+
+    def backoff_s(self, attempt: int) -> float:
+        """Jittered seconds before the next attempt if the server states no time."""
+        return min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(attempt, 30)) * uniform(0.5, 1.0)
 
 
-def _is_worth_retrying(response: httpx.Response) -> bool:
-    stated = response.headers.get(HEADER_SHOULD_RETRY)
-    if stated in ("true", "false"):
-        return bool(stated == "true")
-    return response.status_code in (408, 409, 429) or response.status_code >= 500
+def spaced(retry_after: float) -> float:
+    """Jittered seconds, never fewer than the server asked for: it spaces the retries of rejected requests."""
+    return retry_after * uniform(1.0, 1.25)
 
 
 # A read timeout is not retried: the caller has waited its limit, and a retry would double the work.
@@ -50,32 +51,35 @@ RETRIED = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 DEFAULT_RETRIES = Retries()
 
 
+NO_RETRIES = Retries(most=0)
+
+
 class Attempts:
     """Counts the attempts of one call; each failure yields the wait before the next attempt, or is raised."""
 
-    def __init__(self, retries: Retries, path: str) -> None:
+    def __init__(self, retries: Retries, path: str, deadline: CallDeadline | None) -> None:
         self._retries = retries
         self._path = path
+        self._deadline = deadline
         self._failed = 0
 
     def after_refusal(self, response: httpx.Response) -> float:
         """Seconds to wait after an error response, whose body was read. Raises ApiError to give up."""
-        return self._after(api_error(response.status_code, response.content, response.headers), response)
+        return self._after(api_error(response.status_code, response.content, response.headers))
 
-    def after_loss(self, error: httpx.TransportError, response: httpx.Response | None) -> float:
-        """Seconds to wait after a transport error. Raises ConnectionLost to give up.
-
-        `response` is the response if its headers had arrived.
-        """
+    def after_loss(self, error: httpx.TransportError) -> float:
+        """Seconds to wait after a transport error. Raises ConnectionLost or DeadlineExceeded to give up."""
+        if (ended := ended_by(self._deadline, error, self._path)) is not None:
+            raise ended from error
         failure = ConnectionLost(f"{self._path}: no response: {error!r}")
         failure.__cause__ = error
         if not isinstance(error, RETRIED):
             raise failure
-        return self._after(failure, response)
+        return self._after(failure)
 
-    def _after(self, failure: TandemError, response: httpx.Response | None) -> float:
-        wait_s = self._retries.wait_s(self._failed, response)
-        if wait_s is None:
+    def _after(self, failure: TandemError) -> float:
+        wait_s = self._retries.wait_s(self._failed, failure)
+        if wait_s is None or (self._deadline is not None and wait_s >= self._deadline.remaining_s()):
             raise failure
         self._failed += 1
         return wait_s

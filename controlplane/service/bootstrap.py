@@ -5,22 +5,25 @@ The only module outside `backends` that imports it. Backends are looked up by na
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
+from typing import Any
 
 from backends import bundled_models
 from backends.device import probe as device_probe
 from backends.device.kv_memory import KvcachedMemory, kvcached_segment, kvcached_unit
 from backends.embedding.client import WorkerEmbedder
 from backends.vllm.client import VllmGenerator
+from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.hybrid import support as hybrid_support
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.config import Config, ConfigError
 from controlplane.config.active_mechanisms import mechanisms, unused_keys
-from controlplane.config.models_section import ChatModel, EmbeddingModel
+from controlplane.config.models_section import ChatModel, EmbeddingModel, WorkerModel
 from controlplane.core.clock import Clock
 from controlplane.core.device import DeviceMemory
 from controlplane.core.memory_ledger import MemoryLedger, Quota
-from controlplane.core.ports import Embedder, Generator, LengthPredictor
+from controlplane.core.ports import Embedder, Generator, LengthPredictor, Reranker
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
@@ -79,8 +82,15 @@ def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generat
         reasoning_parser=chat.reasoning_parser,
         scheduling=scheduling,
         hybrid=None if hybrid is None else HybridSetup(hybrid.architecture, hybrid.forms),
+        grammars=_grammar_limits(config),
         stall_seconds=chat.stall_ms / 1_000,
     )
+
+
+def _grammar_limits(config: Config) -> GrammarLimits:
+    """The keys of `server.limits` that an engine applies."""
+    section = config.server.limits
+    return GrammarLimits(**{key.name: getattr(section, key.name) for key in fields(GrammarLimits)})
 
 
 def embedders_of(config: Config) -> list[Embedder]:
@@ -93,7 +103,12 @@ def embedders_of(config: Config) -> list[Embedder]:
     ]
 
 
-def worker_embedder(config: Config, model: EmbeddingModel) -> Embedder:
+def rerankers_of(config: Config) -> list[Reranker]:
+    """The rerankers of a configuration, not started."""
+    return [worker_embedder(config, model) for model in config.models.rerankers]
+
+
+def worker_embedder(config: Config, model: WorkerModel) -> WorkerEmbedder:
     """sentence-transformers in a worker process; `config` decides CPU priority and allocator."""
     idle = model.idle_cpu_priority
     return embedder_of(
@@ -106,9 +121,12 @@ def worker_embedder(config: Config, model: EmbeddingModel) -> Embedder:
 
 
 def embedder_of(
-    model: EmbeddingModel, *, idle_cpu_priority: bool = False, returns_memory: bool = False
+    model: WorkerModel, *, idle_cpu_priority: bool = False, returns_memory: bool = False
 ) -> WorkerEmbedder:
     """sentence-transformers in a worker process of its own."""
+    own: dict[str, Any] = {"scores_pairs": True}
+    if isinstance(model, EmbeddingModel):
+        own = {"normalize": model.normalize, "dimensions": model.dimensions}
     return WorkerEmbedder(
         model.model,
         served_name=model.served_name,
@@ -116,14 +134,13 @@ def embedder_of(
         max_running=model.max_running,
         device=model.device,
         dtype=model.dtype,
-        normalize=model.normalize,
         max_input_tokens=model.max_input_tokens,
-        dimensions=model.dimensions,
         threads=model.threads,
         idle_cpu_priority=idle_cpu_priority,
         trust_remote_code=model.trust_remote_code,
         stall_seconds=model.stall_ms / 1_000,
         returns_memory=returns_memory,
+        **own,
     )
 
 
@@ -231,6 +248,7 @@ def assemble(config: Config) -> Service:
         config,
         generators_of(config, plan),
         embedders_of(config),
+        rerankers=rerankers_of(config),
         workspace_bytes=plan.workspace_bytes,
         device_memory=None if is_static else lambda: kvcached_memory(plan),
         monitor=monitor_of(plan, is_static=is_static) if config.pool.monitor_ms else None,
@@ -243,6 +261,7 @@ def build_service(
     embedders: Sequence[Embedder],
     *,
     workspace_bytes: int,
+    rerankers: Sequence[Reranker] = (),
     device_memory: Callable[[], DeviceMemory] | None = None,
     monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None = None,
     clock: Clock | None = None,
@@ -255,7 +274,8 @@ def build_service(
         config: the whole configuration.
         generators: LLM engines, not started.
         embedders: embedding engines, not started.
-        workspace_bytes: quota of all embedding models where no quota moves.
+        workspace_bytes: quota of all embedding models and rerankers where no quota moves.
+        rerankers: reranking engines, not started.
         device_memory: called once the backends run; without it the quotas are static.
         monitor: builds the memory monitor, given what to call when the withheld bytes change.
         clock: another clock than the host's; then nothing is trained in the background.
@@ -263,11 +283,8 @@ def build_service(
         lengths: replaces the length predictor that the configuration names.
     """
     predictor = lengths or length_predictor_of(config)
-    training = None
-    if clock is None and isinstance(predictor, LearnedLengths):
-        section = config.predictors
-        training = LengthTraining(predictor, every_seconds=section.train_every_ms / 1_000, file=section.file)
-    kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, embedders)) if served]
+    workers = [*embedders, *rerankers]
+    kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, workers)) if served]
     metrics = Metrics(config.service_classes().values(), kinds)
     restart = None if config.models.chat is None else config.models.chat.restart
     supervisors = {generator.model: EngineSupervisor(generator, restart) for generator in generators}
@@ -275,7 +292,8 @@ def build_service(
         _parts,
         config,
         supervisors,
-        {embedder.model: embedder for embedder in embedders},
+        {worker.model: worker for worker in workers},
+        {reranker.model: reranker for reranker in rerankers},
         device_memory,
         workspace_bytes,
         monitor,
@@ -287,21 +305,29 @@ def build_service(
     return Service(
         config,
         list(supervisors.values()),
-        embedders,
+        workers,
         build,
         policies_of=partial(policies_of, generators=generators),
         configurator=EngineConfigurator(
             [generator for generator in generators if generator.has_own_scheduler], config.engine_options()
         ),
         timer=ticks or SchedulerTimer(),
-        training=training,
+        training=_training_of(config, predictor) if clock is None else None,
     )
+
+
+def _training_of(config: Config, predictor: LengthPredictor) -> LengthTraining | None:
+    if not isinstance(predictor, LearnedLengths):
+        return None
+    section = config.predictors
+    return LengthTraining(predictor, every_seconds=section.train_every_ms / 1_000, file=section.file)
 
 
 def _parts(
     config: Config,
     supervisors: Mapping[str, EngineSupervisor],
     embedders: Mapping[str, Embedder],
+    rerankers: Mapping[str, Reranker],
     device_memory: Callable[[], DeviceMemory] | None,
     workspace_bytes: int,
     make_monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None,
@@ -310,7 +336,7 @@ def _parts(
     metrics: Metrics,
     fail_open: FailOpen,
 ) -> Parts:
-    """Builds what depends on the sizes that the started backends report. Raises ConfigError."""
+    """Builds what depends on the backends' sizes; `rerankers` are in `embedders`, too. Raises ConfigError."""
     generators = {name: supervisor.generator for name, supervisor in supervisors.items()}
     pool = shared_pool(config, generators, embedders, device_memory)
     shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
@@ -335,6 +361,7 @@ def _parts(
         clock,
         generators,
         embedders,
+        rerankers,
         config.service_classes(),
         config.default_class(),
         fail_open=fail_open,

@@ -56,8 +56,21 @@ MODEL_LIMIT = TruncationRequest()
 
 
 @dataclass(frozen=True, slots=True)
+class TextPairs:
+    """Texts to score in pairs: one query for all documents, or one for each.
+
+    The fields name their members in the request body.
+    """
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    query_field: str = "query"
+    document_field: str = "documents"
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """An embedding request with its inputs as token ids.
+    """An embedding or reranking request with its inputs as token ids.
 
     `texts` are the inputs as sent, and empty if a prompt name or a truncation changes their vectors.
     `charged_tokens` is that of `GenerateJob`.

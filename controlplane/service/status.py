@@ -20,7 +20,10 @@ from controlplane.service.runtime.health_tracker import Fault
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One served model. `kind` is generate or embed; `root` is the model's path or its name on the hub."""
+    """One served model.
+
+    `kind` is generate, embed or rerank; `root` is the model's path or its name on the hub.
+    """
 
     id: str
     kind: str
@@ -47,7 +50,10 @@ class ServiceStatus:
         self.generators = {name: each.generator for name, each in self.supervisors.items()}
 
     def impaired(self) -> dict[str, str]:
-        """The repeated work that fails while requests are served, with the kind of fault."""
+        """The repeated work that fails while requests are served, with the kind of fault.
+
+        And `memory`, while bytes are withheld from the quotas.
+        """
         repeated = {
             "decisions": self.dispatcher,
             "quotas": self.quota_controller,
@@ -55,13 +61,19 @@ class ServiceStatus:
         }
         health = {name: work.health for name, work in repeated.items() if work is not None}
         found = {name: each.fault.value for name, each in health.items() if each.fault is not None}
+        if self.monitor is not None and self.monitor.withheld:
+            found["memory"] = "withheld"
         return found | ({"learning": Fault.DEFECT.value} if self.fail_open.is_failing else {})
 
     def models(self) -> list[ModelCard]:
         """All served models."""
         roots = {model.served_name: model.model for model in self.config.models.all()}
         sizes = {g.model: ("generate", g.max_model_tokens) for g in self.generators.values()}
-        sizes |= {e.model: ("embed", e.max_input_tokens) for e in self.embedders.values()}
+        rerankers = {model.served_name for model in self.config.models.rerankers}
+        sizes |= {
+            e.model: ("rerank" if e.model in rerankers else "embed", e.max_input_tokens)
+            for e in self.embedders.values()
+        }
         return [ModelCard(model, kind, size, roots[model]) for model, (kind, size) in sizes.items()]
 
     def context_tokens(self) -> int:

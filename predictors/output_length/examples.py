@@ -5,6 +5,7 @@ neither text nor token ids are kept. If the vector dimension changes, all earlie
 """
 
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from math import log1p
 from typing import Any
 from zlib import crc32
@@ -61,14 +62,24 @@ def feature_row(request: Request, recent_mean: float, recent_spread: float) -> F
             recent_spread,
         )
     )
-    model = bucket(f"model={request.model}")
-    caller = (bucket(f"class={request.service_class.name}"), bucket(f"tenant={request.tenant}"), model)
+    words, group = _words(known[1], request.service_class.name, request.tenant, request.model)
+    vector = _NO_VECTOR if features is None else np.frombuffer(features.vector, np.float16)
+    return FeatureRow(numbers, words, group, vector)
+
+
+@lru_cache(maxsize=1_024)
+def _words(
+    prompt_words: tuple[int, ...], class_name: str, tenant: str, model_name: str
+) -> tuple[npt.NDArray[np.uint16], int]:
+    """The words of a row, read-only, and its group. A request is forecast again as its output grows."""
+    model = bucket(f"model={model_name}")
+    caller = (bucket(f"class={class_name}"), bucket(f"tenant={tenant}"), model)
     words = np.zeros(WIDTH, np.uint16)
-    own = np.array((*known[1], *caller), np.uint16)
+    own = np.array((*prompt_words, *caller), np.uint16)
     words[: len(own)] = own
     words[WIDTH // 2 : WIDTH // 2 + len(own)] = (own.astype(np.uint32) * _MIX ^ model) % BUCKETS
-    vector = _NO_VECTOR if features is None else np.frombuffer(features.vector, np.float16)
-    return FeatureRow(numbers, words, crc32(own[: len(known[1])].tobytes()) & 0x7FFFFFFF, vector)
+    words.setflags(write=False)
+    return words, crc32(own[: len(prompt_words)].tobytes()) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)

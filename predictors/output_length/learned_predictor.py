@@ -99,6 +99,9 @@ class LearnedLengths:
         self._recent: dict[tuple[str, str], _Recent] = {}
         self._classes: dict[str, _ClassState] = {}
         self._pending: OrderedDict[str, _PendingForecast] = OrderedDict()
+        # Forecasts since the last change of the state. A request whose output outruns its forecast asks again
+        # at every token, and outputs end much less often.
+        self._current: dict[str, LengthForecast] = {}
 
     @property
     def model(self) -> LengthModel | None:
@@ -109,6 +112,13 @@ class LearnedLengths:
         """Calibrated forecast by the better forecaster, clipped at the request's token limit."""
         if request.runs_to_limit:
             return self._history.forecast(request)
+        if (found := self._current.get(request.id)) is None:
+            if len(self._current) >= _OPEN_FORECASTS:
+                self._current.clear()
+            found = self._current[request.id] = self._compute(request)
+        return found
+
+    def _compute(self, request: Request) -> LengthForecast:
         recent = self._recent.get((request.service_class.name, request.model)) or _Recent()
         row = feature_row(request, recent.mean, recent.spread)
         if request.features is None and self._model is not None:
@@ -136,6 +146,7 @@ class LearnedLengths:
         """Learns the output length of a finished request and scores both forecasts of it."""
         if request.runs_to_limit:
             return
+        self._current.clear()
         name = request.service_class.name
         self.calibration.record_outcome(request.id, name, output_tokens)
         self._history.observe(request, output_tokens)
@@ -152,6 +163,7 @@ class LearnedLengths:
         self._history.withdraw(request)
         self.calibration.discard(request.id)
         self._pending.pop(request.id, None)
+        self._current.pop(request.id, None)
 
     def _judge(self, name: str, stated: _PendingForecast, log_tokens: float, top: float) -> None:
         state = self._classes.setdefault(name, _ClassState())
@@ -171,6 +183,7 @@ class LearnedLengths:
     def swap(self, model: LengthModel) -> None:
         """Installs a trained model and resets its calibration and loss in every class."""
         self._model = model
+        self._current.clear()
         self._generation += 1
         for state in self._classes.values():
             state.conformal[_MODEL] = Conformal(outcome_count=_SETTLED)
@@ -192,6 +205,7 @@ class LearnedLengths:
         self.examples.extend(checkpoint.table)
         if checkpoint.model is not None:
             self.swap(checkpoint.model)
+        self._current.clear()
         standing = checkpoint.standing or {}
         for class_name, model, *recent in standing.get("recent", ()):
             self._recent[class_name, model] = _Recent(*recent)

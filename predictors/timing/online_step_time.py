@@ -193,7 +193,9 @@ class StepReports:
         busy = Duration(max(0, took - waited))
         self._decode_work = StepWork(0, work.decodes, work.cells)
         self._full_steps.append(busy)
-        if is_alone:
+        # Where embeddings never pause, steps beside them are better than none; the first steps alone replace
+        # them (`StepTime` discards observations after a shift).
+        if is_alone or not self.reports_steps:
             self.steps.observe(work, busy / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
         lost = work.prefill_tokens * self.steps.per_prompt_token

@@ -51,7 +51,7 @@ def test_an_existing_model_folder_is_not_rebuilt(tmp_path, monkeypatch):
 
 def test_a_failed_build_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
-    monkeypatch.setattr(bundled_models, "_set_weights", lambda model: 1 / 0)
+    monkeypatch.setattr(bundled_models, "_set_weights", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         bundled_models.ensure_tiny_model()
     assert list(tmp_path.iterdir()) == []
@@ -111,7 +111,7 @@ def test_resolve_builds_tiny_models_and_rejects_unknown_ones():
     assert bundled_models.resolve("tandem/tiny-llama") == str(bundled_models.ensure_tiny_model())
     assert bundled_models.resolve("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"
     with pytest.raises(
-        ValueError, match=r"tandem/tiny-gpt.*choose one of tandem/tiny-llama, .*tandem/tiny-opt"
+        ValueError, match=r"tandem/tiny-gpt.*choose one of .*tandem/tiny-llama, .*tandem/tiny-opt"
     ):
         bundled_models.resolve("tandem/tiny-gpt")
 

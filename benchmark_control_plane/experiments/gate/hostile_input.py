@@ -57,6 +57,21 @@ def _embed(given: object) -> bytes:
     return json.dumps({"model": "minilm", "input": given}, separators=(",", ":")).encode()
 
 
+def _schema(schema: dict[str, object]) -> tuple[str, bytes]:
+    named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return CHAT, _chat("hi", max_tokens=2, response_format=named)
+
+
+def _object(properties: int, *, optional: bool = False) -> dict[str, object]:
+    names = [f"p{number}" for number in range(properties)]
+    required = {} if optional else {"required": names}
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, **required}
+
+
+def _structured(**constraint: object) -> tuple[str, bytes]:
+    return CHAT, _chat("hi", max_tokens=2, structured_outputs=constraint)
+
+
 def _keys(count: int) -> dict[str, object]:
     return {f"k{number}": 1 for number in range(count)}
 
@@ -79,6 +94,18 @@ BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
     "4.7 MB text": lambda: (CHAT, _chat("word " * 940_000)),
     "2.4 MB text": lambda: (TEXT, json.dumps({"model": "tiny-llama", "prompt": "x" * 2_400_000}).encode()),
     "32 KB text": lambda: (CHAT, _chat("x" * 32_000)),
+    "schema": lambda: _schema(_object(10)),
+    "known schema": lambda: _schema(_object(10)),
+    "2,000 optional properties": lambda: _schema(_object(2_000, optional=True)),
+    "1,000 optional properties": lambda: _schema(_object(1_000, optional=True)),
+    "20,000 properties": lambda: _schema({"allOf": [_object(900) for _ in range(22)]}),
+    "maxLength of a million": lambda: _schema({"type": "string", "maxLength": 1_000_000}),
+    "100,000 choices": lambda: _structured(choice=[f"choice {number}" for number in range(100_000)]),
+    "200 KB regular expression": lambda: _structured(regex="a" * 200_000),
+    "60 KB regular expression": lambda: _structured(regex="|".join(f"w{n}x[a-z]+" for n in range(5_000))),
+    "ambiguous grammar": lambda: _structured(
+        grammar="root ::= a a a a a a a a\na ::= [a-z]* [a-z ]* [a-z]* [a-z ]*"
+    ),
     "n and logprobs": lambda: (CHAT, _chat("hi", n=128, logprobs=True, top_logprobs=20, max_tokens=400)),
 }
 

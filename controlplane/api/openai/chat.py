@@ -36,6 +36,7 @@ async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, 
         max_tokens=body.most_tokens,
         sampling=chat_sampling(body),
         hints=ask.hints,
+        arrival=ask.arrival,
     )
     tally = UsageCounter(job.request.prompt_tokens, n=job.sampling.n)
     head = {

@@ -65,6 +65,7 @@ async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list
             default_max_tokens=DEFAULT_MAX_TOKENS,
             sampling=sampling,
             hints=ask.hints,
+            arrival=ask.arrival,
             prompts=len(body.prompts),
         )
         for prompt in body.prompts

@@ -35,6 +35,8 @@ async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: S
         ask.hints,
         truncation=_cut(body),
         prompt=body.prompt_name,
+        takes_any_ids=body.token_ids == "as-given",
+        arrival=ask.arrival,
     )
     if body.dimensions is not None:
         _check_dimensions(service, body.model, body.dimensions)

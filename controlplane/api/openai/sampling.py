@@ -8,6 +8,7 @@ import orjson
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.json_schema import endless_reference
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, Generation
+from controlplane.api.protocol.tokenize_messages import TokenizeRequest
 from controlplane.core.generation import ChatPrompt, Sampling
 
 _TEMPLATE_FIELDS = ("reasoning_effort", "add_generation_prompt", "continue_final_message")
@@ -99,8 +100,8 @@ def _invalid(message: str, param: str) -> Problem:
     return Problem(400, message, param=param, code="invalid_value")
 
 
-def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
-    """Messages, tools and template options of a chat request. Raises Problem for an unusable schema."""
+def chat_prompt(body: ChatCompletionRequest | TokenizeRequest) -> ChatPrompt:
+    """Messages, tools and template options of a chat. Raises Problem for an unusable schema."""
     stated = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
     if body.reasoning_effort is not None:
         # Few chat templates read reasoning_effort, most reasoning models read this switch; as in vLLM.
@@ -113,7 +114,7 @@ def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
     for index, tool in enumerate(tools):
         _require_satisfiable(tool["function"].get("parameters") or {}, f"tools[{index}].function.parameters")
     return ChatPrompt(
-        messages=body.messages,
+        messages=body.messages or (),
         tools=tools,
         tool_choice=body.tool_choice or ("auto" if tools else "none"),
         template_options=options,

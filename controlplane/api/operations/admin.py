@@ -1,11 +1,11 @@
 """The /admin endpoints for state, configuration and drain; they need the admin key."""
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane.api.auth import require_admin
+from controlplane.api.body_parsing import parse_json
 from controlplane.api.errors import Problem
 from controlplane.api.operations.health import json_response
 from controlplane.api.settings import ApiSettings
@@ -47,9 +47,7 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
         """
         require_admin(request.headers, settings)
         try:
-            await service.reconfigure(orjson.loads(await request.body()))
-        except orjson.JSONDecodeError as error:
-            raise Problem(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+            await service.reconfigure(parse_json(await request.body(), settings.limits))
         except ConfigError as error:
             raise Problem(400, str(error), code="invalid_value") from None
         except BackendDown as error:

@@ -25,7 +25,7 @@ _MAX_TOKENS = 2**24
 
 
 class ExplainRequest(Objectives):
-    """A hypothetical request of a given size; for embeddings, `inputs` of `prompt_tokens` each."""
+    """A hypothetical request of a given size; of embed and rerank models `inputs` of `prompt_tokens` each."""
 
     model: Annotated[str, Field(min_length=1)]
     prompt_tokens: Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
@@ -68,8 +68,13 @@ async def _job(
 ) -> GenerateJob | EmbedJob:
     """Builds the job of a hypothetical request. Raises Refused as for a real request."""
     model, prompt, intake = body.model, range(body.prompt_tokens), service.intake
-    if any(card.id == model and card.kind == "embed" for card in service.status.models()):
-        return await intake.embeddings(request_id, ANONYMOUS, model, [prompt] * body.inputs, hints)
+    kind = {card.id: card.kind for card in service.status.models()}.get(model)
+    if kind == "rerank":
+        sizes = [body.prompt_tokens] * body.inputs
+        return intake.pairs.of_sizes(request_id, ANONYMOUS, model, sizes, hints)
+    if kind == "embed":
+        inputs = [prompt] * body.inputs
+        return await intake.embeddings(request_id, ANONYMOUS, model, inputs, hints, takes_any_ids=True)
     sampling, most = Sampling(1), body.max_tokens
     return await intake.completion(
         request_id, ANONYMOUS, model, prompt, max_tokens=most, sampling=sampling, hints=hints

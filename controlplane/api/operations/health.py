@@ -1,13 +1,15 @@
 """The GET endpoints for models, liveness, readiness and metrics; none of them runs a model."""
 
 import asyncio
+import time
 
 import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from controlplane.api.auth import caller_of
+from controlplane import __version__
+from controlplane.api.auth import caller_of, require_metrics_key
 from controlplane.api.errors import Problem
 from controlplane.api.settings import ApiSettings
 from controlplane.core.errors import BackendDown
@@ -18,13 +20,16 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
-    """Routes of /v1/models, /health, /ready and /metrics."""
+    """Routes of /v1/models, /version, /health, /ready and /metrics."""
     routes = APIRouter()
+    created = int(time.time())
 
     @routes.get("/v1/models", response_model=None)
     async def list_models(request: Request) -> Response:
         caller_of(request.headers, settings.api_keys)
-        return json_response({"object": "list", "data": [_shown(card) for card in service.status.models()]})
+        return json_response(
+            {"object": "list", "data": [_shown(card, created) for card in service.status.models()]}
+        )
 
     @routes.get("/v1/models/{model_id:path}", response_model=None)
     async def show_model(request: Request, model_id: str) -> Response:
@@ -37,7 +42,11 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
                 param="model",
                 code="model_not_found",
             )
-        return json_response(_shown(cards[model_id]))
+        return json_response(_shown(cards[model_id], created))
+
+    @routes.get("/version", response_model=None)
+    async def show_version() -> Response:
+        return json_response({"version": __version__})
 
     @routes.get("/health", response_model=None)
     async def is_alive() -> Response:
@@ -45,23 +54,29 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
 
     @routes.get("/ready", response_model=None)
     async def is_ready() -> Response:
-        try:
-            async with asyncio.timeout(settings.ready_timeout_s):
-                await service.check()
-        except BackendDown as error:
-            raise Problem(503, f"not ready: {error}", code="backend_down") from None
-        except TimeoutError:
-            message = f"not ready: no reply from the engines within {settings.ready_timeout_s:g} s"
-            raise Problem(503, message, code="backend_down") from None
-        # Names the parts that fail while requests are still served; /admin/state has the details.
-        impaired = service.status.impaired()
-        return json_response({"status": "ready"} | ({"impaired": impaired} if impaired else {}))
+        return await readiness(service, settings.ready_timeout_s)
 
     @routes.get("/metrics", response_model=None)
-    async def show_metrics() -> Response:
+    async def show_metrics(request: Request) -> Response:
+        require_metrics_key(request.headers, settings)
         return Response(service.status.metrics_text(), media_type=_EXPOSITION)
 
     return routes
+
+
+async def readiness(service: Service, timeout_s: float) -> Response:
+    """The response of /ready. Raises Problem (503) unless every engine responds within `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await service.check()
+    except BackendDown as error:
+        raise Problem(503, f"not ready: {error}", code="backend_down") from None
+    except TimeoutError:
+        message = f"not ready: no reply from the engines within {timeout_s:g} s"
+        raise Problem(503, message, code="backend_down") from None
+    # Names the parts that fail while requests are still served; /admin/state has the details.
+    impaired = service.status.impaired()
+    return json_response({"status": "ready"} | ({"impaired": impaired} if impaired else {}))
 
 
 def json_response(body: object) -> Response:
@@ -69,11 +84,11 @@ def json_response(body: object) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
 
 
-def _shown(card: ModelCard) -> dict[str, object]:
+def _shown(card: ModelCard, created: int) -> dict[str, object]:
     return {
         "id": card.id,
         "object": "model",
-        "created": 0,
+        "created": created,
         "owned_by": "tandem",
         # As in vLLM, whose benchmark client reads the tokenizer's name here.
         "root": card.root,

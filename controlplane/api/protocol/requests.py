@@ -30,6 +30,16 @@ HEADER_QUEUE_MS = "x-tandem-queue-ms"
 HEADER_PREDICTED_TTFT_MS = "x-tandem-predicted-ttft-ms"
 HEADER_RETRY_AFTER_MS = "retry-after-ms"
 HEADER_SHOULD_RETRY = "x-should-retry"
+RESPONSE_HEADERS = (
+    HEADER_REQUEST_ID,
+    HEADER_DECISION,
+    HEADER_QUEUE_MS,
+    HEADER_PREDICTED_TTFT_MS,
+    HEADER_RETRY_AFTER_MS,
+    HEADER_SHOULD_RETRY,
+    "retry-after",
+)
+"""Headers of responses that scripts of a web page may read."""
 
 MAX_OBJECTIVE_MS = 86_400_000.0
 MAX_PROMPTS = 128
@@ -54,9 +64,11 @@ UNSERVED = {
     "guided_json": "use response_format or structured_outputs",
     "guided_regex": "use structured_outputs",
     "input_type": "name one of the model's own prompts in prompt_name",
+    "max_chunks_per_doc": "a document is cut, not split; use max_tokens_per_doc",
     "moderation": "leave it out",
     "normalize": "the operator sets it for each embedding model; leave it out",
     "priority": "servers disagree on its meaning; use service_class",
+    "rank_fields": "documents are ranked by their text; write the fields into it",
     "request_id": f"send it as the header {HEADER_REQUEST_ID}",
     "suffix": "fill-in-the-middle is not supported; leave it out",
     "truncate": "use truncate_prompt_tokens; -1 keeps as many as the model takes",
@@ -286,6 +298,8 @@ class EmbeddingRequest(Objectives):
         expecting("the number of tokens to keep, at least 1, or -1 for as many as the model takes"),
     ] = None
     truncation_side: Literal["left", "right"] | None = None
+    # Ids without the special tokens of the model's tokenizer are refused unless they are meant so.
+    token_ids: Literal["as-given"] | None = None
     # One of the model's own prompts, such as "query" or "passage" (a sentence-transformers term).
     prompt_name: Name | None = None
     priority: None = None

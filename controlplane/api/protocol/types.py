@@ -20,7 +20,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-_OPEN = ConfigDict(strict=True, extra="allow")
+OPEN = ConfigDict(strict=True, extra="allow")
 _CLOSED = ConfigDict(strict=True, extra="forbid")
 
 
@@ -60,7 +60,7 @@ class StreamOptions(Strict):
 class JsonSchema(TypedDict, total=False):
     """A named schema of `response_format`."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = OPEN  # type: ignore[misc]
     name: Required[Text]
     schema: dict[str, Any]
 
@@ -106,7 +106,7 @@ class ContentPart(TypedDict):
 class CalledFunction(TypedDict):
     """Name and JSON arguments of a function call."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = OPEN  # type: ignore[misc]
     name: str
     arguments: str
 
@@ -114,7 +114,7 @@ class CalledFunction(TypedDict):
 class ToolCall(TypedDict):
     """A tool call of an earlier assistant message."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = OPEN  # type: ignore[misc]
     id: str
     type: Literal["function"]
     function: CalledFunction

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from controlplane.core.clock import Duration, Instant, after, between
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import Generator
+from controlplane.core.ports import Generator, PassLimit
 from controlplane.core.request import Kind
 from controlplane.policy.sharing.decode_slack import Decoding, TokenDeadline, decode_slack
 from controlplane.service.ticket import Ticket
@@ -19,7 +19,7 @@ from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
 def embedding_time_slack(
     tickets: Collection[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
-) -> Duration | None:
+) -> PassLimit | None:
     """Longest time that an embedding batch may occupy the device now; None if unlimited.
 
     `paces` are those of the LLM.
@@ -34,9 +34,7 @@ def embedding_time_slack(
         default=0,
     )
     running = [
-        Decoding(
-            _token_deadlines(ticket, ledger.lease_state(ticket.lease)[1], pace, now), ticket.request.slo.tpot
-        )
+        _decoding(ticket, ledger.lease_state(ticket.lease)[1], pace, now)
         for ticket in tickets
         if ticket.lease is not None
         and ticket.request.kind is Kind.GENERATE
@@ -44,17 +42,30 @@ def embedding_time_slack(
     ]
     mean_step = Duration(0) if pace is None else pace.step
     # `own_step` excludes the delay by embedding batches, which must not reduce the slack that they get.
-    return decode_slack(running, mean_step if paces.own_step is None else paces.own_step)
+    return decode_slack(running, mean_step if paces.own_step is None else paces.own_step, paces.lost_share)
 
 
 def _priority(ticket: Ticket) -> int:
     return ticket.request.service_class.priority
 
 
+def _decoding(ticket: Ticket, remaining: int, pace: Pace | None, now: Instant) -> Decoding:
+    fewest = max(1, min(remaining, ticket.likely_total[0] - ticket.timeline.output_tokens))
+    return Decoding(
+        _token_deadlines(ticket, remaining, remaining, pace, now),
+        _token_deadlines(ticket, fewest, remaining, pace, now),
+        ticket.request.slo.tpot,
+    )
+
+
 def _token_deadlines(
-    ticket: Ticket, remaining: int, pace: Pace | None, now: Instant
+    ticket: Ticket, to_last: int, remaining: int, pace: Pace | None, now: Instant
 ) -> tuple[TokenDeadline, ...]:
-    """The deadlines that the objectives set; `remaining` is the predicted number of tokens."""
+    """The deadlines that the objectives set.
+
+    `remaining` is the predicted number of tokens. The mean time per token counts over the next `to_last`
+    tokens.
+    """
     slo, timeline, first = ticket.request.slo, ticket.timeline, 0
     found = []
     if timeline.first_token is None or timeline.last_token is None:
@@ -63,8 +74,8 @@ def _token_deadlines(
             found.append(TokenDeadline(between(now, after(timeline.arrival, slo.ttft)), first))
     else:
         if slo.tpot is not None:
-            allowed = Duration(slo.tpot * (timeline.output_tokens + remaining - 1))
-            found.append(TokenDeadline(between(now, after(timeline.first_token, allowed)), remaining))
+            allowed = Duration(slo.tpot * (timeline.output_tokens + to_last - 1))
+            found.append(TokenDeadline(between(now, after(timeline.first_token, allowed)), to_last))
         if slo.gap is not None:
             found.append(TokenDeadline(between(now, after(timeline.last_token, slo.gap)), 1))
     if slo.e2e is not None:

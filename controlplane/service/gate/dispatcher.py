@@ -14,7 +14,7 @@ from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reject
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.pool_view import Pace, PoolView, Waiting
-from controlplane.core.ports import Embedder, Generator
+from controlplane.core.ports import Embedder, Generator, PassLimit
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.policy.gate.admission import wait_bound
@@ -137,7 +137,7 @@ class Dispatcher:
         """The waiting requests of `owner`, by rank."""
         return self._waiting.queued(owner)
 
-    def decode_slack(self) -> Duration | None:
+    def decode_slack(self) -> PassLimit | None:
         """Longest time that an embedding batch may occupy the device now; None if unlimited."""
         return embedding_time_slack(
             self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now()

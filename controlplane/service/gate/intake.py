@@ -4,22 +4,31 @@ Names, objectives and token counts are checked here, before a request enters a q
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import TypeVar
 
 from controlplane.config.limits_section import LimitsSection
-from controlplane.core.clock import Clock, Instant, milliseconds
+from controlplane.core.clock import Clock, Instant
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.memory_ledger import Footprint, generate_footprint
-from controlplane.core.ports import Embedder, Generator, Vectors
-from controlplane.core.request import Kind, PromptFeatures, Request, Timeline
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.ports import Embedder, Generator, Reranker, Vectors
+from controlplane.core.request import Kind, Timeline
+from controlplane.core.slo import ServiceClass
 from controlplane.core.text_limits import content_length, total_length
-from controlplane.service.gate.prompt_limits import PromptTokenizer, answer_limit, bounded_texts, text_limit
+from controlplane.service.gate.pair_intake import PairIntake
+from controlplane.service.gate.prompt_limits import (
+    GrammarChecks,
+    PromptTokenizer,
+    answer_limit,
+    bounded_texts,
+    least_job,
+    text_limit,
+    truncation_limit,
+)
+from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
+from controlplane.service.gate.text_tokenization import TextTokenization
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.request_jobs import (
@@ -34,18 +43,6 @@ from controlplane.service.ticket import Ticket
 from predictors.output_length.features import chat_features, last_user_text, prompt_features
 
 
-@dataclass(frozen=True, slots=True)
-class _RequestFields:
-    """The parts of a request that do not depend on its kind."""
-
-    request_id: str
-    caller: Caller
-    hints: RequestHints
-    arrival: Instant
-    features: PromptFeatures | None = None
-    charged_tokens: int | None = None
-
-
 class Intake:
     """Validates and tokenizes requests; raises Refused naming the field of the body that is invalid."""
 
@@ -54,6 +51,7 @@ class Intake:
         clock: Clock,
         generators: Mapping[str, Generator],
         embedders: Mapping[str, Embedder],
+        rerankers: Mapping[str, Reranker],
         classes: Mapping[str, ServiceClass],
         default_class: str,
         *,
@@ -63,25 +61,32 @@ class Intake:
         keeps_features: bool = False,
         prompt_vectors: PromptVectorCache | None = None,
     ) -> None:
-        """Builds the intake of these models.
+        """Builds the intake of these models; `embedders` include `rerankers`.
 
-        `charge` charges a job to its tenant's rate limits before it is tokenized, and raises Rejected.
-
-        With `keeps_features` requests carry the prompt features of the length predictor.
-
-        They include the vector of the last user message if `prompt_vectors` holds it.
+        `charge` charges a job to its tenant's rate limits before costly work, and raises Rejected. With
+        `keeps_features` requests carry the prompt features of the length predictor, and the vector of the
+        last user message if `prompt_vectors` holds it.
         """
         self._clock = clock
         self._generators = generators
-        self._embedders = embedders
-        self._classes = classes
-        self._default_class = default_class
+        self._embedders = {name: each for name, each in embedders.items() if name not in rerankers}
+        self._served = {**generators, **embedders}
+        self._requests = RequestBuilder(classes, default_class)
         self._fail_open = fail_open
         self._max_answer_values = limits.max_answer_values
         self._tokenizer = PromptTokenizer(limits.tokenizer_threads, charge)
+        self.pairs = PairIntake(
+            clock,
+            rerankers,
+            self._served,
+            self._requests,
+            self._tokenizer,
+            max_pair_tokens=limits.max_pair_tokens,
+        )
+        self.tokenization = TextTokenization(generators, self._served, self._tokenizer)
+        self._grammars = GrammarChecks(limits.grammar_processes, charge)
         self._keeps_features = keeps_features
         self._prompt_vectors = prompt_vectors
-        self._serial = count(1)
 
     async def chat(
         self,
@@ -93,11 +98,12 @@ class Intake:
         max_tokens: int | None,
         sampling: Sampling,
         hints: RequestHints,
+        arrival: Instant | None = None,
     ) -> GenerateJob:
-        """Renders the chat template. Raises Refused."""
-        arrival = self._clock.now()
+        """Renders the chat template. Raises Refused. `arrival` is now unless the caller knows it."""
+        arrival = self._clock.now() if arrival is None else arrival
         generator = self._generator(model)
-        fields = _RequestFields(request_id, caller, hints, arrival)
+        fields = RequestFields(request_id, caller, hints, arrival)
         token_ids, charged = await self._tokenizer.tokenize(
             total_length(prompt),
             partial(generator.render_chat, prompt),
@@ -107,7 +113,7 @@ class Intake:
         if features is not None and self._prompt_vectors is not None:
             features = self._prompt_vectors.with_vector(features, last_user_text(prompt.messages))
         fields = replace(fields, features=features, charged_tokens=charged)
-        return self._generate(fields, generator, token_ids, max_tokens, sampling, prompt)
+        return await self._generate(fields, generator, token_ids, max_tokens, sampling, prompt)
 
     async def completion(
         self,
@@ -121,14 +127,15 @@ class Intake:
         hints: RequestHints,
         default_max_tokens: int | None = None,
         prompts: int = 1,
+        arrival: Instant | None = None,
     ) -> GenerateJob:
         """Tokenizes a text prompt, one of `prompts` in the body. Raises Refused.
 
         Without `max_tokens` the limit is `default_max_tokens` or what fits the context, whichever is smaller.
         """
-        arrival = self._clock.now()
+        arrival = self._clock.now() if arrival is None else arrival
         generator = self._generator(model)
-        fields, charged = _RequestFields(request_id, caller, hints, arrival), None
+        fields, charged = RequestFields(request_id, caller, hints, arrival), None
         token_ids: Sequence[int]
         if isinstance(prompt, str):
             text_limit(generator).check(len(prompt), param="prompt")
@@ -143,7 +150,7 @@ class Intake:
         if features is not None and self._prompt_vectors is not None and isinstance(prompt, str):
             features = self._prompt_vectors.with_vector(features, prompt)
         fields = replace(fields, features=features, charged_tokens=charged)
-        return self._generate(
+        return await self._generate(
             fields,
             generator,
             token_ids,
@@ -164,14 +171,17 @@ class Intake:
         *,
         truncation: TruncationRequest | None = None,
         prompt: str | None = None,
+        takes_any_ids: bool = False,
+        arrival: Instant | None = None,
     ) -> EmbedJob:
         """Tokenizes and truncates the inputs. Raises Refused.
 
         Without a `truncation` an input that exceeds the model's limit is refused. `prompt` is the name of the
-        prompt that the model puts before texts; token ids are used unchanged.
+        prompt that the model puts before texts; token ids are used unchanged, and refused without the special
+        tokens of the model's tokenizer unless the request `takes_any_ids`.
         """
-        arrival = self._clock.now()
-        embedder = _named(self._embedders, model, "embeddings", others=self._generators)
+        arrival = self._clock.now() if arrival is None else arrival
+        embedder = named_backend(self._embedders, model, "embeddings", others=self._served)
         texts = [text for text in inputs if isinstance(text, str)]
         given = [ids for ids in inputs if not isinstance(ids, str)]
         if given and prompt is not None:
@@ -180,21 +190,23 @@ class Intake:
                 "texts, or add the prompt's token ids to the inputs",
                 param="prompt_name",
             )
-        limit = None if truncation is None else _limit(truncation, embedder)
-        fields, charged = _RequestFields(request_id, caller, hints, arrival), None
+        if not takes_any_ids:
+            _require_special_tokens(given, embedder)
+        limit = None if truncation is None else truncation_limit(truncation, embedder)
+        fields, charged = RequestFields(request_id, caller, hints, arrival), None
         token_ids: Sequence[Sequence[int]] = given
         if texts:
             bounded = bounded_texts(texts, embedder, limit)
             token_ids, charged = await self._tokenizer.tokenize(
                 sum(map(len, bounded)),
                 partial(embedder.tokenize, bounded, prompt=prompt),
-                partial(self._untokenized_inputs, fields, embedder, bounded),
+                partial(least_job, self._requests, fields, embedder, bounded),
             )
         if truncation is not None and limit is not None:
             token_ids = [embedder.truncate(ids, limit, truncation.side) for ids in token_ids]
         _check_inputs(token_ids, embedder, are_given=bool(given))
         tokens = sum(map(len, token_ids))
-        request = self._request(fields, Kind.EMBED, model, tokens, 0, len(token_ids))
+        request = self._requests.build(fields, Kind.EMBED, model, tokens, 0, len(token_ids))
         is_plain = prompt is None and truncation in (None, MODEL_LIMIT)
         return EmbedJob(request, token_ids, texts if is_plain else (), charged)
 
@@ -206,24 +218,16 @@ class Intake:
             self._prompt_vectors.store(job.request.model, job.texts, vectors)
 
     def _untokenized(
-        self, fields: _RequestFields, generator: Generator, characters: int, sampling: Sampling
+        self, fields: RequestFields, generator: Generator, characters: int, sampling: Sampling
     ) -> GenerateJob:
         """The job of a text by the least tokens that it can have, and one of output."""
         least = text_limit(generator).least_tokens(characters)
-        request = self._request(fields, Kind.GENERATE, generator.model, least, 1, sampling.n)
+        request = self._requests.build(fields, Kind.GENERATE, generator.model, least, 1, sampling.n)
         return GenerateJob(request, range(least), sampling)
 
-    def _untokenized_inputs(
-        self, fields: _RequestFields, embedder: Embedder, texts: Sequence[str]
-    ) -> EmbedJob:
-        """The job of these inputs by the least tokens that they can have."""
-        least = -(-sum(map(len, texts)) // embedder.max_token_characters)
-        request = self._request(fields, Kind.EMBED, embedder.model, least, 0, len(texts))
-        return EmbedJob(request, (range(least),))
-
-    def _generate(
+    async def _generate(
         self,
-        fields: _RequestFields,
+        fields: RequestFields,
         generator: Generator,
         prompt: Sequence[int],
         max_tokens: int | None,
@@ -249,98 +253,15 @@ class Intake:
         limit = answer_limit(
             limit, sampling, prompts, self._max_answer_values, is_stated=max_tokens is not None
         )
-        request = self._request(fields, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
+        request = self._requests.build(fields, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
         can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
         request = replace(request, runs_to_limit=sampling.ignore_eos and not can_stop)
-        return GenerateJob(request, prompt, replace(sampling, max_tokens=limit), chat, fields.charged_tokens)
-
-    def _request(
-        self,
-        fields: _RequestFields,
-        kind: Kind,
-        model: str,
-        prompt_tokens: int,
-        max_output_tokens: int,
-        sequences: int,
-    ) -> Request:
-        hints = fields.hints
-        service_class = self._class(fields.caller, hints)
-        stated = [
-            None if value is None else milliseconds(value)
-            for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms, hints.gap_ms)
-        ]
-        slo = service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo
-        if kind is Kind.EMBED:
-            # An objective for output tokens would count as missed or met by accident.
-            slo = slo.without_tokens()
-        return Request(
-            # Clients choose their request ids, and may use one twice.
-            id=f"{fields.request_id}-{next(self._serial)}",
-            kind=kind,
-            model=model,
-            tenant=fields.caller.tenant,
-            service_class=service_class,
-            slo=slo,
-            arrival=fields.arrival,
-            prompt_tokens=prompt_tokens,
-            max_output_tokens=max_output_tokens,
-            sequences=sequences,
-            features=fields.features,
-        )
-
-    def _class(self, caller: Caller, hints: RequestHints) -> ServiceClass:
-        allowed = caller.allowed_classes
-        name = hints.service_class
-        if name is None:
-            # A tenant that may not use the default class gets the first one that it may.
-            usable = allowed is None or self._default_class in allowed
-            name = self._default_class if usable else min(allowed or {self._default_class})
-        if name not in self._classes:
-            known = ", ".join(sorted(self._classes))
-            raise Refused(
-                f"service_class={name!r}: no such class; use one of {known}",
-                param="service_class",
-                code="unknown_service_class",
-            )
-        if allowed is not None and name not in allowed:
-            raise Refused(
-                f"service_class={name!r}: this key may use {', '.join(sorted(allowed))}",
-                param="service_class",
-                code="service_class_not_allowed",
-            )
-        return self._classes[name]
+        sampling = replace(sampling, max_tokens=limit)
+        job = GenerateJob(request, prompt, sampling, chat, fields.charged_tokens)
+        return await self._grammars.checked(job, generator)
 
     def _generator(self, model: str) -> Generator:
-        return _named(self._generators, model, "chat and completions", others=self._embedders)
-
-
-def _limit(truncation: TruncationRequest, embedder: Embedder) -> int:
-    most = embedder.max_input_tokens
-    if truncation.tokens is not None and truncation.tokens > most:
-        raise Refused(
-            f"truncate_prompt_tokens={truncation.tokens}: {embedder.model} accepts at most {most:,}; lower "
-            "it, or use -1 for the model's limit",
-            param="truncate_prompt_tokens",
-        )
-    return most if truncation.tokens is None else truncation.tokens
-
-
-_Backend = TypeVar("_Backend")
-
-
-def _named(
-    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Mapping[str, object]
-) -> _Backend:
-    if model in table:
-        return table[model]
-    served = ", ".join(sorted(table)) or "none"
-    if model in others:
-        raise Refused(f"{model!r} does not serve {purpose}; models that do: {served}", param="model")
-    raise Refused(
-        f"the model {model!r} does not exist; models for {purpose}: {served}",
-        param="model",
-        code="model_not_found",
-    )
+        return named_backend(self._generators, model, "chat and completions", others=self._served)
 
 
 def make_ticket(
@@ -367,6 +288,23 @@ def make_ticket(
             sequences=request.sequences,
         )
     return Ticket(request, footprint, forecast, Timeline(request.arrival), charged_tokens=job.charged_tokens)
+
+
+def _require_special_tokens(inputs: Sequence[Sequence[int]], embedder: Embedder) -> None:
+    """Raises Refused for token ids that the model's tokenizer does not make of any text."""
+    opening, closing = (list(part) for part in embedder.special_tokens)
+    for position, ids in enumerate(inputs):
+        ends_rightly = not closing or list(ids[-len(closing) :]) == closing
+        if ends_rightly and list(ids[: len(opening)]) == opening:
+            continue
+        raise Refused(
+            f"input[{position}] lacks the token ids that {embedder.model} has around every text ({opening} "
+            f"before, {closing} after), so another tokenizer made it. Send texts (in LangChain's "
+            'OpenAIEmbeddings: check_embedding_ctx_length=False), or token_ids: "as-given" to embed the ids '
+            "as they are.",
+            param="input",
+            code="foreign_token_ids",
+        )
 
 
 def _check_inputs(inputs: Sequence[Sequence[int]], embedder: Embedder, *, are_given: bool) -> None:

@@ -1,14 +1,17 @@
-"""Bounds what a request costs before and after admission: its texts, their tokenization, and its answer."""
+"""Bounds what a request costs besides its steps: texts, their tokenization, grammars, and its answer."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from controlplane.core.errors import Refused
 from controlplane.core.generation import Sampling
 from controlplane.core.ports import Embedder, Generator
+from controlplane.core.request import Kind
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, TextLimit
 from controlplane.service.fair_slots import FairSlots
-from controlplane.service.request_jobs import EmbedJob, GenerateJob
+from controlplane.service.gate.request_builder import RequestBuilder, RequestFields
+from controlplane.service.request_jobs import EmbedJob, GenerateJob, TruncationRequest
 
 Tokens = TypeVar("Tokens")
 
@@ -19,12 +22,12 @@ _CUT_TOKENS = 64
 class PromptTokenizer:
     """Tokenizes short texts at once, and long ones after their tenant was charged, in slots taken in turn.
 
-    `charge` charges a job to its tenant's rate limits; it raises Rejected.
+    `charge` charges a job to its tenant's rate limits; it raises Rejected. `slots` bound what runs at once.
     """
 
     def __init__(self, threads: int, charge: Callable[[GenerateJob | EmbedJob], None]) -> None:
         self._charge = charge
-        self._slots = FairSlots(threads)
+        self.slots = FairSlots(threads)
 
     async def tokenize(
         self,
@@ -40,8 +43,37 @@ class PromptTokenizer:
             return await work(), None
         job = untokenized()
         self._charge(job)
-        found = await self._slots.run(job.request.tenant, work)
+        found = await self.slots.run(job.request.tenant, work)
         return found, job.request.prompt_tokens
+
+    async def in_turn(self, tenant: str, characters: int, work: Callable[[], Awaitable[Tokens]]) -> Tokens:
+        """What `work` returns, for a text of so many characters that nothing is charged for."""
+        return await work() if characters <= LONG_TEXT_CHARACTERS else await self.slots.run(tenant, work)
+
+
+class GrammarChecks:
+    """Has grammars checked by their engine before admission; costly checks are charged, and run in turn.
+
+    `charge` charges a job to its tenant's rate limits; it raises Rejected.
+    """
+
+    def __init__(self, processes: int, charge: Callable[[GenerateJob | EmbedJob], None]) -> None:
+        self._charge = charge
+        self._slots = FairSlots(processes)
+
+    async def checked(self, job: GenerateJob, generator: Generator) -> GenerateJob:
+        """The job, with the tokens that were charged. Raises Refused, Rejected or BackendFailed."""
+        charged, tenant = job.charged_tokens, job.request.tenant
+
+        async def in_turn(work: Callable[[], Awaitable[None]]) -> None:
+            nonlocal charged
+            if charged is None:
+                self._charge(job)
+                charged = job.request.prompt_tokens
+            await self._slots.run(tenant, work)
+
+        await generator.check_grammar(job.sampling, job.chat, tenant=tenant, in_turn=in_turn)
+        return replace(job, charged_tokens=charged)
 
 
 def text_limit(generator: Generator) -> TextLimit:
@@ -62,6 +94,27 @@ def bounded_texts(texts: Sequence[str], embedder: Embedder, truncation: int | No
         return texts
     end = (truncation + _CUT_TOKENS) * embedder.max_token_characters
     return [text if len(text) <= 2 * end else text[:end] + text[-end:] for text in texts]
+
+
+def truncation_limit(truncation: TruncationRequest, embedder: Embedder) -> int:
+    """The tokens that are kept. Raises Refused if the model does not accept so many."""
+    most = embedder.max_input_tokens
+    if truncation.tokens is not None and truncation.tokens > most:
+        raise Refused(
+            f"truncate_prompt_tokens={truncation.tokens}: {embedder.model} accepts at most {most:,}; lower "
+            "it, or use -1 for the model's limit",
+            param="truncate_prompt_tokens",
+        )
+    return most if truncation.tokens is None else truncation.tokens
+
+
+def least_job(
+    requests: RequestBuilder, fields: RequestFields, embedder: Embedder, texts: Sequence[str]
+) -> EmbedJob:
+    """The job of texts for an embedder by the least tokens that they can have."""
+    least = -(-sum(map(len, texts)) // embedder.max_token_characters)
+    request = requests.build(fields, Kind.EMBED, embedder.model, least, 0, len(texts))
+    return EmbedJob(request, (range(least),))
 
 
 def answer_limit(

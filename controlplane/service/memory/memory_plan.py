@@ -125,12 +125,12 @@ def memory_plan(
     """Divides the device's memory. Raises ConfigError with the sizes if the parts do not fit."""
     chat = config.models.chat
     chat_facts = facts(chat.model) if chat else None
-    embedding_facts = [facts(model.model) for model in config.models.embeddings]
+    embedding_facts = [facts(model.model) for model in config.models.encoders]
     memory = device_memory() if config.pool.memory == "auto" else config.pool.memory
     weights = chat_facts.loaded_bytes(chat.engine.get("dtype")) if chat and chat_facts else 0
     embedding_weights = sum(
         found.loaded_bytes(model.dtype)
-        for found, model in zip(embedding_facts, config.models.embeddings, strict=True)
+        for found, model in zip(embedding_facts, config.models.encoders, strict=True)
     )
     activation = _activation_bytes(config, chat_facts, hybrid)
     available = memory - weights - embedding_weights - activation - config.pool.reserve

@@ -1,10 +1,11 @@
 """Compares the device's memory with the ledger and withholds the excess from the pool.
 
 The baseline is what our processes held once the backends had started: weights, contexts, preallocated memory.
-On top of it they may hold what the ledger grants. An excess beyond `bound` is a disagreement: the same number
-of bytes is withheld from the pool at once, so that the safety margin stays free, and released in small steps.
-Memory that another process takes of the last free bytes is withheld likewise. A failed reading changes
-nothing.
+On top of it they may hold what the ledger grants. An excess beyond `bound` is a disagreement: as far as the
+free bytes would not cover all that is granted and the bound, it is withheld from the pool at once, and
+released in small steps, so that the safety margin stays free. So memory that a process keeps on a device with
+room for it costs no quota. Memory that another process takes of the last free bytes is withheld likewise. A
+failed reading changes nothing.
 """
 
 import logging
@@ -70,9 +71,12 @@ class MemoryMonitor:
         self.most_ours = max(self.most_ours, reading.own_bytes)
         self.least_free = reading.free if self.least_free is None else min(self.least_free, reading.free)
         was_over = self.disagreement > self.bound
-        self.disagreement = max(0, reading.own_bytes - self._baseline - self.granted())
+        granted = self.granted()
+        self.disagreement = max(0, reading.own_bytes - self._baseline - granted)
         self.alerts += self.disagreement > self.bound and not was_over
-        self._set_withheld(max(0, self.disagreement - self.bound, self.bound - reading.free))
+        missing = granted + self.bound - reading.free
+        excess = min(self.disagreement - self.bound, missing)
+        self._set_withheld(max(0, excess, self.bound - reading.free))
 
     def to_json(self) -> dict[str, float]:
         """The last reading and the extremes in bytes, and the numbers of alerts and failures."""

@@ -84,8 +84,8 @@ def fixed_shares(
     total = sum(embedder.workspace_bytes for embedder in embedders.values())
     if total > workspace_bytes:
         raise ConfigError(
-            f"models.embeddings {', '.join(embedders)}: the largest batches take {total} bytes "
-            f"and quota.embedding gives {workspace_bytes}; lower batch_tokens, or raise "
+            f"models.embeddings and models.rerankers ({', '.join(embedders)}): the largest batches "
+            f"take {total} bytes and quota.embedding gives {workspace_bytes}; lower batch_tokens, or raise "
             "quota.embedding.nominal or pool.memory"
         )
     return {Owner.LLM: kv_bytes, Owner.EMBEDDING: workspace_bytes if embedders else 0}

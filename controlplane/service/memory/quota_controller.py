@@ -71,6 +71,7 @@ class QuotaController:
     _engine_quota: int = field(init=False)
     _engine_ceiling: int = field(init=False)
     _max_workspace: int = field(init=False)
+    _least_budget: int = field(init=False)
     _bytes_per_token: float = field(init=False)
     _recent: RecentArrivals = field(init=False, default_factory=RecentArrivals)
     _moved_at: Instant | None = field(init=False, default=None)
@@ -86,6 +87,7 @@ class QuotaController:
         self._target = self.owned[Owner.LLM]
         self._engine_quota = self._engine_ceiling = self._memory.max_llm_bytes
         self._max_workspace = sum(embedder.workspace_bytes for embedder in self._embedders)
+        self._least_budget = sum(map(longest_input_bytes, self._embedders))
         self._bytes_per_token = max(
             longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self._embedders
         )
@@ -95,7 +97,10 @@ class QuotaController:
         self.dispatcher.on_refusal = self._refused
 
     def withhold(self, withheld_bytes: int) -> None:
-        """Withholds these bytes from both quotas, from the next tick on."""
+        """Withholds these bytes from both quotas, from the next tick on.
+
+        Each kind keeps what its largest request needs; what is left then is not withheld.
+        """
         self.withheld = withheld_bytes
 
     async def start(self) -> None:
@@ -185,6 +190,7 @@ class QuotaController:
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
         before, budget = self.ledger.quota(Owner.LLM).nominal, self._budget
+        usable = self._less_withheld(usable)
         try:
             llm, state = await self._move_llm(usable, before, now)
         except Exception:
@@ -192,11 +198,22 @@ class QuotaController:
             raise
         if llm > before:
             self._set(Owner.LLM, llm)
-        room = self._memory.workspace_room(state) - self.withheld
+        room = self._not_withheld(self._memory.workspace_room(state))
         self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._unclaimed_bytes)), now)
         self.moves += usable != self.usable
         self.usable = usable
         self.dispatcher.decide()
+
+    def _less_withheld(self, usable: Mapping[Owner, int]) -> dict[Owner, int]:
+        """Takes the withheld bytes from the embeddings, whose quota falls at once, then from the LLM."""
+        embedding, llm = self._not_withheld(usable[Owner.EMBEDDING]), usable[Owner.LLM]
+        rest, block = self.withheld - (usable[Owner.EMBEDDING] - embedding), self._sharing.options.block_bytes
+        spare = max(0, llm - self._sharing.options.lowest) // block * block
+        return {Owner.LLM: llm - min(-(-rest // block) * block, spare), Owner.EMBEDDING: embedding}
+
+    def _not_withheld(self, embedding_bytes: int) -> int:
+        """These bytes less those withheld, but enough for the longest inputs if they were."""
+        return max(min(embedding_bytes, self._least_budget), embedding_bytes - self.withheld)
 
     async def _move_llm(
         self, usable: Mapping[Owner, int], before: int, now: Instant
@@ -248,7 +265,7 @@ class QuotaController:
     @property
     def _unclaimed_bytes(self) -> int:
         """Bytes of the pool that the engine may not use and that are not withheld."""
-        return self._memory.pool_bytes - self._engine_ceiling - self.withheld
+        return self._not_withheld(self._memory.pool_bytes - self._engine_ceiling)
 
     def _predicted_growth(self, state: EngineState) -> int:
         """Bytes that the running requests need beyond present use until they end, in whole blocks.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from controlplane.core.clock import NO_TIME, Duration
-from controlplane.core.ports import Embedder, EmbeddingPass, EngineStep, Generator
+from controlplane.core.ports import Embedder, EmbeddingPass, EngineStep, Generator, PassLimit
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.prediction.fail_open import FailOpen, Subject
@@ -21,7 +21,7 @@ class RateObserver:
     def __init__(
         self,
         paces: Mapping[Owner, ObservedPace | ReportedPace],
-        decode_slack: Callable[[], Duration | None],
+        decode_slack: Callable[[], PassLimit | None],
         embedders: Mapping[str, Embedder],
         metrics: Metrics,
         fail_open: FailOpen,
@@ -32,7 +32,7 @@ class RateObserver:
         self._metrics = metrics
         self._fail_open = fail_open
         # An embedder that yields the CPU to the LLM never calls `_batch_time_limit`.
-        self._batch_limit: Duration | None = NO_TIME
+        self._ceded: Duration | None = NO_TIME
 
     def attach(self, generators: Mapping[str, Generator]) -> None:
         """Has the backends call this observer."""
@@ -42,19 +42,19 @@ class RateObserver:
             embedder.on_pass = partial(self._observe_pass, embedder.model)
             embedder.batch_limit = self._batch_time_limit
 
-    def _batch_time_limit(self) -> Duration | None:
+    def _batch_time_limit(self) -> PassLimit | None:
         """Longest time that an embedding batch may occupy the device now; None if unlimited."""
-        self._batch_limit = self._decode_slack()
-        return self._batch_limit
+        limit = self._decode_slack()
+        # What a pass takes beyond the slack is lost to decoding.
+        self._ceded = None if limit is None else limit.slack
+        return limit
 
     def _observe_step(self, done: EngineStep) -> None:
         with self._fail_open[Subject.PACE]:
             work = StepWork(done.prefill_tokens, done.decodes, done.cells)
             is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
             paces = self._paces[Owner.LLM]
-            paces.observe_work(
-                work, done.took, waited=done.waited, is_alone=is_alone, ceded=self._batch_limit
-            )
+            paces.observe_work(work, done.took, waited=done.waited, is_alone=is_alone, ceded=self._ceded)
 
     def _observe_pass(self, model: str, done: EmbeddingPass) -> None:
         with self._fail_open[Subject.PACE]:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -103,8 +104,13 @@ class MonotonicClock:
 
 
 class LoopClock:
-    """The event loop's time, which may be virtual."""
+    """The time of the event loop in which the clock is first read; it may be virtual."""
+
+    @cached_property
+    def _loop_time(self) -> Callable[[], float]:
+        # Looking up the running loop makes a system call, and every token is stamped.
+        return asyncio.get_running_loop().time
 
     def now(self) -> Instant:
         """The loop's time in nanoseconds."""
-        return Instant(seconds(asyncio.get_running_loop().time()))
+        return Instant(seconds(self._loop_time()))

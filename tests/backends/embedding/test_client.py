@@ -12,7 +12,7 @@ from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
 from controlplane.core.clock import Duration
 from controlplane.core.errors import BackendDown, Refused
-from controlplane.core.ports import EmbeddingPass
+from controlplane.core.ports import EmbeddingPass, PassLimit
 from tests.backends.embedding.real_worker import (
     BOUND_SECONDS,
     BUDGET,
@@ -258,7 +258,7 @@ async def test_a_smaller_budget_shrinks_batches_and_changes_no_vector(embedder):
 async def test_batches_respect_the_time_limit_and_have_a_predicted_time(embedder):
     passes: list[EmbeddingPass] = []
     embedder.on_pass = passes.append
-    embedder.batch_limit = lambda: Duration(0)
+    embedder.batch_limit = lambda: PassLimit(Duration(0), Duration(0))
     assert (await embed(embedder, heavy_inputs(5))).shape == (5, 384)
     embedder.batch_limit = embedder.on_pass = None
     assert [p.inputs for p in passes] == [1] * 5

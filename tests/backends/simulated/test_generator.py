@@ -235,3 +235,16 @@ def test_stop_fails_running_requests():
             await answer
 
     run(main())
+
+
+def test_time_limit_of_a_batch_is_asked_for_only_when_calls_wait():
+    asked = []
+
+    async def scenario(generator, embedder):
+        embedder.batch_limit = lambda: asked.append(asyncio.get_running_loop().time())
+        await collect(generator, request())
+        assert asked == []
+        await embedder.embed(request("e", kind=Kind.EMBED), [range(4)], deadline=None)
+        assert len(asked) == 1
+
+    run_scenario(scenario)

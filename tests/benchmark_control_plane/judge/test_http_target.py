@@ -174,6 +174,14 @@ async def test_class_is_sent_in_the_dialect_of_the_server(dialect, header, field
     assert head.get("x-service-class") == header and body.get("priority") == field
 
 
+@pytest.mark.parametrize(("names_classes", "field"), [(True, "as-given"), (False, None)])
+async def test_tandem_embeds_drawn_ids_as_they_are(names_classes, field):
+    dialect = Dialect(names_classes=names_classes)
+    async with scripted([b'{"data":[]}']) as (url, asked, _), target_at(url, dialect) as target:
+        await target.send(DOCUMENT, PartialResponse())
+    assert asked[0][1].get("token_ids") == field
+
+
 async def test_server_without_token_ids_gets_words():
     async with scripted([chunk(), DONE]) as (url, asked, _):
         endpoint = Endpoint(url, "some-model", text=True)

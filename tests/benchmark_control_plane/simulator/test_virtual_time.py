@@ -1,6 +1,8 @@
 """Tests of the virtual-time event loop."""
 
 import asyncio
+import gc
+import socket
 import time
 
 import pytest
@@ -107,3 +109,26 @@ def test_exceptions_propagate():
 
     with pytest.raises(KeyError, match="mine"):
         run(main())
+
+
+def test_files_are_polled_before_the_clock_advances():
+    async def main() -> float:
+        loop, read_at = asyncio.get_running_loop(), []
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.send(b"x")
+            loop.add_reader(ours, lambda: read_at.append((ours.recv(1), loop.time())))
+            await asyncio.sleep(1)
+            loop.remove_reader(ours)
+        assert read_at == [(b"x", 0.0)]
+        return loop.time()
+
+    assert run(main()) == 1.0
+
+
+def test_modules_are_left_out_of_garbage_collection_during_a_run():
+    async def frozen() -> int:
+        return gc.get_freeze_count()
+
+    assert run(frozen()) > 0
+    assert gc.get_freeze_count() == 0

@@ -20,6 +20,7 @@ from controlplane.service.service import Service
 
 CHAT_MODEL = "chat-model"
 EMBED_MODEL = "embed-model"
+RERANK_MODEL = "rerank-model"
 MAX_RUNNING = 4
 WORDS = ("Hello", " wörld\u2028", "!")
 TEXT = "".join(WORDS)
@@ -34,6 +35,7 @@ class Stage:
     app: FastAPI
     generator: ScriptedGenerator
     embedder: ScriptedEmbedder
+    reranker: ScriptedEmbedder
     http: httpx.AsyncClient
 
     def is_clean(self) -> bool:
@@ -41,7 +43,7 @@ class Stage:
         owners = self.service.status.state()["owners"].values()  # type: ignore[attr-defined]
         held = any(owner["held_bytes"] or owner["running"] or owner["waiting"] for owner in owners)
         tickets = self.service.gate.tickets()
-        return not (held or tickets or self.generator.live or self.embedder.live)
+        return not (held or tickets or self.generator.live or self.embedder.live or self.reranker.live)
 
 
 @asynccontextmanager
@@ -52,7 +54,11 @@ async def staged(
 
     `sections` are those of the YAML file. Checks at the end that nothing leaked.
     """
-    models = {"chat": {"model": CHAT_MODEL}, "embeddings": [{"model": EMBED_MODEL}]}
+    models = {
+        "chat": {"model": CHAT_MODEL},
+        "embeddings": [{"model": EMBED_MODEL}],
+        "rerankers": [{"model": RERANK_MODEL}],
+    }
     generator = ScriptedGenerator(
         model=CHAT_MODEL,
         max_model_tokens=256,
@@ -65,6 +71,7 @@ async def staged(
     embedder = ScriptedEmbedder(
         model=EMBED_MODEL, supported_dimensions=(4, 8), max_input_tokens=64, is_stepped=is_stepped
     )
+    reranker = ScriptedEmbedder(model=RERANK_MODEL, dimension=2, max_input_tokens=64, is_stepped=is_stepped)
     config = parse({"models": models, **sections})
     workspace = 4 * embedder.workspace_bytes
     moves = config.static_quota_reason() is None
@@ -72,6 +79,7 @@ async def staged(
         config,
         [generator],
         [embedder],
+        rerankers=[reranker],
         workspace_bytes=workspace,
         device_memory=(lambda: ElasticMemory(generator.kv_bytes + workspace, generator.kv_bytes))
         if moves
@@ -84,7 +92,7 @@ async def staged(
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://tandem.test") as http,
     ):
-        stage = Stage(service, app, generator, embedder, http)
+        stage = Stage(service, app, generator, embedder, reranker, http)
         yield stage
         await until(stage.is_clean)
         service.gate.dispatcher.ledger.check_integrity()

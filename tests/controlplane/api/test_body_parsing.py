@@ -1,14 +1,28 @@
 """Limits of a body's structure: measured on the bytes, before anything is parsed."""
 
+import asyncio
+import json
+import platform
+import threading
+from contextlib import suppress
 from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from controlplane.api.body_parsing import Structure, check_structure, structure_of
+from controlplane.api.body_parsing import (
+    BodyParser,
+    Structure,
+    check_structure,
+    parse_body,
+    parse_json,
+    structure_of,
+)
 from controlplane.api.errors import Problem
+from controlplane.api.memory_release import MemoryRelease
+from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from controlplane.api.settings import BodyLimits
 
 names = st.text(max_size=6) | st.sampled_from(['"', "\\", '\\"', "a:b", "[{,", "\\\\"])
@@ -93,3 +107,71 @@ def test_limit_is_named(text: bytes, limit: str):
 )
 def test_body_within_the_limits(text: bytes):
     check_structure(text, LIMITS)
+
+
+MODELS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest)
+FIELDS = sorted({name for model in MODELS for name in model.model_fields} | {"json", "type", "schema"})
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(FIELDS),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=6),
+    max_leaves=12,
+)  # fmt: skip
+REQUIRED = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "input": "x", "prompt": "x"}
+chats = st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=6).map(lambda more: REQUIRED | more)
+
+
+def as_bytes(value: Any) -> bytes:
+    """With NaN, infinities and integers of any size, which are not JSON."""
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+@given(st.binary(max_size=300) | json_values.map(as_bytes) | chats.map(as_bytes))
+@example(b"\xef\xbb\xbf{}")
+@example(b'{"a":' * 70 + b"1" + b"}" * 70)
+@example(b'"\\ud800"')
+@example(b'{"model":"\\ud800"}')
+@example(b'{"max_tokens":1' + b"0" * 5_000 + b"}")
+def test_any_bytes_are_parsed_or_refused_with_an_error_object(body: bytes):
+    for model in MODELS:
+        try:
+            assert isinstance(parse_body(body, model, BodyLimits()), model)
+        except Problem as problem:
+            check_error(problem)
+    try:
+        parse_json(body, BodyLimits())
+    except Problem as problem:
+        check_error(problem)
+
+
+def check_error(problem: Problem) -> None:
+    error = orjson.loads(problem.failure.body)["error"]
+    assert problem.failure.status == 400
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error" and error["message"] and error["code"]
+    assert len(problem.failure.body) <= 4_096
+
+
+async def test_memory_is_released_after_a_large_body_and_once_for_several(monkeypatch: pytest.MonkeyPatch):
+    trimmed, threads = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def trim(pad: int) -> int:
+        threads.append((pad, threading.current_thread() is threading.main_thread()))
+        loop.call_soon_threadsafe(trimmed.set)
+        return 1
+
+    monkeypatch.setattr("controlplane.api.memory_release._DELAY_SECONDS", 0.0)
+    parser = BodyParser(BodyLimits(inline_body=100))
+    parser._release = MemoryRelease(trim)
+    small, large = b'{"model":"m","input":"x"}', b'{"model":"m","input":"%b"}' % (b"x" * 200)
+    await parser.parse(small, EmbeddingRequest, tenant="red")
+    assert parser._release._pending is None
+    for body in (large, large[:-1]):
+        with suppress(Problem):
+            await parser.parse(body, EmbeddingRequest, tenant="red")
+    await trimmed.wait()
+    assert set(threads) == {(0, False)}
+
+
+def test_memory_is_returned_to_the_system_where_the_c_library_can():
+    assert MemoryRelease()._trim is not None or "glibc" not in platform.libc_ver()

@@ -17,6 +17,8 @@ from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stag
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 EMBED = "/v1/embeddings"
+RERANK = "/v1/rerank"
+TOKENIZE = "/tokenize"
 LONGEST_REPLY = 4_096
 SIZE = 4_700_000
 
@@ -31,6 +33,10 @@ def said(content: bytes) -> bytes:
 
 def embed(given: bytes) -> bytes:
     return b'{"model":"%b","input":%b}' % (EMBED_MODEL.encode(), given)
+
+
+def rerank(given: bytes) -> bytes:
+    return b'{"query":"what","documents":%b}' % given
 
 
 def listed(item: bytes, count: int) -> bytes:
@@ -50,6 +56,18 @@ BODIES = [
     ("lists of negative ids", EMBED, embed(listed(b"[-1]", 100_000)), "invalid_value"),
     ("texts beyond the limit", EMBED, embed(listed(b'"a"', 300_000)), "invalid_value"),
     ("texts and numbers", EMBED, embed(listed(b'"a",1', 150_000)), "invalid_value"),
+    ("a million documents", RERANK, rerank(listed(b'"a"', 1_000_000)), "body_too_complex"),
+    ("documents beyond the limit", RERANK, rerank(listed(b'"a"', 300_000)), "invalid_value"),
+    ("documents and numbers", RERANK, rerank(listed(b'"a",1', 150_000)), "invalid_value"),
+    ("documents of unknown form", RERANK, rerank(listed(b'{"a":1}', 1_000)), "invalid_value"),
+    ("a document of megabytes", RERANK, rerank(b'"%b"' % (b"d" * SIZE)), "invalid_value"),
+    (
+        "a text of megabytes to tokenize",
+        TOKENIZE,
+        b'{"prompt":"%b"}' % (b"t" * SIZE),
+        "context_length_exceeded",
+    ),
+    ("negative ids to decode", "/detokenize", b'{"tokens":%b}' % listed(b"-1", 300_000), "invalid_value"),
     ("unknown keys", CHAT, chat(keys(400_000)), "body_too_complex"),
     ("unknown keys within the limit", CHAT, chat(keys(19_000)), "unknown_parameter"),
     ("unknown key of megabytes", CHAT, chat(b'"%b":1' % (b"k" * SIZE)), "body_too_complex"),

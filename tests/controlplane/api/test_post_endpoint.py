@@ -25,6 +25,9 @@ def module_of(thing: object) -> str:
         ("embeddings", {"model": EMBED_MODEL, "input": []}, 400),
         ("chat/completions", {"model": CHAT_MODEL, "messages": MESSAGES, "max_tokens": 4}, 200),
         ("chat/completions", {"model": CHAT_MODEL, "messages": MESSAGES, "stream": True}, 200),
+        ("rerank", {"query": "what", "documents": ["a", "b"]}, 200),
+        ("rerank", {"query": "what", "documents": []}, 400),
+        ("score", {"text_1": "what", "text_2": ["a", "b"]}, 200),
         ("completions", {"model": CHAT_MODEL, "prompt": ["a", "b"], "max_tokens": 4}, 200),
     ],
 )

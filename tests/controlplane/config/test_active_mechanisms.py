@@ -17,18 +17,23 @@ DIGEST = "0" * 64
 UNCONDITIONAL = {
     "admission": "max_wait_ms max_waiting",
     "classes.NAME": "default e2e_ms priority sheddable ttft_ms",
-    "models": "chat embeddings",
+    "models": "chat embeddings rerankers",
     "models.chat": "backend engine hybrid_cache model name reasoning_parser restart stall_ms tool_parser",
     "models.chat.restart": "attempts backoff_ms window_ms",
     "models.embeddings[]": "backend batch_tokens device dimensions dtype max_input_tokens max_running model "
     "name normalize stall_ms threads trust_remote_code",
+    "models.rerankers[]": "batch_tokens device dtype max_input_tokens max_running model name "
+    "stall_ms threads trust_remote_code",
     "pool": "activation kv_allocator margin memory monitor_ms reserve",
     "quota": "embedding forecast llm",
     "scheduling": "ordering",
     "scheduling.engine": "ordering",
-    "server": "admin_key_sha256 drain_ms host limits overload_status port stalled_client_ms",
-    "server.limits": "inline_body max_answer_values max_body max_depth max_members max_name max_values "
-    "tokenizer_threads",
+    "server": "admin_key_sha256 cors drain_ms health_port host limits metrics_key_sha256 overload_status "
+    "port stalled_client_ms",
+    "server.limits": "body_timeout_ms grammar_ms grammar_processes grammar_step_ms header_timeout_ms "
+    "idle_timeout_ms inline_body max_answer_values max_body max_depth max_grammar max_grammar_choices "
+    "max_grammar_properties max_grammar_repeat max_header_bytes max_headers max_members max_name "
+    "max_pair_tokens max_queue_delay_ms max_schema max_values tokenizer_threads",
     "tenants.NAME": "api_keys_sha256 classes requests_per_minute tokens_per_minute",
 }
 

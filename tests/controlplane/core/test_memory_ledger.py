@@ -127,6 +127,15 @@ class Ledger(RuleBasedStateMachine):
                 base for lease, (base, _, _) in self.expected.items() if lease.owner is owner
             )
 
+    @invariant()
+    def every_coverable_deficit_is_covered(self) -> None:
+        """Setting a quota to its value covers all deficits anew, and finds none that can be covered."""
+        ledger = self.ledger
+        held = {owner: ledger.held(owner) for owner in Owner}
+        for owner in Owner:
+            ledger.set_quota(owner, ledger.quota(owner))
+        assert {owner: ledger.held(owner) for owner in Owner} == held
+
 
 Ledger.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestLedger = Ledger.TestCase

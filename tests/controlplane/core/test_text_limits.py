@@ -2,7 +2,7 @@ import pytest
 
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
-from controlplane.core.text_limits import TextLimit, content_length, total_length
+from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, TextLimit, content_length, total_length
 
 LIMIT = TextLimit("m", max_tokens=100, token_characters=20)
 
@@ -47,6 +47,21 @@ def test_a_short_text_is_encoded_once(length: int):
     assert encode.lengths == [length]
 
 
+def test_counting_ends_once_a_text_is_long():
+    """A body may have hundreds of thousands of values."""
+    read = 0
+
+    class Counted(dict):
+        def values(self):
+            nonlocal read
+            read += 1
+            return super().values()
+
+    options = {"x": [Counted(a=1) for _ in range(10_000)]}
+    assert total_length(ChatPrompt([], template_options=options)) > LONG_TEXT_CHARACTERS
+    assert read <= LONG_TEXT_CHARACTERS
+
+
 def test_characters_of_a_conversation():
     call = {"id": "12", "type": "function", "function": {"name": "f", "arguments": "x" * 50}}
     messages = [
@@ -60,4 +75,5 @@ def test_characters_of_a_conversation():
     tools = [{"type": "function", "function": {"name": "f", "description": "y" * 9_000}}]
     assert total_length(ChatPrompt(messages, tools)) > 9_000
     assert total_length(ChatPrompt(messages, template_options={"x": ["z" * 7_000]})) > 7_000
+    assert total_length(ChatPrompt([], template_options={"x": [1, [2, None], {"ab": "cde"}]})) == 9
     assert content_length(ChatPrompt(messages, tools)) == content_length(plain)

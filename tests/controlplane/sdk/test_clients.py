@@ -13,6 +13,7 @@ import pytest
 
 from controlplane import sdk
 from controlplane.core.clock import milliseconds
+from controlplane.sdk.errors import api_error
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -22,6 +23,7 @@ from tests.controlplane.api.scripted_server import (
     listening,
     staged,
 )
+from tests.controlplane.sdk.scripted_http import BOTH, GOOD, Answers, error
 
 _NO_RETRY = sdk.Retries(most=0)
 _AT_ONCE = sdk.Retries(most=2, first_wait_s=0)
@@ -79,7 +81,7 @@ async def test_the_asynchronous_client(stage: Stage, url: str):
         reply = await tandem.chat([{"role": "user", "content": "hi"}], model=CHAT_MODEL, tpot_ms=20)
         assert (reply.text, reply.usage.prompt_tokens) == (TEXT, 2)
         assert stage.generator.runs[0].request.slo.tpot == milliseconds(20)
-        stream = await tandem.stream("hi", model=CHAT_MODEL)
+        stream = tandem.stream("hi", model=CHAT_MODEL)
         assert [piece async for piece in stream] == ["Hello", " wörld\u2028", "!"]
         assert stream.usage is not None
         assert stream.usage.completion_tokens == 3
@@ -95,11 +97,12 @@ async def test_the_asynchronous_client(stage: Stage, url: str):
 
 async def test_a_stream_closed_early_aborts_the_request():
     async with staged(is_stepped=True) as stage, listening(stage.app) as url, sdk.AsyncTandem(url) as tandem:
-        asking = asyncio.create_task(tandem.stream("hi", model=CHAT_MODEL))
+        stream = tandem.stream("hi", model=CHAT_MODEL)
+        asking = asyncio.create_task(anext(aiter(stream)))
         await stage.generator.until_runs(1)
         stage.generator.allow(1)
-        async with await asking as stream:
-            assert await anext(aiter(stream)) == "Hello"
+        assert await asking == "Hello"
+        await stream.aclose()
         await asyncio.wait_for(stage.generator.runs[0].ended.wait(), 5)
         assert stage.generator.runs[0].end == "aborted"
 
@@ -111,7 +114,7 @@ async def test_a_stream_closed_early_aborts_the_request():
         (lambda t: t.chat("x" * 300, model=CHAT_MODEL), sdk.ContextLengthExceeded),
         (lambda t: t.chat("hi", model=CHAT_MODEL, temperature=3), sdk.BadRequest),
         (lambda t: t.chat("hi", model=CHAT_MODEL, extra={"wish": 1}), sdk.BadRequest),
-        (lambda t: t.stream("hi", model=CHAT_MODEL, ttft_ms=-1), sdk.BadRequest),
+        (lambda t: anext(aiter(t.stream("hi", model=CHAT_MODEL, ttft_ms=-1))), sdk.BadRequest),
         (lambda t: t.embed([], model=EMBED_MODEL), sdk.BadRequest),
     ],
 )
@@ -126,7 +129,7 @@ async def test_errors_are_typed(url: str, call: Callable[[sdk.AsyncTandem], Any]
 async def test_stream_lost_midway_has_the_received_text(stage: Stage, url: str):
     stage.generator.default = replace(HELLO, request_fails_after=2)
     async with sdk.AsyncTandem(url) as tandem:
-        stream = await tandem.stream("hi", model=CHAT_MODEL)
+        stream = tandem.stream("hi", model=CHAT_MODEL)
         with pytest.raises(sdk.StreamLost) as lost:
             async for _ in stream:
                 pass
@@ -137,51 +140,12 @@ async def test_stream_lost_midway_has_the_received_text(stage: Stage, url: str):
 # --- servers that fail -----------------------------------------------------------------------
 
 
-# A response can be read once, so each is created when it is needed.
-Answer = Callable[[], httpx.Response]
-
-
-def error(status: int, code: str, **headers: str) -> Answer:
-    content = {"error": {"message": "m", "type": "t", "param": None, "code": code}}
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return partial(httpx.Response, status, json=content, headers=named)
-
-
-_GOOD = partial(
-    httpx.Response,
-    200,
-    json={
-        "choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 1, "total_tokens": 2},
-    },
-)
-
-
-class Answers(httpx.MockTransport):
-    """Returns the given responses in turn; an exception is raised."""
-
-    def __init__(self, *answers: Answer | Exception) -> None:
-        self.calls = 0
-        self._answers = answers
-        super().__init__(self._next)
-
-    def _next(self, request: httpx.Request) -> httpx.Response:
-        answer = self._answers[self.calls]
-        self.calls += 1
-        if isinstance(answer, Exception):
-            raise answer
-        return answer()
-
-
 async def ask(is_async: bool, answers: Answers, retries: sdk.Retries = _AT_ONCE) -> str:  # noqa: FBT001
     if is_async:
         async with sdk.AsyncTandem(transport=answers, retries=retries) as tandem:
             return (await tandem.chat("hi", model="m")).text
     with sdk.Tandem(transport=answers, retries=retries) as blocking:
         return blocking.chat("hi", model="m").text
-
-
-BOTH = pytest.mark.parametrize("is_async", [False, True])
 
 
 @BOTH
@@ -199,7 +163,7 @@ BOTH = pytest.mark.parametrize("is_async", [False, True])
     ],
 )
 async def test_transient_failures_are_retried(is_async: bool, first: Any):  # noqa: FBT001
-    answers = Answers(first, _GOOD)
+    answers = Answers(first, GOOD)
     assert await ask(is_async, answers) == "ok"
     assert answers.calls == 2
 
@@ -217,7 +181,7 @@ async def test_transient_failures_are_retried(is_async: bool, first: Any):  # no
     ],
 )
 async def test_permanent_failures_are_not_retried(is_async: bool, first: Any, kind: type[Exception]):  # noqa: FBT001
-    answers = Answers(first, _GOOD)
+    answers = Answers(first, GOOD)
     with pytest.raises(kind):
         await ask(is_async, answers)
     assert answers.calls == 1
@@ -238,13 +202,18 @@ async def test_the_overload_status_may_be_503():
         await ask(True, Answers(error(503, "overloaded")), _NO_RETRY)
 
 
+def refused(retry_after: str) -> sdk.ApiError:
+    response = error(429, "overloaded", retry_after=retry_after)()
+    return api_error(response.status_code, response.content, response.headers)
+
+
 def test_retry_wait_is_bounded():
     retries = sdk.Retries(most=2, longest_wait_s=10)
-    waits = [retries.wait_s(0, error(429, "overloaded", retry_after_ms="4000")()) for _ in range(50)]
+    waits = [retries.wait_s(0, refused("4")) for _ in range(50)]
     assert all(wait is not None and 4.0 <= wait <= 5.0 for wait in waits)
     assert len(set(waits)) > 1
-    assert retries.wait_s(0, error(429, "overloaded", retry_after="11")()) is None
-    assert retries.wait_s(2, None) is None
+    assert retries.wait_s(0, refused("11")) is None
+    assert retries.wait_s(2, sdk.ConnectionLost("refused")) is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -263,7 +232,7 @@ async def test_stream_may_be_split_at_any_byte(size: int):
 
     answers = Answers(lambda: httpx.Response(200, content=pieces()))
     async with sdk.AsyncTandem(transport=answers) as tandem:
-        stream = await tandem.stream("hi", model="m")
+        stream = tandem.stream("hi", model="m")
         assert [piece async for piece in stream] == ["é\u2028", "x"]
         assert stream.finish_reason == "length"
         assert stream.usage is not None
@@ -300,7 +269,7 @@ async def test_reasoning_is_separate(stage: Stage, url: str):
     async with sdk.AsyncTandem(url) as tandem:
         reply = await tandem.chat("hi", model=CHAT_MODEL)
         assert (reply.reasoning, reply.text) == ("Let me", TEXT)
-        stream = await tandem.stream("hi", model=CHAT_MODEL)
+        stream = tandem.stream("hi", model=CHAT_MODEL)
         assert "".join([piece async for piece in stream]) == TEXT
         assert stream.reasoning == "Let me"
         stage.generator.default = HELLO
@@ -326,7 +295,7 @@ async def test_stream_without_done_is_lost(is_async: bool):  # noqa: FBT001
     with pytest.raises(sdk.StreamLost) as lost:
         if is_async:
             async with sdk.AsyncTandem(transport=answers) as tandem:
-                async for _ in await tandem.stream("hi", model="m"):
+                async for _ in tandem.stream("hi", model="m"):
                     pass
         else:
             with sdk.Tandem(transport=answers) as blocking:

@@ -36,7 +36,7 @@ async def started(workspace_bytes: int) -> None:
 
 def test_the_largest_batches_of_all_embedding_models_must_fit_at_once():
     run(started(2_000))
-    with pytest.raises(ConfigError, match=r"one, two: the largest batches take 2000 bytes .* gives 1999"):
+    with pytest.raises(ConfigError, match=r"\(one, two\): the largest batches take 2000 bytes .* gives 1999"):
         run(started(1_999))
 
 
@@ -117,7 +117,7 @@ def test_nothing_is_left_running_if_the_device_cannot_be_read():
 
 
 def test_every_embedder_option_is_configurable():
-    ours = {"self", "served_name", "check_seconds", "stall_seconds", "returns_memory"}
+    ours = {"self", "served_name", "check_seconds", "stall_seconds", "returns_memory", "scores_pairs"}
     keys = {one.name for one in fields(EmbeddingModel)} - {"name", "stall_ms", "backend", "options"}
     assert keys == {*signature(WorkerEmbedder).parameters} - ours
 

@@ -100,3 +100,19 @@ def test_withdrawn_requests_do_not_displace_running_ones(a_request):
         lengths.withdraw(request)
     lengths.observe(long, 900)
     assert lengths.examples.seen == 1
+
+
+def test_forecast_is_computed_again_only_after_an_outcome_or_a_new_model(traffic, a_request):
+    random, lengths = Random(5), LearnedLengths()
+    serve(lengths, traffic(random, 300))
+    request, other = (a_request(prompt="list topic 3", max_tokens=8_000) for _ in range(2))
+    first = lengths.forecast(request)
+    assert lengths.forecast(request) is first
+    lengths.forecast(other)
+    lengths.observe(other, 700)
+    after_outcome = lengths.forecast(request)
+    assert after_outcome != first
+    lengths.swap(fit(lengths.examples.table()))
+    assert lengths.forecast(request) != after_outcome
+    lengths.withdraw(request)
+    assert request.id not in lengths._current

@@ -2,11 +2,14 @@
 
 from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.pool_view import Pace
-from predictors.timing.ttft_model import TtftModel, WorkAhead, steps_until_slot
+from predictors.timing.ttft_model import TtftModel, WorkAhead, quantile, steps_until_slot
 
 PACE = Pace(milliseconds(10), milliseconds(0.1))
 
@@ -28,6 +31,11 @@ def serve(time, random, ratio, count, *, waits=0.0):
 def test_work_is_prefill_plus_steps_until_a_slot():
     assert WorkAhead(100).work(PACE) == milliseconds(20)
     assert WorkAhead(100, 3.0).work(PACE) == milliseconds(50)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=100), st.floats(0, 1))
+def test_quantile_is_that_of_numpy(ratios, level):
+    assert quantile(sorted(ratios), level) == np.quantile(ratios, level)
 
 
 def test_constant_error_is_learned_with_coverage():

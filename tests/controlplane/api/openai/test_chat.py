@@ -16,6 +16,7 @@ from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
     HELLO,
+    RERANK_MODEL,
     WORDS,
     Stage,
     events,
@@ -334,8 +335,10 @@ async def test_models(stage: Stage):
     assert [(m["id"], m["object"], m["kind"], m["max_model_len"]) for m in body["data"]] == [
         (CHAT_MODEL, "model", "generate", 256),
         (EMBED_MODEL, "model", "embed", 64),
+        (RERANK_MODEL, "model", "rerank", 64),
     ]
-    assert [(m["root"], m["parent"]) for m in body["data"]] == [(CHAT_MODEL, None), (EMBED_MODEL, None)]
+    served = (CHAT_MODEL, EMBED_MODEL, RERANK_MODEL)
+    assert [(m["root"], m["parent"]) for m in body["data"]] == [(name, None) for name in served]
     assert (await stage.http.get(f"/v1/models/{CHAT_MODEL}")).json() == body["data"][0]
 
 

@@ -65,6 +65,31 @@ async def test_invalid_item_is_named(stage: Stage, given: Any, message: str):
     assert answer.json()["error"]["message"].endswith(message)
 
 
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ([101, 5, 102], 200),
+        ([[101, 102], [101, 5, 102]], 200),
+        ("text", 200),
+        ([5, 6], 400),
+        ([101, 5], 400),
+        ([5, 102], 400),
+        ([[101, 5, 102], [5]], 400),
+    ],
+)
+async def test_token_ids_of_another_tokenizer_are_refused(stage: Stage, given: Any, status: int):
+    stage.embedder.special_tokens = (101,), (102,)
+    answer = await stage.http.post(EMBED, json=embed(input=given))
+    assert answer.status_code == status
+    if status == 400:
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == ("input", "foreign_token_ids")
+        assert "check_embedding_ctx_length=False" in error["message"]
+        assert not stage.embedder.runs
+        again = await stage.http.post(EMBED, json=embed(input=given, token_ids="as-given"))
+        assert again.status_code == 200
+
+
 @pytest.mark.parametrize("given", [[5, 300], [[5], [300]]])
 async def test_unknown_token_ids_are_refused_before_admission(stage: Stage, given: Any):
     stage.embedder.vocabulary = 300

@@ -16,6 +16,7 @@ from tests.controlplane.api.scripted_server import (
     EMBED_MODEL,
     HELLO,
     MAX_RUNNING,
+    RERANK_MODEL,
     TEXT,
     Stage,
     listening,
@@ -70,7 +71,8 @@ async def test_embeddings_in_base64(client: openai.AsyncOpenAI):
 
 
 async def test_models(client: openai.AsyncOpenAI):
-    assert [model.id async for model in client.models.list()] == [CHAT_MODEL, EMBED_MODEL]
+    served = [CHAT_MODEL, EMBED_MODEL, RERANK_MODEL]
+    assert [model.id async for model in client.models.list()] == served
     assert (await client.models.retrieve(CHAT_MODEL)).id == CHAT_MODEL
 
 

@@ -9,7 +9,7 @@ import pytest
 from controlplane.api.settings import ApiSettings
 from controlplane.core.errors import Refused
 from controlplane.core.request import Owner
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, staged, until
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, staged, until
 
 ADMIN = {"authorization": "Bearer root"}
 SETTINGS = ApiSettings(admin_key_sha256=sha256(b"root").hexdigest())
@@ -142,6 +142,8 @@ async def test_explain_is_a_dry_run():
         assert found["memory"]["predicted_peak_bytes"] <= found["memory"]["ceiling_bytes"]
         found = await explained(stage, model=EMBED_MODEL, max_tokens=None, inputs=3)
         assert (found["decision"], found["request"]["prompt_tokens"]) == ("ADMIT", 48)
+        found = await explained(stage, model=RERANK_MODEL, max_tokens=None, inputs=3)
+        assert (found["decision"], found["request"]["prompt_tokens"]) == ("ADMIT", 48)
         assert stage.service.status.state() == before
         assert stage.generator.runs == stage.embedder.runs == []
         assert not stage.service.gate.tickets()
@@ -234,3 +236,20 @@ async def test_explain_after_a_drain_is_a_rejection():
         await stage.http.post("/admin/drain", headers=ADMIN)
         answer = await stage.http.post("/admin/explain", json=ASKED, headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+
+
+async def test_metrics_need_their_key_if_one_is_configured():
+    settings = ApiSettings(metrics_key_sha256=sha256(b"scraper").hexdigest())
+    async with staged(settings) as stage:
+        for headers in ({}, {"authorization": "Bearer other"}):
+            answer = await stage.http.get("/metrics", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        answer = await stage.http.get("/metrics", headers={"authorization": "Bearer scraper"})
+        assert (answer.status_code, "tandem_requests_shed_total 0.0" in answer.text) == (200, True)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"admission":' * 200 + b"1" + b"}" * 200])
+async def test_a_change_is_bounded_like_other_bodies(body: bytes):
+    async with staged(SETTINGS) as stage:
+        answer = await stage.http.put("/admin/config", content=body, headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_complex")

@@ -303,7 +303,7 @@ def test_embedding_batches_get_the_slack_of_running_generations(bench):
         for _ in range(4):
             await anext(answer)
         # 50 ms a token with a TPOT of 80 ms: the next token may come one TPOT after the last.
-        assert to_seconds(b.embedder.batch_limit()) == pytest.approx(0.080 - 0.050)
+        assert to_seconds(b.embedder.batch_limit().slack) == pytest.approx(0.080 - 0.050)
         async for _ in answer:
             pass
         assert b.embedder.batch_limit() is None

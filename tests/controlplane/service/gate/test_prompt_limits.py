@@ -6,6 +6,7 @@ import pytest
 
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
+from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
@@ -168,3 +169,73 @@ def test_a_conversation_of_long_tools_waits_for_a_slot(bench):
         assert job.charged_tokens == 1
 
     play(bench, scenario, tenants("red"))
+
+
+class CheckedGrammars(ScriptedGenerator):
+    """A generator whose grammars are checked when `allowed`; one of type "regex" is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(max_model_tokens=50_000)
+        self.checked: list[str] = []
+        self.allowed = asyncio.Event()
+
+    async def check_grammar(self, sampling, chat, *, tenant, in_turn) -> None:
+        async def compile_grammar() -> None:
+            self.checked.append(tenant)
+            await self.allowed.wait()
+
+        if sampling.structure is not None:
+            await in_turn(compile_grammar)
+            if sampling.structure["type"] == "regex":
+                raise Refused("the regular expression is too long", param="structured_outputs.regex")
+
+
+def constrained(one, tenant: str, kind: str = "json_object"):
+    sampling = Sampling(max_tokens=4, structure={"type": kind})
+    return one.service.intake.completion(
+        "test", Caller(tenant), one.generator.model, "text",
+        max_tokens=4, sampling=sampling, hints=RequestHints(),
+    )  # fmt: skip
+
+
+def test_a_grammar_is_charged_before_it_is_checked_and_only_once(bench):
+    async def scenario(one) -> None:
+        one.generator.allowed.set()
+        job = await constrained(one, "red")
+        assert (job.charged_tokens, job.request.prompt_tokens) == (4, 4)
+        async for _ in await one.service.gate.generate(job):
+            pass
+        assert (await complete(one, "red", "text")).charged_tokens is None
+        # Its one request a minute is used up.
+        with pytest.raises(Rejected) as rejected:
+            await constrained(one, "red")
+        assert rejected.value.reject.reason is Reason.RATE_LIMITED
+        assert one.generator.checked == ["red"]
+
+    limits = tenants("red", requests_per_minute=1)
+    one = bench(scenario, generator=CheckedGrammars(), tenants=limits)
+    assert one.outcomes == ["met", "rejected"]
+
+
+def test_a_refused_grammar_enters_no_queue(bench):
+    async def scenario(one) -> None:
+        one.generator.allowed.set()
+        with pytest.raises(Refused, match="too long"):
+            await constrained(one, "red", "regex")
+
+    assert bench(scenario, generator=CheckedGrammars(), tenants=tenants("red")).outcomes == []
+
+
+def test_a_tenant_does_not_have_all_processes_that_check_grammars(bench):
+    async def scenario(one) -> None:
+        hostile = [asyncio.create_task(constrained(one, "red")) for _ in range(5)]
+        await asyncio.sleep(0)
+        other = asyncio.create_task(constrained(one, "blue"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert one.generator.checked == ["red", "blue"]
+        one.generator.allowed.set()
+        await asyncio.gather(other, *hostile)
+
+    processes = {"limits": {"grammar_processes": 2}}
+    bench(scenario, generator=CheckedGrammars(), tenants=tenants("red", "blue"), server=processes)

@@ -54,6 +54,7 @@ def test_granted_memory_is_no_disagreement():
 
 def test_an_excess_is_withheld_at_once_and_released_slowly():
     bench = Bench()
+    bench.probe.free = 300
     monitor = bench.monitor()
     monitor.sample()
     bench.probe.own_bytes = 900
@@ -66,6 +67,17 @@ def test_an_excess_is_withheld_at_once_and_released_slowly():
         monitor.sample()
     assert monitor.withheld == bench.withheld[-1] == 0
     assert bench.withheld == sorted(bench.withheld, reverse=True)
+
+
+@pytest.mark.parametrize(("free", "withheld"), [(5_000, 0), (550, 0), (500, 50), (300, 250), (20, 250)])
+def test_an_excess_is_withheld_as_far_as_free_memory_does_not_cover_it(free: int, withheld: int):
+    """500 bytes are granted and 50 are the bound; a hostile text has left 300 bytes with our processes."""
+    bench = Bench()
+    monitor = bench.monitor()
+    monitor.sample()
+    bench.probe.own_bytes, bench.probe.free = 900, free
+    monitor.sample()
+    assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (300, withheld, 1)
 
 
 def test_free_memory_taken_by_others_is_withheld():

@@ -156,6 +156,24 @@ def test_withheld_memory_counts_while_quota_changes_fail():
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("withheld", "llm", "embedding"), [(50, 800, 150), (180, 720, 100), (9_000, 592, 100)]
+)
+def test_withheld_memory_starves_no_kind_of_request(withheld: int, llm: int, embedding: int):
+    """An embedding input takes up to 100 KiB; the LLM keeps the 600 that embeddings could not use."""
+
+    async def scenario(b):
+        b.quota_controller.withhold(withheld * KIB)
+        for _ in range(3):
+            b.quota_controller._moved_at = None
+            await b.tick()
+        assert in_force(b) == (llm, embedding, llm, embedding)
+        # They end while the memory is withheld.
+        return [await b.embed("e", 1), await b.ask("a", 100)]
+
+    play(scenario)
+
+
 async def restarted(b):
     end = LoopClock().now() + seconds(600)
     while b.service._supervisors[0].rejection() is not None:

@@ -1,0 +1,253 @@
+"""The HTTP/1.1 protocol of the server: uvicorn's, with limits for what a connection may take.
+
+Bounded are the bytes and number of headers, the times to the end of headers and body, the time in which the
+client reads nothing, and the requests that it sends ahead. Errors of this layer have OpenAI's error object.
+Each request is stamped with the time at which its first bytes reached the host; clients measure from there.
+"""
+
+import socket
+import struct
+import time
+from asyncio import TimerHandle, Transport
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+from httptools import HttpParserError
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from controlplane.api.errors import Failure
+from controlplane.api.load_shedding import LoadShedder
+from controlplane.api.settings import ARRIVAL, ConnectionLimits
+from controlplane.core.clock import Duration, Instant, after, milliseconds
+
+# struct tcp_info: eight bytes, then 32-bit numbers, of which the twelfth is the time since data was received.
+_TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
+# The kernel counts this time in ticks of up to 10 ms.
+_TICK_MS = 10
+# Health checks, metrics and administration take little and are needed most under overload.
+_SHEDDABLE = b"POST /v1/"
+# Requests that a client sends before the response of an earlier one.
+_MAX_PIPELINED = 16
+# How long a refused client may go on sending. A socket closed with unread bytes resets the connection, and
+# the client may lose the response (RFC 9112, section 9.6).
+_LINGER_S = 1.0
+
+
+def raw_response(failure: Failure) -> bytes:
+    """The bytes of a response that ends the connection."""
+    body = failure.body
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **failure.headers,
+    }
+    lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
+    return b"".join([STATUS_LINE[failure.status], *lines, b"\r\n", body])
+
+
+def _slow(part: str, key: str) -> bytes:
+    message = (
+        f"the {part} did not arrive within server.limits.{key}; send the request again, or raise the limit"
+    )
+    return raw_response(Failure(408, message, code="request_timeout"))
+
+
+_MALFORMED = raw_response(Failure(400, "the request is not valid HTTP/1.1", code="invalid_http"))
+_TOO_MANY = raw_response(
+    Failure(400, f"more than {_MAX_PIPELINED} pipelined requests; wait for responses", code="invalid_http")
+)
+_SLOW_HEADERS = _slow("headers", "header_timeout_ms")
+_SLOW_BODY = _slow("body", "body_timeout_ms")
+
+
+class _Phase(Enum):
+    BETWEEN_REQUESTS = auto()
+    HEADERS = auto()
+    BODY = auto()
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection.
+
+    Requests to `/v1/` that `shedder` rejects get `overload_response` before they are parsed.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        limits: ConnectionLimits,
+        shedder: LoadShedder | None = None,
+        overload_response: bytes = b"",
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._limits = limits
+        self._shedder = shedder
+        self._overload_response = overload_response
+        self._phase = _Phase.BETWEEN_REQUESTS
+        self._timer: TimerHandle | None = None
+        self._arrival = Instant(0)
+        self._read_bytes = self._unparsed_bytes = 0
+        self._fault = _MALFORMED
+        self._is_refused = False
+        self._running: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Bounds the time in which the client reads nothing, and the time to its first request."""
+        super().connection_made(transport)
+        self._socket = transport.get_extra_info("socket")
+        # The kernel resets the connection; uvicorn would wait for a client that reads nothing for ever.
+        stalled_ms = max(1, round(1e3 * self._limits.stalled_client))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stalled_ms)
+        self._arm(self._limits.header_timeout, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the timer and tells the running request that its client has left."""
+        self._disarm()
+        # uvicorn tells only the last request of those that were pipelined.
+        self._end_running()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses the bytes, unless the request is refused before."""
+        if self._is_refused:
+            return
+        phase_before = self._phase
+        if phase_before is _Phase.BETWEEN_REQUESTS:
+            delay = self._begin()
+            shedder = self._shedder if data.startswith(_SHEDDABLE) else None
+            if shedder is not None and shedder.sheds(delay, after(self._arrival, delay)):
+                self._refuse(self._overload_response)
+                return
+        self._read_bytes = len(data)
+        self._unparsed_bytes += len(data)
+        super().data_received(data)
+        if self._is_refused:
+            return
+        if self._unparsed_bytes > self._limits.max_header_bytes:
+            # A header or the end of a chunk that does not end.
+            self._refuse(self._too_large())
+        elif self._phase is not phase_before or self._timer is None:
+            self._time_phase()
+
+    def _begin(self) -> Duration:
+        """Stamps a request by its first bytes and returns how long they waited in the kernel."""
+        self._phase = _Phase.HEADERS
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        waited_ms = struct.unpack_from("=I", info, _LAST_DATA_AT)[0]
+        delay = milliseconds(waited_ms if waited_ms > _TICK_MS else 0)
+        self._arrival = Instant(time.monotonic_ns() - delay)
+        return delay
+
+    # Callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        """Begins the request with its arrival in the state of its scope."""
+        if self._phase is _Phase.BETWEEN_REQUESTS:
+            # It follows another request in the same bytes.
+            self._begin()
+        super().on_message_begin()
+        self.scope["state"][ARRIVAL] = self._arrival
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Counts a header or a trailer."""
+        if len(self.headers) >= self._limits.max_headers:
+            self._stop_parsing(self._too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Starts the request, or queues it behind the one in progress."""
+        # The bytes that were read may belong to other requests and to the body.
+        most = self._limits.max_header_bytes
+        if max(self._read_bytes, self._unparsed_bytes) > most and self._header_bytes() > most:
+            self._stop_parsing(self._too_large())
+        self._phase, self._unparsed_bytes = _Phase.BODY, 0
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._stop_parsing(_TOO_MANY)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Passes on a part of the body."""
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Ends the time limit of the body."""
+        self._phase, self._unparsed_bytes = _Phase.BETWEEN_REQUESTS, 0
+        self._disarm()
+        super().on_message_complete()
+        if self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            # The response came before the end of the body, which ended uvicorn's timer.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _header_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
+
+    def _stop_parsing(self, fault: bytes) -> None:
+        """Makes the parser fail; uvicorn then calls `send_400_response`."""
+        self._fault = fault
+        raise HttpParserError
+
+    # Time limits
+
+    def _time_phase(self) -> None:
+        if self._phase is _Phase.HEADERS:
+            self._arm(self._limits.header_timeout, partial(self._refuse, _SLOW_HEADERS))
+        elif self._phase is _Phase.BODY:
+            self._arm(self._limits.body_timeout, partial(self._refuse, _SLOW_BODY))
+
+    def _arm(self, seconds: float, act: Callable[[], None]) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, act)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # Refusals
+
+    def send_400_response(self, msg: str) -> None:
+        """Sends the error object of malformed HTTP or of the limit that was exceeded."""
+        self._refuse(self._fault)
+
+    def _refuse(self, response: bytes) -> None:
+        """Sends an error and closes the connection; an open response is aborted instead."""
+        self._is_refused = True
+        self._unset_keepalive_if_required()
+        running = self._running
+        if (
+            running is not None
+            and not running.response_complete
+            and (running.response_started or self.pipeline)
+        ):
+            self.transport.abort()
+            return
+        self._end_running()
+        self.transport.write(response)
+        self.transport.write_eof()
+        self._arm(_LINGER_S, self.transport.abort)
+        self.flow.resume_reading()
+
+    def _end_running(self) -> None:
+        """The application learns that no more of the request comes, and what it sends is dropped."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _too_large(self) -> bytes:
+        limits = self._limits
+        message = (
+            "the request line and headers exceed server.limits.max_header_bytes="
+            f"{limits.max_header_bytes} or max_headers={limits.max_headers}; send less or raise the limit"
+        )
+        return raw_response(Failure(431, message, code="headers_too_large"))

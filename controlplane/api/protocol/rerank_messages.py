@@ -1,0 +1,169 @@
+"""Bodies and answers of reranking and scoring, in the shapes of Cohere, Jina, vLLM and TEI.
+
+TEI is text-embeddings-inference. Bodies are as strict as all others. Imports only `requests` and `types`.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+from typing_extensions import TypedDict
+
+from controlplane.api.protocol.requests import MAX_INPUTS, Name, Objectives, Usage
+from controlplane.api.protocol.types import OPEN, Text, conflict, expecting
+
+_DOCUMENTS = f'a list of 1 to {MAX_INPUTS} strings or {{"text": …}} objects'
+_TEXTS = f"a non-empty string or a list of 1 to {MAX_INPUTS} strings"
+
+
+class TextDocument(TypedDict):
+    """A document as an object; further members are returned unchanged."""
+
+    __pydantic_config__ = OPEN  # type: ignore[misc]
+    text: str
+
+
+# An empty document is scored, so that one empty chunk does not fail a request of 100.
+Documents = Annotated[
+    Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
+    expecting(_DOCUMENTS),
+]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+Scored = Annotated[Text | Texts, expecting(_TEXTS)]
+KeptTokens = Annotated[
+    Literal[-1] | Annotated[int, Field(ge=1)] | None,
+    expecting("the number of tokens to keep, at least 1, or -1 for as many as the model takes"),
+]
+
+
+class PairFields(Objectives):
+    """Fields of every request that scores pairs. Pairs that are too long are cut, as CrossEncoder does."""
+
+    # Required only if several rerankers are served, as in vLLM and TEI.
+    model: Name | None = None
+    # vLLM's fields.
+    truncate_prompt_tokens: KeptTokens = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_activation: bool | None = None
+    user: str | None = None
+
+    priority: None = None
+    request_id: None = None
+
+
+class RankingFields(PairFields):
+    """Fields of one query whose documents are ranked."""
+
+    query: Text
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    # Cohere's field.
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
+
+    # Known, not supported.
+    max_chunks_per_doc: None = None
+    rank_fields: None = None
+
+
+class RerankRequest(RankingFields):
+    """Body of POST /v1/rerank and /v2/rerank."""
+
+    documents: Documents
+
+
+class EitherRerankRequest(RankingFields):
+    """Body of POST /rerank: that of /v1/rerank, or TEI's with `texts`."""
+
+    documents: Documents | None = None
+    # TEI's fields.
+    texts: Texts | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if (self.documents is None) == (self.texts is None):
+            raise conflict("documents", "give either documents or texts (text-embeddings-inference)")
+        if self.texts is None:
+            foreign, owner = ("raw_scores", "return_text", "truncate", "truncation_direction"), "texts"
+        else:
+            foreign, owner = (
+                ("top_n", "return_documents", "max_tokens_per_doc", "use_activation"),
+                "documents",
+            )
+        for name in foreign:
+            if getattr(self, name) is not None:
+                raise conflict(name, f"belongs to a request with {owner}; leave it out")
+        return self
+
+
+class ScoreRequest(PairFields):
+    """Body of POST /v1/score and /score: vLLM's, one text with each of several, or pairs."""
+
+    text_1: Scored
+    text_2: Scored
+
+
+class RankedDocument(BaseModel):
+    """One document with its score, in the order of the scores."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, Any] | None = None
+
+
+class BilledUnits(BaseModel):
+    """Cohere's count: one search per request."""
+
+    search_units: int
+
+
+class InputTokens(BaseModel):
+    """Cohere's token count."""
+
+    input_tokens: int
+
+
+class RerankMeta(BaseModel):
+    """Cohere's `meta`."""
+
+    billed_units: BilledUnits
+    tokens: InputTokens
+
+
+class RerankResponse(BaseModel):
+    """Answer of /v1/rerank, /v2/rerank, and /rerank with documents."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    meta: RerankMeta
+    usage: Usage
+
+
+class RankedText(BaseModel):
+    """An item of TEI's answer, a list in the order of the scores."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class PairScore(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    """Answer of /v1/score and /score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: Usage

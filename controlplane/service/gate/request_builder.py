@@ -1,0 +1,108 @@
+"""Builds requests: service class, objectives and id, from what a client states and its tenant may use."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.errors import Refused
+from controlplane.core.request import Kind, PromptFeatures, Request
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.request_jobs import Caller, RequestHints
+
+_Backend = TypeVar("_Backend")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFields:
+    """The parts of a request that do not depend on its kind."""
+
+    request_id: str
+    caller: Caller
+    hints: RequestHints
+    arrival: Instant
+    features: PromptFeatures | None = None
+    charged_tokens: int | None = None
+
+
+class RequestBuilder:
+    """Builds requests with these service classes; each gets an id of its own."""
+
+    def __init__(self, classes: Mapping[str, ServiceClass], default_class: str) -> None:
+        self._classes = classes
+        self._default_class = default_class
+        self._serial = count(1)
+
+    def build(
+        self,
+        fields: RequestFields,
+        kind: Kind,
+        model: str,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        sequences: int,
+    ) -> Request:
+        """The request of these sizes, with the class and objectives that its hints state. Raises Refused."""
+        hints = fields.hints
+        service_class = self._class(fields.caller, hints)
+        stated = [
+            None if value is None else milliseconds(value)
+            for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms, hints.gap_ms)
+        ]
+        slo = service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo
+        if kind is Kind.EMBED:
+            # An objective for output tokens would count as missed or met by accident.
+            slo = slo.without_tokens()
+        return Request(
+            # Clients choose their request ids, and may use one twice.
+            id=f"{fields.request_id}-{next(self._serial)}",
+            kind=kind,
+            model=model,
+            tenant=fields.caller.tenant,
+            service_class=service_class,
+            slo=slo,
+            arrival=fields.arrival,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            sequences=sequences,
+            features=fields.features,
+        )
+
+    def _class(self, caller: Caller, hints: RequestHints) -> ServiceClass:
+        allowed = caller.allowed_classes
+        name = hints.service_class
+        if name is None:
+            # A tenant that may not use the default class gets the first one that it may.
+            usable = allowed is None or self._default_class in allowed
+            name = self._default_class if usable else min(allowed or {self._default_class})
+        if name not in self._classes:
+            known = ", ".join(sorted(self._classes))
+            raise Refused(
+                f"service_class={name!r}: no such class; use one of {known}",
+                param="service_class",
+                code="unknown_service_class",
+            )
+        if allowed is not None and name not in allowed:
+            raise Refused(
+                f"service_class={name!r}: this key may use {', '.join(sorted(allowed))}",
+                param="service_class",
+                code="service_class_not_allowed",
+            )
+        return self._classes[name]
+
+
+def named_backend(
+    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Mapping[str, object]
+) -> _Backend:
+    """The backend of `model` in `table`; `others` may serve other purposes. Raises Refused."""
+    if model in table:
+        return table[model]
+    served = ", ".join(sorted(table)) or "none"
+    if model in others:
+        raise Refused(f"{model!r} does not serve {purpose}; models that do: {served}", param="model")
+    raise Refused(
+        f"the model {model!r} does not exist; models for {purpose}: {served}",
+        param="model",
+        code="model_not_found",
+    )

@@ -1,0 +1,125 @@
+"""Scores of the real worker equal `CrossEncoder.predict`, with and without token types."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from backends.bundled_models import BOS, EOS, build_cross_encoder, ensure_tiny_model
+from backends.embedding.client import WorkerEmbedder
+from controlplane.config import parse
+from controlplane.core.errors import BackendDown, Refused
+from controlplane.service.bootstrap import assemble
+from controlplane.service.request_jobs import MODEL_LIMIT, Caller, RequestHints, TextPairs
+from tests.backends.embedding.real_worker import BUDGET, embed, sentences
+
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
+
+QUERY = "How do two kinds of work share a device?"
+
+
+def xlm_roberta_config(eos: int, bos: int, pad: int):
+    from transformers import XLMRobertaConfig
+
+    return XLMRobertaConfig(
+        vocab_size=2048, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=512 + pad + 1, type_vocab_size=1, num_labels=1,
+        bos_token_id=bos, eos_token_id=eos, pad_token_id=pad,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def xlm_roberta(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("xlm-roberta")
+    inputs = ["input_ids", "attention_mask"]
+    single, pair = f"{BOS} $A {EOS}", f"{BOS} $A {EOS} {EOS} $B {EOS}"
+    build_cross_encoder(folder, xlm_roberta_config, single, pair, inputs)
+    return folder
+
+
+@pytest.fixture(params=["bert", "xlm-roberta"])
+def folder(request):
+    return (
+        ensure_tiny_model("tiny-cross-encoder")
+        if request.param == "bert"
+        else request.getfixturevalue("xlm_roberta")
+    )
+
+
+async def scores(embedder: WorkerEmbedder, query: str, documents: list[str], limit: int, side=None):
+    first, *others = await embedder.tokenize([query, *documents])
+    return await embed(embedder, [embedder.pair(first, ids, limit, side) for ids in others])
+
+
+@pytest.mark.parametrize("limit", [512, 24])
+async def test_scores_equal_predict(folder, limit):
+    from sentence_transformers import CrossEncoder
+
+    documents = ["", "Two kinds", f"a literal {EOS} token", *sentences(30), "long " * 900]
+    reference = CrossEncoder(str(folder), device="cpu")
+    reference.max_seq_length = limit
+    expected = reference.predict([(QUERY, text) for text in documents], show_progress_bar=False)
+    embedder = WorkerEmbedder(str(folder), batch_tokens=BUDGET, threads=1, scores_pairs=True)
+    await embedder.start()
+    try:
+        found = await scores(embedder, QUERY, documents, limit)
+    finally:
+        await embedder.stop()
+    assert expected.std() > 1e-3
+    np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
+    np.testing.assert_allclose(1 / (1 + np.exp(-found[:, 1])), expected, atol=1e-5)
+
+
+async def test_a_service_with_rerankers_only_scores_as_predict_does():
+    from sentence_transformers import CrossEncoder
+
+    documents = sentences(100)
+    model = {"model": "tandem/tiny-cross-encoder", "name": "tiny", "threads": 1}
+    service = assemble(parse({"models": {"rerankers": [model]}, "pool": {"memory": "2GiB"}}))
+    await service.start()
+    try:
+        pairs = TextPairs([QUERY], documents)
+        job = await service.intake.pairs.job(
+            "r", Caller("t"), None, pairs, RequestHints(), truncation=MODEL_LIMIT
+        )
+        found = (await service.gate.embed(job)).vectors[:, 0]
+    finally:
+        await service.stop()
+    reference = CrossEncoder(str(ensure_tiny_model("tiny-cross-encoder")), device="cpu")
+    expected = reference.predict([(QUERY, text) for text in documents], show_progress_bar=False)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+async def test_a_model_with_several_labels_is_refused(tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = ensure_tiny_model("tiny-cross-encoder")
+    AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, ignore_mismatched_sizes=True
+    ).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    with pytest.raises(BackendDown, match="3 labels, and a reranker needs one"):
+        await WorkerEmbedder(str(tmp_path), threads=1, scores_pairs=True).start()
+
+
+async def test_a_default_prompt_is_refused(tmp_path):
+    """`predict` would put it before both texts."""
+    from sentence_transformers import CrossEncoder
+
+    shutil.copytree(ensure_tiny_model("tiny-cross-encoder"), tmp_path / "model")
+    model = CrossEncoder(str(tmp_path / "model"), prompts={"ask": "query: "}, default_prompt_name="ask")
+    model.save_pretrained(str(tmp_path / "prompted"))
+    with pytest.raises(BackendDown, match=r"differ from predict\(\)"):
+        await WorkerEmbedder(str(tmp_path / "prompted"), threads=1, scores_pairs=True).start()
+
+
+async def test_an_embedding_model_joins_no_pairs():
+    from backends.bundled_models import MINILM
+
+    embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1)
+    await embedder.start()
+    try:
+        with pytest.raises(Refused, match=r"models\.rerankers"):
+            embedder.pair([1], [2], 64)
+    finally:
+        await embedder.stop()

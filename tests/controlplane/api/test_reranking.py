@@ -1,0 +1,249 @@
+"""Reranking and scoring in the shapes of Cohere, Jina, vLLM and text-embeddings-inference."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controlplane.api.settings import ANONYMOUS
+from controlplane.core.errors import BackendFailed, NoMemory
+from controlplane.service.request_jobs import RequestHints, TextPairs
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged
+
+DOCUMENTS = ["first", {"text": "second", "page": 2}, ""]
+TEXTS = ["first", "second", ""]
+
+
+def rerank(**fields: Any) -> dict[str, Any]:
+    return {"model": RERANK_MODEL, "query": "what", "documents": DOCUMENTS} | fields
+
+
+async def rows(stage: Stage) -> np.ndarray:
+    """Scores and logits that the scripted model gives TEXTS."""
+    pairs = TextPairs(["what"], TEXTS)
+    job = await stage.service.intake.pairs.job(
+        "expected", ANONYMOUS, RERANK_MODEL, pairs, RequestHints(), truncation=None
+    )
+    found = (await stage.service.gate.embed(job)).vectors
+    stage.reranker.runs.clear()
+    return found
+
+
+def ranking(scores) -> list[int]:
+    return sorted(range(len(scores)), key=lambda at: -scores[at])
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+async def test_documents_are_ranked_by_score(stage: Stage, path: str):
+    scores = (await rows(stage))[:, 0]
+    answer = await stage.http.post(path, json=rerank())
+    body = answer.json()
+    assert answer.status_code == 200, answer.text
+    assert [one["index"] for one in body["results"]] == ranking(scores)
+    for one in body["results"]:
+        assert one["relevance_score"] == pytest.approx(float(scores[one["index"]]))
+        given = DOCUMENTS[one["index"]]
+        assert one["document"] == ({"text": given} if isinstance(given, str) else given)
+    tokens = 3 * len("what") + sum(map(len, TEXTS))
+    assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] == tokens
+    assert body["meta"] == {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}}
+    assert (body["model"], body["id"]) == (RERANK_MODEL, f"rerank-{answer.headers['x-request-id']}")
+    assert answer.headers["x-tandem-decision"] == "ADMIT"
+    [run] = stage.reranker.runs
+    assert run.request.sequences == 3
+
+
+async def test_the_best_documents_without_their_texts(stage: Stage):
+    scores = (await rows(stage))[:, 0]
+    answer = await stage.http.post("/v1/rerank", json=rerank(top_n=2, return_documents=False))
+    found = [(one["index"], one.get("document")) for one in answer.json()["results"]]
+    assert found == [(index, None) for index in ranking(scores)[:2]]
+
+
+async def test_a_hundred_documents_are_one_request_with_one_deadline(stage: Stage):
+    answer = await stage.http.post(
+        "/v1/rerank", json=rerank(documents=["text"] * 100), headers={"x-slo-e2e-ms": "60000"}
+    )
+    assert answer.status_code == 200
+    [run] = stage.reranker.runs
+    assert (len(run.inputs), run.request.sequences) == (100, 100)
+    assert run.deadline is not None
+    lines = (await stage.http.get("/metrics")).text.splitlines()
+    total = [line for line in lines if line.startswith("tandem_requests_total") and 'kind="embed"' in line]
+    assert sum(float(line.split()[-1]) for line in total) == 1.0
+
+
+async def test_pairs_are_cut_as_cross_encoders_do_unless_told_otherwise(stage: Stage):
+    long = "x" * 100
+    await stage.http.post("/v1/rerank", json=rerank(documents=[long, "short"]))
+    await stage.http.post("/v1/rerank", json=rerank(documents=[long], truncate_prompt_tokens=10))
+    await stage.http.post("/v1/rerank", json=rerank(documents=[long], max_tokens_per_doc=3))
+    ask = rerank(documents=["x" * 50 + "y"], truncate_prompt_tokens=9, truncation_side="left")
+    await stage.http.post("/v1/rerank", json=ask)
+    found = [[bytes(ids) for ids in run.inputs] for run in stage.reranker.runs]
+    assert found == [
+        [b"what" + b"x" * 60, b"whatshort"], [b"what" + b"x" * 6], [b"whatxxx"], [b"whatxxxxy"]
+    ]  # fmt: skip
+
+
+async def test_the_answer_of_text_embeddings_inference(stage: Stage):
+    logits = (await rows(stage))[:, 1]
+    plain = {"query": "what", "texts": TEXTS}
+    answer = await stage.http.post("/rerank", json=plain)
+    assert answer.status_code == 200, answer.text
+    assert [one["index"] for one in answer.json()] == ranking(logits)
+    for one in answer.json():
+        assert one == {"index": one["index"], "score": pytest.approx(1 / (1 + np.exp(-logits[one["index"]])))}
+    raw = await stage.http.post("/rerank", json=plain | {"raw_scores": True, "return_text": True})
+    assert raw.json()[0] == {
+        "index": ranking(logits)[0],
+        "score": pytest.approx(float(logits.max())),
+        "text": TEXTS[ranking(logits)[0]],
+    }
+
+
+async def test_text_embeddings_inference_may_refuse_or_cut_left(stage: Stage):
+    ask = {"query": "what", "texts": ["x" * 59 + "yz"]}
+    left = await stage.http.post("/rerank", json=ask | {"truncation_direction": "Left"})
+    assert left.status_code == 200
+    assert bytes(stage.reranker.runs[0].inputs[0]).endswith(b"xyz")
+    refused = (await stage.http.post("/rerank", json=ask | {"truncate": False})).json()["error"]
+    assert (refused["param"], refused["code"]) == ("texts", "context_length_exceeded")
+    assert refused["message"].startswith("texts[0] and query have 65 tokens; rerank-model accepts at most 64")
+    ask["texts"] = ["x" * 65]
+    refused = (await stage.http.post("/rerank", json=ask | {"truncate": False})).json()["error"]
+    assert "texts[0] has 65 characters" in refused["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+async def test_scores_of_pairs_keep_their_order(stage: Stage, path: str):
+    expected = await rows(stage)
+    ask = {"model": RERANK_MODEL, "text_1": "what", "text_2": TEXTS}
+    answer = await stage.http.post(path, json=ask)
+    body = answer.json()
+    assert answer.status_code == 200, answer.text
+    found = [(one["index"], one["object"], one["score"]) for one in body["data"]]
+    assert found == [(at, "score", pytest.approx(float(expected[at, 0]))) for at in range(3)]
+    assert (body["object"], body["model"]) == ("list", RERANK_MODEL)
+    assert body["usage"]["prompt_tokens"] == 3 * len("what") + sum(map(len, TEXTS))
+    logits = (await stage.http.post(path, json=ask | {"use_activation": False})).json()["data"]
+    assert [one["score"] for one in logits] == pytest.approx(expected[:, 1].tolist())
+
+
+async def test_as_many_queries_as_documents(stage: Stage):
+    answer = await stage.http.post("/score", json={"text_1": ["a", "b"], "text_2": ["c", "d"]})
+    assert answer.status_code == 200, answer.text
+    assert stage.reranker.runs[0].inputs == ((97, 99), (98, 100))
+    single = await stage.http.post("/score", json={"text_1": "a", "text_2": "c"})
+    assert len(single.json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "code", "message"),
+    [
+        ("/v1/rerank", {"documents": []}, "documents", "invalid_value", "1 to 2048 strings"),
+        ("/v1/rerank", {"documents": ["a", 5]}, "documents", "invalid_value", "item 1 is 5"),
+        ("/v1/rerank", {"documents": [{"body": "a"}]}, "documents", "invalid_value", '{"text": …} objects'),
+        ("/v1/rerank", {"documents": ["a"] * 2049}, "documents", "invalid_value", "has 2,049 items"),
+        ("/v1/rerank", {"query": ""}, "query", "invalid_value", "at least 1 character"),
+        ("/v1/rerank", {"query": None}, "query", "invalid_value", "valid string"),
+        ("/v1/rerank", {"top_n": 0}, "top_n", "invalid_value", "greater than or equal to 1"),
+        ("/v1/rerank", {"rank_fields": ["a"]}, "rank_fields", "unsupported_parameter", "write the fields"),
+        ("/v1/rerank", {"texts": ["a"]}, "texts", "unknown_parameter", "unknown field"),
+        ("/v1/rerank", {"truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "invalid_value", "most 64"),
+        ("/v1/rerank", {"truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "invalid_value", "least 2"),
+        ("/rerank", {"documents": None}, "documents", "invalid_value", "either documents or texts"),
+        ("/rerank", {"texts": ["a"]}, "documents", "invalid_value", "either documents or texts"),
+        ("/rerank", {"raw_scores": True}, "raw_scores", "invalid_value", "belongs to a request with texts"),
+        ("/v1/rerank", {"model": EMBED_MODEL}, "model", "invalid_value", "does not serve reranking"),
+        ("/v1/rerank", {"model": CHAT_MODEL}, "model", "invalid_value", "models that do: rerank-model"),
+        ("/v1/rerank", {"model": "nobody"}, "model", "model_not_found", "models for reranking: rerank-model"),
+        ("/v1/rerank", {"service_class": "x"}, "service_class", "unknown_service_class", "no such class"),
+    ],
+)  # fmt: skip
+async def test_bad_input_names_field_rule_and_remedy(stage, path, fields, param, code, message):
+    answer = await stage.http.post(path, json=rerank(**fields))
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if code == "model_not_found" else 400)
+    assert (error["param"], error["code"]) == (param, code)
+    assert message in error["message"]
+    assert not stage.reranker.runs
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "text_1 has 2 texts and text_2 3"),
+        ({"text_1": [], "text_2": "a"}, "text_1", "1 to 2048 strings"),
+        ({"text_1": "a"}, "text_2", "missing; add it"),
+    ],
+)
+async def test_bad_scores_are_refused(stage: Stage, fields, param, message):
+    answer = await stage.http.post("/v1/score", json=fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert message in answer.json()["error"]["message"]
+
+
+async def test_vectors_are_not_made_by_a_reranker(stage: Stage):
+    answer = await stage.http.post("/v1/embeddings", json={"model": RERANK_MODEL, "input": "a"})
+    assert "'rerank-model' does not serve embeddings" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == "invalid_value"
+
+
+async def test_the_tokens_of_all_pairs_are_bounded():
+    async with staged(server={"limits": {"max_pair_tokens": 100}}) as stage:
+        refused = await stage.http.post("/v1/rerank", json=rerank(query="q" * 40, documents=["x"] * 3))
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, "documents", "input_too_large")
+        assert (
+            "3 of 3 pairs have 123 tokens already; server.limits.max_pair_tokens is 100" in error["message"]
+        )
+        assert (await stage.http.post("/v1/rerank", json=rerank(documents=["x"] * 3))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (NoMemory("m", position=2), 503, "out_of_memory"),
+        (BackendFailed("m", position=2), 500, "backend_failed"),
+    ],
+)
+async def test_a_document_that_fails_is_named(stage: Stage, monkeypatch, error, status, code):
+    async def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(stage.reranker, "embed", fail)
+    answer = await stage.http.post("/v1/rerank", json=rerank())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert "documents[2]" in answer.json()["error"]["message"]
+
+
+async def test_a_reranker_is_listed_as_one(stage: Stage):
+    data = (await stage.http.get("/v1/models")).json()["data"]
+    assert (data[-1]["id"], data[-1]["kind"], data[-1]["max_model_len"]) == (RERANK_MODEL, "rerank", 64)
+
+
+async def test_the_schema_describes_bodies_and_answers(stage: Stage):
+    schema = (await stage.http.get("/openapi.json")).json()
+    post = schema["paths"]["/rerank"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "EitherRerankRequest"
+    )
+    either = post["responses"]["200"]["content"]["application/json"]["schema"]["anyOf"]
+    assert either[0] == {"$ref": "#/components/schemas/RerankResponse"}
+    assert either[1] == {"type": "array", "items": {"$ref": "#/components/schemas/RankedText"}}
+    assert {"RerankResponse", "RankedText", "ScoreResponse", "ScoreRequest"} <= schema["components"][
+        "schemas"
+    ].keys()
+
+
+async def test_a_request_whose_client_left_ends():
+    """The stage checks at its end that no lease is open."""
+    async with staged(is_stepped=True) as stage:
+        asking = asyncio.create_task(stage.http.post("/v1/rerank", json=rerank()))
+        await stage.reranker.until_runs(1)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking

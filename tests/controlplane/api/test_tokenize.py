@@ -1,0 +1,77 @@
+"""/tokenize and /detokenize in vLLM's shapes; counts equal the usage of the same request."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage
+
+HI = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+async def test_a_prompt(stage: Stage):
+    answer = await stage.http.post("/tokenize", json={"model": CHAT_MODEL, "prompt": "hé"})
+    assert answer.json() == {"count": 3, "max_model_len": 256, "tokens": [104, 195, 169], "token_strs": None}
+    ask = {"model": CHAT_MODEL, "prompt": "hé", "max_tokens": 1}
+    used = (await stage.http.post("/v1/completions", json=ask)).json()["usage"]
+    assert used["prompt_tokens"] == 3
+
+
+async def test_a_conversation(stage: Stage):
+    found = (await stage.http.post("/tokenize", json={"messages": HI, "return_token_strs": True})).json()
+    used = (await stage.http.post("/v1/chat/completions", json={"model": CHAT_MODEL, "messages": HI})).json()
+    assert found["count"] == used["usage"]["prompt_tokens"] == len(found["tokens"])
+    assert "".join(found["token_strs"]) == "hihello"
+    assert len(stage.generator.runs) == 1
+
+
+async def test_tokens_become_the_text_again(stage: Stage):
+    tokens = (await stage.http.post("/tokenize", json={"prompt": "wörld"})).json()["tokens"]
+    answer = await stage.http.post("/detokenize", json={"model": CHAT_MODEL, "tokens": tokens})
+    assert answer.json() == {"prompt": "wörld"}
+    assert (await stage.http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+async def test_a_long_text_is_tokenized_beside_the_event_loop(stage: Stage, monkeypatch):
+    """Also one that exceeds the context, as clients count to find out."""
+    threads, run = [], asyncio.to_thread
+
+    async def to_thread(*given: Any) -> Any:
+        threads.append(given)
+        return await run(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    stage.generator.max_token_characters = 100
+    answer = await stage.http.post("/tokenize", json={"prompt": "x" * 5_000, "return_token_strs": True})
+    assert (answer.json()["count"], answer.json()["max_model_len"]) == (5_000, 256)
+    assert len(threads) == 2
+    tokens = answer.json()["tokens"]
+    assert (await stage.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"] == "x" * 5_000
+    assert len(threads) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "code", "message"),
+    [
+        ("/tokenize", {}, "prompt", "invalid_value", "either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "messages": HI}, "prompt", "invalid_value", "either prompt or"),
+        ("/tokenize", {"prompt": "x" * 300}, "prompt", "context_length_exceeded", "has 300 characters"),
+        ("/tokenize", {"messages": HI, "add_special_tokens": True}, "add_special_tokens", "invalid_value",
+         "the chat template adds them"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools", "invalid_value", "a request with messages"),
+        ("/tokenize", {"prompt": "a", "model": EMBED_MODEL}, "model", "invalid_value",
+         "does not serve tokenization; models that do: chat-model"),
+        ("/tokenize", {"prompt": "a", "model": "nobody"}, "model", "model_not_found", "does not exist"),
+        ("/tokenize", {"prompt": "a", "wish": 1}, "wish", "unknown_parameter", "unknown field"),
+        ("/detokenize", {"tokens": [1, 256]}, "tokens", "invalid_value", "has the id 256; the highest"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens[1]", "invalid_value", "greater than or equal to 0"),
+        ("/detokenize", {}, "tokens", "missing_required_parameter", "missing; add it"),
+    ],
+)  # fmt: skip
+async def test_bad_input_names_field_rule_and_remedy(stage, path, fields, param, code, message):
+    answer = await stage.http.post(path, json=fields)
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if code == "model_not_found" else 400)
+    assert (error["param"], error["code"]) == (param, code)
+    assert message in error["message"]
