@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Any
 
 from backends.cost_models.step_time import BatchTime, StepLoad
+from controlplane.core.engine_reports import StepCost
 from controlplane.core.kv_geometry import optional, required
-from controlplane.core.ports import StepCost
 
 # Share of the peaks that dense kernels of common shapes reach.
 _OPERATIONS_REACHED, _BANDWIDTH_REACHED = 0.6, 0.8

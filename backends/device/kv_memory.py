@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from controlplane.core.device import LimitConflict
-from controlplane.core.ports import EngineState
+from controlplane.core.engine_reports import EngineState
 
 SEGMENTS = Path("/dev/shm")
 _NAME_VARIABLE = "KVCACHED_IPC_NAME"

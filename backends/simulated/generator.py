@@ -23,11 +23,12 @@ from backends.simulated.sample_streams import (
 )
 from backends.simulated.shared_device import SimulatedDevice
 from controlplane.core.clock import NO_TIME, Duration, Instant, between, seconds
+from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.ports import EngineState, EngineStep, InTurn, StepCost
+from controlplane.core.ports import InTurn
 from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
@@ -292,12 +293,7 @@ class SimulatedGenerator:
         if policy is not None:
             held = {}
             for request_id, generation in self._generations.items():
-                # Of the readers of a shared block one carries it, so the blocks add up to those in use.
-                if blocks := sum(
-                    sample.blocks - sample.state.shared + sample.state.carried
-                    for sample in generation.samples
-                    if sample.blocks
-                ):
+                if blocks := generation.held_blocks:
                     held[request_id] = blocks * size
         return EngineState(
             used_bytes=engine.used_blocks * size,

@@ -41,6 +41,15 @@ class SampleStream:
     def __post_init__(self) -> None:
         self._open = len(self.samples)
 
+    @property
+    def held_blocks(self) -> int:
+        """Blocks held under a policy; of the readers of a shared block one counts it."""
+        return sum(
+            sample.blocks - sample.state.shared + sample.state.carried
+            for sample in self.samples
+            if sample.blocks
+        )
+
     def push(self, delta: Delta) -> None:
         """Adds a delta and wakes the stream."""
         self._deltas.append(delta)

@@ -17,21 +17,13 @@ from backends.embedding.pair_template import PairTemplate
 from backends.embedding.truncation import Truncation
 from backends.testing.scripted_engine import DEFAULT_SCRIPT, Script, ScriptedEngine, ScriptedRun
 from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling, TokenLogprob
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import (
-    EmbeddingPass,
-    EngineState,
-    EngineStep,
-    InTurn,
-    PassLimit,
-    StepCost,
-    TruncationSide,
-    Vectors,
-)
+from controlplane.core.ports import EmbeddingPass, InTurn, PassLimit, TruncationSide, Vectors
 from controlplane.core.request import Request
 from controlplane.core.text_limits import TextLimit
 

@@ -26,11 +26,12 @@ from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.request_metadata import metadata_of
 from backends.vllm.text_codec import HuggingFaceCodec
 from backends.vllm.warm_up import WARM_UP_LIMIT_SECONDS, warm_up
+from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.ports import EngineState, EngineStep, InTurn, StepCost
+from controlplane.core.ports import InTurn
 from controlplane.core.request import Request
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, TextLimit, total_length
 from controlplane.policy.engine.options import EngineOptions

@@ -36,10 +36,11 @@ from backends.vllm.sampling import sampling_params, structured_outputs, to_delta
 from backends.vllm.stats import EngineStats
 from backends.vllm.step_cost_prior import step_cost_prior
 from backends.vllm.step_watchdog import StepWatchdog, longest_step
+from controlplane.core.engine_reports import EngineState
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.generation import ChatPrompt, Delta, Sampling
 from controlplane.core.kv_geometry import KvGeometry, kv_geometry
-from controlplane.core.ports import EngineState, InTurn
+from controlplane.core.ports import InTurn
 from controlplane.policy.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)

@@ -39,9 +39,9 @@ from backends.vllm.plugin.request_intake import RequestIntake
 from backends.vllm.plugin.request_metadata import Defaults, defaults_of
 from backends.vllm.plugin.shared_state import EngineFacts, SharedState
 from controlplane.core.clock import Duration, Instant, between
+from controlplane.core.engine_reports import StepCost
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import StepCost
 from controlplane.policy.engine.decode_pacing import next_step_start
 from controlplane.policy.engine.interface import RANKED, EnginePolicy, EngineView
 from controlplane.policy.engine.options import EngineOptions

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from controlplane.core.clock import NO_TIME, Duration
-from controlplane.core.ports import EngineStep
+from controlplane.core.engine_reports import EngineStep
 
 
 @dataclass(slots=True)

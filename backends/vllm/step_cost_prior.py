@@ -9,8 +9,8 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from backends.cost_models.roofline import Device, gpu_by_name, measure_cpu, model_costs, roofline, step_cost
+from controlplane.core.engine_reports import StepCost
 from controlplane.core.kv_geometry import DTYPE_BYTES, GeometryError, KvGeometry
-from controlplane.core.ports import StepCost
 
 log = logging.getLogger(__name__)
 

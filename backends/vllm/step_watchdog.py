@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 
 from backends.supervision import SchedulingDelay, Watchdog
-from controlplane.core.ports import StepCost
+from controlplane.core.engine_reports import StepCost
 
 
 class StepWatchdog:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from controlplane.core.ports import EngineState
+from controlplane.core.engine_reports import EngineState
 
 
 class DeviceReading(NamedTuple):

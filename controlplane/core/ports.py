@@ -10,68 +10,17 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.clock import NO_TIME, Duration, Instant
+from controlplane.core.clock import Duration, Instant
+from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.pool_view import Pace
 from controlplane.core.request import Request
 
 Vectors = npt.NDArray[np.float32]
 TruncationSide = Literal["left", "right"]
 InTurn = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 """Runs costly work when it is the turn of the tenant that it is for."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """State reported by the engine; memory in bytes of KV blocks.
-
-    Requests start within `quota_bytes` and are preempted beyond `use_ceiling_bytes` (None: no quota is
-    enforced). `ceded_bytes` of the cache are neither held nor still being written by the engine: only they
-    may be lent.
-    `held_bytes` is what each running request holds, by id (None if the engine does not report it); a request
-    not listed waits in the engine. `recompute_tokens` were preempted from the cache since the start and must
-    be computed again unless a prefix cache has them; None if unknown. `waited` is the time since the start
-    that the engine left to other work on purpose.
-    """
-
-    used_bytes: int
-    total_bytes: int
-    running: int
-    waiting: int
-    preemptions: int
-    quota_bytes: int | None = None
-    use_ceiling_bytes: int | None = None
-    ceded_bytes: int = 0
-    held_bytes: Mapping[str, int] | None = None
-    pace: Pace | None = None
-    recompute_tokens: int | None = None
-    waited: Duration = NO_TIME
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStep:
-    """Work of one engine step, and the time since the previous step.
-
-    `waited` is the part of that time that decode pacing left to other work.
-    """
-
-    prefill_tokens: int
-    decodes: int
-    cells: int
-    took: Duration
-    waited: Duration = NO_TIME
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds per step, and in addition per decoding sequence, KV cell and prompt token."""
-
-    step: float
-    decode: float
-    cell: float
-    prompt_token: float
 
 
 class TextCodec(Protocol):

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controlplane.config import Config
+from controlplane.core.engine_reports import EngineState
 from controlplane.core.errors import BackendDown
 from controlplane.core.memory_ledger import MemoryLedger
-from controlplane.core.ports import Embedder, EngineState, LengthPredictor
+from controlplane.core.ports import Embedder, LengthPredictor
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.gate.dispatcher import Dispatcher

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from controlplane.core.clock import NO_TIME, Duration
+from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import Embedder, StepCost
+from controlplane.core.ports import Embedder
 from controlplane.core.request import Owner
 from predictors.timing.online_least_squares import OnlineLeastSquares, Row, dot
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from backends.vllm.plugin.request_metadata import parse_forecast
 from controlplane.core.clock import Instant
-from controlplane.core.ports import StepCost
+from controlplane.core.engine_reports import StepCost
 
 METHOD = "tandem"
 _COMMANDS = ("set_quota", "set_options", "set_forecast", "set_step_cost", "state")

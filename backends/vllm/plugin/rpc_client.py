@@ -16,10 +16,10 @@ from backends.vllm.plugin.rpc import METHOD
 from backends.vllm.plugin.shared_state import SharedState, StateReading, key_of
 from backends.vllm.process import while_alive
 from controlplane.core.clock import Duration
+from controlplane.core.engine_reports import EngineState, StepCost
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import EngineState, StepCost
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
 

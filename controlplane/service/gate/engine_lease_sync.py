@@ -7,10 +7,11 @@ is forwarded, but the lease holds what the engine holds: nothing before the star
 from collections.abc import Mapping
 
 from controlplane.core.clock import Instant
+from controlplane.core.engine_reports import EngineState
 from controlplane.core.errors import BackendDown
 from controlplane.core.memory_ledger import LeaseTable, MemoryLedger
 from controlplane.core.pool_view import Waiting
-from controlplane.core.ports import EngineState, Generator
+from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner
 from controlplane.policy.engine.cutoff_at_gate import EnginePrecedence
 from controlplane.service.decision_history import Preempted

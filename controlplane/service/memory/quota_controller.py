@@ -18,9 +18,10 @@ from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.device import DeviceMemory
+from controlplane.core.engine_reports import EngineState
 from controlplane.core.errors import BackendFailed, Refused
 from controlplane.core.memory_ledger import MemoryLedger, Quota
-from controlplane.core.ports import Embedder, EngineState, Generator
+from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.metrics import Metrics, Readings
 from controlplane.policy.gate.memory_lookahead import LookAhead

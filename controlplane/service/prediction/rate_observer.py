@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from controlplane.core.clock import NO_TIME, Duration
-from controlplane.core.ports import Embedder, EmbeddingPass, EngineStep, Generator, PassLimit
+from controlplane.core.engine_reports import EngineStep
+from controlplane.core.ports import Embedder, EmbeddingPass, Generator, PassLimit
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.prediction.fail_open import FailOpen, Subject

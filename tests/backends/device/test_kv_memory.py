@@ -18,7 +18,7 @@ from backends.device.kv_memory import (
     kvcached_unit,
 )
 from controlplane.core.device import LimitConflict
-from controlplane.core.ports import EngineState
+from controlplane.core.engine_reports import EngineState
 
 MIB = 2**20
 UNIT = kvcached_unit(layers=2)

@@ -13,10 +13,10 @@ import pytest_asyncio
 from backends.vllm.client import VllmGenerator
 from backends.vllm.plugin.rpc import METHOD
 from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.engine_reports import EngineStep
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import Delta, Handoff, Sampling
-from controlplane.core.ports import EngineStep
 from controlplane.core.slo import Slo
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import ENGINE_POLICIES

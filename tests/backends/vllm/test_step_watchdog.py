@@ -9,7 +9,7 @@ import pytest
 
 from backends.vllm.step_watchdog import StepWatchdog, longest_step
 from benchmark_control_plane.simulator.virtual_time import run
-from controlplane.core.ports import StepCost
+from controlplane.core.engine_reports import StepCost
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import Duration, milliseconds, seconds
+from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import StepCost
 from controlplane.core.request import Owner
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepTime, StepWork, rate_models
 

@@ -1,7 +1,7 @@
 """The decode load that a snapshot states for the running generations."""
 
 from controlplane.core.clock import milliseconds
-from controlplane.core.ports import EngineStep
+from controlplane.core.engine_reports import EngineStep
 from controlplane.core.request import Owner
 from controlplane.service.gate.snapshot import decode_load
 

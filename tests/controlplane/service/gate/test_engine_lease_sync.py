@@ -8,9 +8,9 @@ import pytest
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import milliseconds, to_seconds
 from controlplane.core.decision import Reason
+from controlplane.core.engine_reports import EngineStep
 from controlplane.core.memory_ledger import Quota
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import EngineStep
 from controlplane.core.request import Owner, Phase
 from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.ticket import Rejected

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from controlplane.core.clock import milliseconds
-from controlplane.core.ports import EmbeddingPass, EngineStep
+from controlplane.core.engine_reports import EngineStep
+from controlplane.core.ports import EmbeddingPass
 from predictors.output_length.learned_predictor import LearnedLengths
 from tests.controlplane.api.scripted_server import EMBED_MODEL, staged
 
