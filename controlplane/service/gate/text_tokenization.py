@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedText:
+class TokenizedPrompt:
     """Token ids, the tokenizer's strings of them if asked for, and the context of the model in tokens."""
 
     token_ids: Sequence[int]
@@ -45,7 +45,7 @@ class TextTokenization:
 
     async def text(
         self, caller: Caller, model: str | None, text: str, *, add_special_tokens: bool, has_strings: bool
-    ) -> TokenizedText:
+    ) -> TokenizedPrompt:
         """Tokens of a text, which may exceed the context. Raises Refused, BackendDown."""
         generator = self._generator(model)
         # Bounds the time: a text with more characters than this exceeds the context for certain.
@@ -56,7 +56,7 @@ class TextTokenization:
 
     async def chat(
         self, caller: Caller, model: str | None, prompt: ChatPrompt, *, has_strings: bool
-    ) -> TokenizedText:
+    ) -> TokenizedPrompt:
         """Tokens of a conversation under the model's chat template. Raises Refused, BackendDown."""
         generator = self._generator(model)
         render = partial(generator.render_chat, prompt)
@@ -80,12 +80,12 @@ class TextTokenization:
 
     async def _with_strings(
         self, caller: Caller, generator: Generator, token_ids: Sequence[int], *, has_strings: bool
-    ) -> TokenizedText:
+    ) -> TokenizedPrompt:
         strings = None
         if has_strings:
             work = partial(generator.codec.strings, token_ids)
             strings = await self._run(caller, work, is_long=len(token_ids) > _LONG_TOKENS)
-        return TokenizedText(token_ids, strings, generator.max_model_tokens)
+        return TokenizedPrompt(token_ids, strings, generator.max_model_tokens)
 
     async def _run(self, caller: Caller, work: Callable[[], _Result], *, is_long: bool) -> _Result:
         if not is_long:
