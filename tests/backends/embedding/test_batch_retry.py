@@ -10,8 +10,9 @@ from backends.embedding.budget import PassBudget
 from backends.embedding.ipc import PassResult
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime, PassTime
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Instant, seconds
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
+from controlplane.core.ports import PassLimit
 
 
 def budget(tokens: int, lanes: int = 1) -> PassBudget:
@@ -39,7 +40,7 @@ class Harness:
         pending = PendingCall(inputs, rows, completed.append)
         self.calls.append(self.dispatcher.put(pending, deadline=deadline))
 
-    def send(self, limit: float | None = None, *, starts_small: bool = True) -> None:
+    def send(self, limit: PassLimit | None = None, *, starts_small: bool = True) -> None:
         while (sent := self.dispatcher.next_batch(limit, Instant(0), starts_small=starts_small)) is not None:
             self.sent[sent[0]] = sent[1]
 
@@ -243,7 +244,8 @@ def test_a_single_input_out_of_memory_is_retried_once_alone():
 def test_a_time_limit_shortens_batches_only_while_it_applies():
     harness = Harness(1_000)
     harness.submit([10] * 40)
-    harness.send(limit=0.0061)
+    slack = seconds(0.0061)
+    harness.send(limit=PassLimit(slack, slack))
     assert [len(inputs) for inputs in harness.sent.values()] == [5, 5]
     for number in list(harness.sent):
         harness.answer(number)

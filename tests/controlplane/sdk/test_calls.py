@@ -8,7 +8,14 @@ import pytest
 from opentelemetry import trace
 
 from controlplane import sdk
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, TEXT, listening, staged
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    RERANK_MODEL,
+    TEXT,
+    listening,
+    staged,
+)
 from tests.controlplane.sdk.scripted_http import BOTH, Answers, Server, call, chat_reply, error
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -43,7 +50,11 @@ async def test_the_served_endpoints():
     assert (completed.text, completed.finish_reason, completed.usage.completion_tokens) == (TEXT, "stop", 3)
     assert same.text == TEXT
     assert completed.decision.decision == "ADMIT"
-    assert models == [sdk.ServedModel(CHAT_MODEL, "generate", 256), sdk.ServedModel(EMBED_MODEL, "embed", 64)]
+    assert models == [
+        sdk.ServedModel(CHAT_MODEL, "generate", 256),
+        sdk.ServedModel(EMBED_MODEL, "embed", 64),
+        sdk.ServedModel(RERANK_MODEL, "rerank", 64),
+    ]
 
 
 @BOTH

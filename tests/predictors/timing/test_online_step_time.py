@@ -290,6 +290,6 @@ def test_intentional_wait_is_not_step_time():
 def test_lost_share_counts_embedding_time_beyond_the_ceded():
     assert paces_after((0, 10, None), (0, 14, 4)).lost_share == pytest.approx(0.0, abs=0.002)
     assert paces_after((0, 10, None), (0, 14, 1)).lost_share == pytest.approx(3 / 24, rel=0.05)
-    both = paces_after((0, 10, None), (100, 24, 1))
-    assert both.lost_share == pytest.approx(13 / 34, rel=0.05)
-    assert both.lost_deviation == pytest.approx(0.0065, rel=0.05)
+    both = paces_after((0, 10, None), (100, 20, None), (100, 24, 1))
+    assert both.lost_share == pytest.approx(23 / 54, rel=0.05)
+    assert both.lost_deviation == pytest.approx(0.0056, rel=0.05)
