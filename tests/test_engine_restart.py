@@ -46,7 +46,7 @@ def engine_of(server_id: int) -> int | None:
     for thread in Path(f"/proc/{server_id}/task").iterdir():
         for child in (thread / "children").read_text().split():
             command = Path(f"/proc/{child}/cmdline").read_text()
-            if "multiprocessing-fork" in command or "EngineCore" in command:
+            if "EngineCore" in command:
                 return int(child)
     return None
 

@@ -47,7 +47,7 @@ def greedy(max_tokens: int = 24, **more) -> Sampling:
 async def test_geometry_is_what_vllm_allocates(tiny_vllm):
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    config = tiny_vllm._engine._config
+    config = tiny_vllm._engine.config
     page = FullAttentionSpec(
         block_size=config.cache_config.block_size,
         num_kv_heads=config.model_config.get_num_kv_heads(config.parallel_config),
