@@ -131,6 +131,7 @@ async def _scored(
         ask.hints,
         truncation=truncation,
         document_tokens=document_tokens,
+        arrival=ask.arrival,
     )
     try:
         return job, await service.gate.embed(job)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import repeat
 
-from controlplane.core.clock import Clock
+from controlplane.core.clock import Clock, Instant
 from controlplane.core.errors import Refused
 from controlplane.core.ports import Reranker, TruncationSide
 from controlplane.core.request import Kind
@@ -59,6 +59,7 @@ class PairIntake:
         *,
         truncation: TruncationRequest | None,
         document_tokens: int | None = None,
+        arrival: Instant | None = None,
     ) -> EmbedJob:
         """The job that scores these pairs. Raises Refused, Rejected.
 
@@ -70,8 +71,9 @@ class PairIntake:
             hints: class and objectives that the request states.
             truncation: cuts the longer text of a pair first; None refuses pairs that are too long.
             document_tokens: cuts each document to so many tokens before.
+            arrival: now unless the caller knows it.
         """
-        arrival = self._clock.now()
+        arrival = self._clock.now() if arrival is None else arrival
         reranker = self._reranker(model)
         if len(texts.queries) not in (1, len(texts.documents)):
             raise Refused(

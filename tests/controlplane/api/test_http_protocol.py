@@ -18,7 +18,7 @@ from controlplane.api.graceful_server import _options, _Server
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.settings import ANONYMOUS, ApiKey, ApiSettings
 from controlplane.core.clock import Duration, Instant
-from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, staged, until
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged, until
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TICK_NS = 10_000_000
@@ -268,15 +268,24 @@ async def test_a_disconnect_logs_nothing(caplog):
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-async def test_arrival_is_when_the_kernel_received_the_request():
+@pytest.mark.parametrize(
+    ("engine", "path", "body"),
+    [
+        ("generator", b"/v1/chat/completions", CHAT),
+        ("embedder", b"/v1/embeddings", {"model": EMBED_MODEL, "input": "hi"}),
+        ("reranker", b"/v1/rerank", {"model": RERANK_MODEL, "query": "hi", "documents": ["ho"]}),
+    ],
+)
+async def test_arrival_is_when_the_kernel_received_the_request(engine: str, path: bytes, body: object):
     async with hosted() as host:
+        backend = getattr(host.stage, engine)
         with closing(socket.create_connection(host.address)) as client:
             before = time.monotonic_ns()
-            client.sendall(post())
+            client.sendall(post(body, path=path))
             after = time.monotonic_ns()
             block(0.2)
-            await host.stage.generator.until_runs(1)
-        arrival = host.stage.generator.runs[0].request.arrival
+            await backend.until_runs(1)
+        arrival = backend.runs[0].request.arrival
         assert before - TICK_NS <= arrival <= after + TICK_NS
 
 
