@@ -138,6 +138,7 @@ class StepReports:
         self.steps = StepTime(prior)
         self._has_prior = prior is not None
         self._decode_work = StepWork(0, 0, 0)
+        self._reported = 0
         self._stretch = 1.0
         self._steps = self._all_seconds = self._lost_seconds = self._lost_squares = 0.0
         self._full_steps: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
@@ -145,7 +146,7 @@ class StepReports:
     @property
     def reports_steps(self) -> bool:
         """Whether enough steps were reported to use their model."""
-        return self.steps.seen >= _MIN_STEPS
+        return self._reported >= _MIN_STEPS
 
     @property
     def own_step(self) -> Duration | None:
@@ -194,9 +195,10 @@ class StepReports:
         busy = Duration(max(0, took - waited))
         self._decode_work = StepWork(0, work.decodes, work.cells)
         self._full_steps.append(busy)
-        # Where embeddings never pause, steps beside them are better than none; the first steps alone replace
-        # them (`StepTime` discards observations after a shift).
-        if is_alone or not self.reports_steps:
+        self._reported += 1
+        # A step beside embeddings is at least as long as it would be alone, so it can only show that the
+        # model expects too much.
+        if is_alone or busy / 1e9 < self.steps.predict(work):
             self.steps.observe(work, busy / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
         lost = work.prefill_tokens * self.steps.per_prompt_token

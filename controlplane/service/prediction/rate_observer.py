@@ -34,6 +34,7 @@ class RateObserver:
         self._fail_open = fail_open
         # An embedder that yields the CPU to the LLM never calls `_batch_time_limit`.
         self._ceded: Duration | None = NO_TIME
+        self._has_pass_ended = False
 
     def attach(self, generators: Mapping[str, Generator]) -> None:
         """Has the backends call this observer."""
@@ -53,11 +54,14 @@ class RateObserver:
     def _observe_step(self, done: EngineStep) -> None:
         with self._fail_open[Subject.PACE]:
             work = StepWork(done.prefill_tokens, done.decodes, done.cells)
-            is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
+            # A pass may have ended during the step, before the step is reported.
+            is_shared = self._has_pass_ended or any(e.is_computing for e in self._embedders.values())
+            self._has_pass_ended = False
             paces = self._paces[Owner.LLM]
-            paces.observe_work(work, done.took, waited=done.waited, is_alone=is_alone, ceded=self._ceded)
+            paces.observe_work(work, done.took, waited=done.waited, is_alone=not is_shared, ceded=self._ceded)
 
     def _observe_pass(self, model: str, done: EmbeddingPass) -> None:
+        self._has_pass_ended = True
         with self._fail_open[Subject.PACE]:
             self._metrics.batch_tokens.observe(done.padded_tokens)
             paces = self._paces[Owner.EMBEDDING]

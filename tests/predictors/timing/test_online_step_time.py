@@ -217,6 +217,17 @@ def test_concurrent_embedding_is_not_learned_as_step_time():
     assert pace.pace.step == pytest.approx(milliseconds(20), rel=0.1)
 
 
+def test_steps_beside_embeddings_are_enough_to_use_the_model():
+    """A step that only ever ran beside embeddings takes no longer alone; how much less is unknown."""
+    pace = ObservedPace(prior=StepCost(step=0.05, decode=0.0, cell=0.0, prompt_token=1e-3))
+    for _ in range(64):
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(20), is_alone=False)
+        pace.observe_work(StepWork(100, 8, 1_000), milliseconds(900), is_alone=False)
+    assert pace.reports_steps
+    assert pace.steps.predict(StepWork(0, 8, 1_000)) == pytest.approx(0.02, rel=0.05)
+    assert pace.steps.per_prompt_token == pytest.approx(1e-3, rel=0.05)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_stalls_and_slowdown_keep_all_costs_plausible(seed):
     random, steps = Random(seed), StepTime(TRUE)
