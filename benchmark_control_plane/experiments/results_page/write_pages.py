@@ -37,6 +37,7 @@ IN_FULL = (
     "simulated-mix-memory.json",
     "simulated-mix-compute.json",
     "simulated-mix-light.json",
+    "simulated-mix-prefill.json",
 )
 COMMAND = "python -m benchmark_control_plane.experiments.results_page.write_pages"
 BEGIN, END = f"<!-- Measured: written by {COMMAND} -->", "<!-- End of what was measured -->"
@@ -57,7 +58,7 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Except for mix-memory and the victims, these results precede the present default arrangement
+Except for mix-memory, mix-compute, simulated-mix-prefill and the victims, these results precede the present default arrangement
 ([0028](decisions/0028-one-default-arrangement.md),
 [0031](decisions/0031-forwarding-gate-rejects-on-an-optimistic-estimate.md)): in the simulated experiments the
 gate held requests back and the engine was vLLM's own, and on real engines the order inside was `edf`.
