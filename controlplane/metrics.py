@@ -101,10 +101,16 @@ class Metrics:
         self._add_memory()
         self._add_engines()
         self._add_forecasts()
+        self._kinds = tuple(kinds)
         for kind in kinds:
             for decided in DECISIONS[kind]:
                 self._decisions.labels(kind, *decided)
-            for service_class in classes:
+        self.add_classes(classes)
+
+    def add_classes(self, classes: Iterable[ServiceClass]) -> None:
+        """Creates the counters of these classes."""
+        for service_class in classes:
+            for kind in self._kinds:
                 self._start_at_zero(service_class, kind)
 
     def _start_at_zero(self, service_class: ServiceClass, kind: Kind) -> None:

@@ -152,7 +152,9 @@ async def test_ordering_of_the_running_engine_can_change(url):
         for ordering in ("srmt", "edf"):
             change = {"scheduling": {"engine": {"ordering": ordering}}}
             answer = await admin.put("/admin/config", json=change)
-            assert answer.json()["scheduling"]["engine"] == {"ordering": ordering, "look_ahead": "none"}
+            assert answer.status_code == 200, answer.text
+            now = (await admin.get("/admin/config")).json()["config"]
+            assert now["scheduling"]["engine"] == {"ordering": ordering, "look_ahead": "none"}
             assert await complete(admin, "standard", 5) == 200
 
 

@@ -56,8 +56,6 @@ class Dispatcher:
         metrics: Metrics,
         rates: RateLimiter,
         tenants: TenantQueues,
-        *,
-        explain_requests: int = 0,
     ) -> None:
         self._clock = clock
         self._policies = policies
@@ -101,7 +99,7 @@ class Dispatcher:
             self.ttft,
             generators,
             self.prefixes,
-            kept=explain_requests,
+            kept=policies.explained_requests,
         )
 
     def dry_run(self, entry: Waiting) -> DryRun:
@@ -200,7 +198,7 @@ class Dispatcher:
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.count_decision(ticket.request.kind, "REJECT", reject.reason)
         if ticket.outcome is None:
-            ticket.history.append(Decided(self._clock.now(), reject, basis))
+            ticket.history.append(Decided(self._clock.now(), reject, basis, self._policies.version))
             self._close(ticket, outcome)
         ticket.refuse(reject)
 
@@ -306,12 +304,15 @@ class Dispatcher:
                 self.on_refusal(ticket.request.kind.owner, reject)
         for request_id, admit in plan.dispatches:
             with self.failing_on_error(ticket := self._tickets[request_id]):
-                ticket.history.append(Decided(now, admit, self._basis(ticket, view)))
+                self._record(ticket, admit, view, now)
                 self._dispatch(ticket, admit, now)
         for request_id, defer in plan.deferrals:
             with self.failing_on_error(ticket := self._tickets[request_id]):
-                ticket.history.append(Decided(now, defer, self._basis(ticket, view)))
+                self._record(ticket, defer, view, now)
                 self._defer(ticket, defer)
+
+    def _record(self, ticket: Ticket, decision: Admit | Defer, view: PoolView, now: Instant) -> None:
+        ticket.history.append(Decided(now, decision, self._basis(ticket, view), self._policies.version))
 
     def _basis(self, ticket: Ticket, view: PoolView) -> Basis | None:
         return None if ticket.entry is None else basis_of(ticket.entry, view)
