@@ -187,7 +187,9 @@ def _roll_back(options: argparse.Namespace) -> int:
     query = {"dry_run": "true"} if options.dry_run else {}
     if options.version is not None:
         query["version"] = str(options.version)
-    _print_change(options, _request(options, "POST", "/admin/config/rollback", query=query))
+    headers = {"x-tandem-source": "tandem rollback"}
+    answer = _request(options, "POST", "/admin/config/rollback", query=query, headers=headers)
+    _print_change(options, answer)
     return SUCCESS
 
 

@@ -48,7 +48,7 @@ class Config:
     scheduling: SchedulingSection = SchedulingSection()
     """Order of requests."""
     log: LogSection = LogSection()
-    """Log lines."""
+    """Form and level of log lines, and the access log."""
 
     def __post_init__(self) -> None:
         defaults = [name for name, c in self.classes.items() if c.default]

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -157,6 +159,24 @@ async def test_the_key_is_needed(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE)
     assert await run("rollback", "--server", "http://127.0.0.1:1") == 2
     assert "no admin key; set TANDEM_ADMIN_KEY or give --key-file FILE" in capsys.readouterr().err
+
+
+async def test_the_commands_of_the_operator_guide_run(tmp_path, capsys):
+    """In the order of the page; only `diff` ends with 1, because it finds a difference."""
+    guide = (Path(__file__).parents[2] / "docs/operator-guide.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^tandem ((?:diff|apply|rollback) .*)$", guide, re.MULTILINE)
+    assert len(commands) == 5
+    write(tmp_path / "old.yaml")
+    write(tmp_path / "new.yaml", admission={"max_waiting": 5})
+    async with server() as (stage, url):
+        for command in commands:
+            here = command.replace("http://127.0.0.1:8000", url).replace("5m", "300ms")
+            words = shlex.split(here, comments=True)
+            status = await run(*(str(tmp_path / word) if word.endswith(".yaml") else word for word in words))
+            assert status == (words[0] == "diff"), command
+        assert [version.source for version in stage.service.reconfiguration.versions] == [
+            "start", "tandem apply", "tandem rollback",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("given", ["5", "0s", "-1m", "m", "5d"])
