@@ -5,14 +5,18 @@ vLLM's process writes its own lines in its own form.
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
+
 from controlplane.config.log_section import LogSection
 
 _TEXT = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+_PLAIN = re.compile(r"[\w./:@+-]+")
 _MAX_KEYS = 100
 # Of one message with changing values, such as ids.
 _MOST_OF_TEMPLATE = 10
@@ -31,10 +35,9 @@ class LogFields:
 
 def _plain(value: object) -> str:
     """A value that no space or quote splits."""
-    if isinstance(value, str):
-        is_plain = value.isprintable() and not set(value) & set(' ="\\')
-        return value if is_plain and value else json.dumps(value)
-    return json.dumps(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)
 
 
 class JsonLines(logging.Formatter):
@@ -54,7 +57,7 @@ class JsonLines(logging.Formatter):
             line["message"] = record.getMessage()
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return orjson.dumps(line, default=str).decode()
 
 
 class LogRateLimiter(logging.Filter):

@@ -303,9 +303,7 @@ def build_service(
         metrics,
         FailOpen(metrics),
     )
-    configurator = EngineConfigurator(
-        [generator for generator in generators if generator.has_own_scheduler], config.engine_options()
-    )
+    configurator = EngineConfigurator([g for g in generators if g.has_own_scheduler], config.engine_options())
     return Service(
         list(supervisors.values()),
         workers,

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from controlplane.config import Config, ConfigError
@@ -163,27 +164,18 @@ class Reconfiguration:
             ConfigError: a value is invalid.
             Refused, BackendDown, BackendFailed: the engine did not take the change.
         """
-        async with self._changing:
-            try:
-                self._require(expected)
-                former = self.active
-                wanted, stated = wanted_config(former.config, content)
-                found = await self._apply(wanted, stated, source=source, is_dry_run=is_dry_run)
-                if guard is not None and self.active is not former:
-                    self._watch(guard, former)
-                return found
-            except (ConfigError, Refused, BackendDown, BackendFailed) as error:
-                self._failed(error, source, is_dry_run=is_dry_run)
-                raise
+        async with self._one_change(source, expected, is_dry_run=is_dry_run):
+            former = self.active
+            wanted, stated = wanted_config(former.config, content)
+            found = await self._apply(wanted, stated, source=source, is_dry_run=is_dry_run)
+            if guard is not None and self.active is not former:
+                self._watch(guard, former)
+            return found
 
     async def replace(self, wanted: Config, *, source: str) -> AppliedChange:
         """Applies a whole configuration that was loaded from a file. Raises as `change` does."""
-        async with self._changing:
-            try:
-                return await self._apply(wanted, None, source=source, is_dry_run=False)
-            except (ConfigError, Refused, BackendDown, BackendFailed) as error:
-                self._failed(error, source, is_dry_run=False)
-                raise
+        async with self._one_change(source, None, is_dry_run=False):
+            return await self._apply(wanted, None, source=source, is_dry_run=False)
 
     async def roll_back(
         self,
@@ -197,27 +189,35 @@ class Reconfiguration:
 
         Raises ConfigError if that version is not kept, else as `change` does.
         """
-        async with self._changing:
-            try:
-                self._require(expected)
-                wanted = self._kept(number).config
-                return await self._apply(wanted, None, source=source, is_dry_run=is_dry_run)
-            except (ConfigError, Refused, BackendDown, BackendFailed) as error:
-                self._failed(error, source, is_dry_run=is_dry_run)
-                raise
+        async with self._one_change(source, expected, is_dry_run=is_dry_run):
+            wanted = self._kept(number).config
+            return await self._apply(wanted, None, source=source, is_dry_run=is_dry_run)
 
     async def engine_restarted(self) -> None:
         """Gives a new engine the options in force."""
         async with self._changing:
             await self._configurator.engine_restarted()
 
-    def failed(self, error: Exception, source: str) -> None:
-        """Records a change that failed before it reached `change`, such as a file that cannot be read."""
-        self._failed(error, source, is_dry_run=False)
+    @asynccontextmanager
+    async def _one_change(
+        self, source: str, expected: Collection[str] | None, *, is_dry_run: bool
+    ) -> AsyncIterator[None]:
+        """Admits one change at a time, based on an `expected` version, and records its failure."""
+        async with self._changing:
+            if expected is not None and self.active.etag not in expected:
+                raise StaleVersion(
+                    f"the change is based on {', '.join(expected)} and {self.active.etag} is in force; "
+                    "read it with GET /admin/config, and repeat the change on it"
+                )
+            try:
+                yield
+            except (ConfigError, Refused, BackendDown, BackendFailed) as error:
+                if not is_dry_run:
+                    self.failed(error, source)
+                raise
 
-    def _failed(self, error: Exception, source: str, *, is_dry_run: bool) -> None:
-        if is_dry_run:
-            return
+    def failed(self, error: Exception, source: str) -> None:
+        """Shows and logs the failure of a change, such as a file that cannot be read."""
         self._failure = {"at": time.time(), "source": source, "error": str(error)}
         log.error(
             "%s: the change failed and configuration version %d stays in force: %s",
@@ -250,13 +250,6 @@ class Reconfiguration:
         if self._parts is None:
             raise BackendDown("the service has not started; repeat the change when it is ready")
         return self._parts
-
-    def _require(self, expected: Collection[str] | None) -> None:
-        if expected is not None and self.active.etag not in expected:
-            raise StaleVersion(
-                f"the change is based on version {', '.join(expected)} and {self.active.etag} is in force; "
-                "read it with GET /admin/config, and repeat the change on it"
-            )
 
     def _kept(self, number: int | None) -> ConfigVersion:
         wanted = self.active.number - 1 if number is None else number

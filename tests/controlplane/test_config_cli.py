@@ -166,8 +166,8 @@ async def test_the_commands_of_the_operator_guide_run(tmp_path, capsys):
     guide = (Path(__file__).parents[2] / "docs/operator-guide.md").read_text(encoding="utf-8")
     commands = re.findall(r"^tandem ((?:diff|apply|rollback) .*)$", guide, re.MULTILINE)
     assert len(commands) == 5
-    write(tmp_path / "old.yaml")
-    write(tmp_path / "new.yaml", admission={"max_waiting": 5})
+    write(tmp_path / "my-old.yaml")
+    write(tmp_path / "my-new.yaml", admission={"max_waiting": 5})
     async with server() as (stage, url):
         for command in commands:
             here = command.replace("http://127.0.0.1:8000", url).replace("5m", "300ms")

@@ -78,16 +78,8 @@ class Dispatcher:
             self.paces[Owner.LLM] = self._engine_leases.pace
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
-        self.snapshots = SnapshotBuilder(
-            ledger,
-            self._tickets,
-            generators,
-            embedders,
-            self.paces,
-            self._engine_leases,
-            self.ttft,
-            self.prefixes,
-        )
+        parts = (self.paces, self._engine_leases, self.ttft, self.prefixes)
+        self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, embedders, *parts)
         self._retry_spacer = RetrySpacer()
         self.accounting = Accounting(
             ledger,
