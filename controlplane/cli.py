@@ -182,7 +182,6 @@ def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     from controlplane.log_output import set_up_logging
     from controlplane.service.bootstrap import assemble
 
-    set_up_logging(config.log)
     _require_engines(config)
     changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}
     config = replace(config, server=replace(config.server, **changes))
@@ -190,6 +189,7 @@ def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     check_address(config.server.host, config.server.port)
     if config.server.health_port is not None:
         check_address(config.server.host, config.server.health_port, key="server.health_port")
+    set_up_logging(config.log)
     _end(host_forever(assemble(config), config, file, watch_seconds=WATCH_SECONDS if options.watch else None))
 
 

@@ -119,10 +119,10 @@ class LogOutput(logging.StreamHandler[Any]):
 
 
 def set_up_logging(section: LogSection) -> None:
-    """Replaces the handlers of the root logger by one that follows the section."""
-    output = LogOutput()
+    """Replaces the root logger's handler of standard error by one that follows the section."""
+    root, output = logging.getLogger(), LogOutput()
     output.configure(section)
-    logging.getLogger().handlers[:] = [output]
+    root.handlers[:] = [*(one for one in root.handlers if type(one) is not logging.StreamHandler), output]
 
 
 def update_logging(section: LogSection) -> None:

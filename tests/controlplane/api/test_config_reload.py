@@ -1,6 +1,7 @@
 """The configuration file is applied again on signals, and when its content changes."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from backends.testing.scripted import ScriptedEmbedder
 from controlplane.api import config_reload
 from controlplane.api.config_reload import SIGNALS, ConfigReload
+from controlplane.api.graceful_server import _host
 from controlplane.config import parse
 from controlplane.config.config_file import ConfigFile
 from controlplane.core.errors import BackendDown
+from controlplane.service.bootstrap import build_service
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged, until
 
 MODELS = {
@@ -158,3 +162,30 @@ async def test_options_of_the_command_line_stay(file: ConfigFile):
         write(file.path, server={"port": 1, "drain_ms": 5})
         change = await stage.service.reconfiguration.replace(file.load(), source="test")
         assert (list(change.plan.applied), change.plan.needs_restart) == (["server.drain_ms"], {})
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_a_signal_during_the_start_is_obeyed_after_it(number: int, tmp_path: Path):
+    """And SIGTERM still ends the server."""
+    path, may_start = tmp_path / "tandem.yaml", asyncio.Event()
+    path.write_text("models: {embeddings: [{model: m}]}\nadmission: {max_waiting: 4}\n", encoding="utf-8")
+    config = parse({"models": {"embeddings": [{"model": "m"}]}, "server": {"port": 0}})
+    embedder = ScriptedEmbedder(model="m")
+    start = embedder.start
+
+    async def slow() -> None:
+        await may_start.wait()
+        await start()
+
+    embedder.start = slow
+    service = build_service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
+    hosting = asyncio.create_task(_host(service, config, ConfigFile(path, {"port": 0})))
+    await asyncio.sleep(0)
+    os.kill(os.getpid(), number)
+    await asyncio.sleep(0.05)
+    assert not hosting.done()
+    may_start.set()
+    await until(lambda: service.config.admission.max_waiting == 4)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(hosting, 10) == 0
+    gc.unfreeze()
