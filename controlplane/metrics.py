@@ -185,6 +185,9 @@ class Metrics:
         self._cached = self._counter(
             "prefix_cache_hits", "Prompt tokens that the engine had in its prefix cache.", ("class",)
         )
+        self.config_version = self._series(
+            Series("config_version", "Number of the configuration in force.", None, is_total=False)
+        )
         self.running = self._gauge("requests_running", "Requests with an open lease.", "owner")
         self.waiting = self._gauge("requests_waiting", "Requests that wait at the gate.", "owner")
 
@@ -233,9 +236,7 @@ class Metrics:
             "engine_used_bytes", "KV-cache bytes in use, as the engine reports.", "owner"
         )
         self.balloon_bytes = self._gauge(
-            "engine_balloon_bytes",
-            "KV-cache bytes withheld from the engine, for other owners to use.",
-            "owner",
+            "engine_balloon_bytes", "KV-cache bytes withheld from the engine, for other owners.", "owner"
         )
         self.engine_running = self._gauge(
             "engine_requests_running", "Requests in the engine's running batch.", "owner"
@@ -269,9 +270,7 @@ class Metrics:
 
     def _add_forecasts(self) -> None:
         self._unlearned = self._counter(
-            "predictor_failures",
-            "Exceptions in a predictor; the request continues with a default.",
-            ("subject",),
+            "predictor_failures", "Exceptions in a predictor; a default replaces its value.", ("subject",)
         )
         self.coverage = self._gauge(
             "length_forecast_coverage",

@@ -94,6 +94,11 @@ class Dispatcher:
             kept=policies.explained_requests,
         )
 
+    @property
+    def config_version(self) -> int:
+        """Number of the configuration that the policies in force follow from."""
+        return self._policies.version
+
     def dry_run(self, entry: Waiting) -> DryRun:
         """Returns the decision of a cycle now on a waiting or hypothetical request; changes nothing."""
         now, admission, owner = self._clock.now(), self._policies.admission, entry.request.kind.owner

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from backends.testing.scripted import ScriptedEmbedder
-from controlplane.api import config_reload
+from controlplane.api import config_reload, graceful_server
 from controlplane.api.config_reload import SIGNALS, ConfigReload
 from controlplane.api.graceful_server import _host
 from controlplane.config import parse
@@ -165,10 +165,17 @@ async def test_options_of_the_command_line_stay(file: ConfigFile):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-async def test_a_signal_during_the_start_is_obeyed_after_it(number: int, tmp_path: Path):
-    """And SIGTERM still ends the server."""
+async def test_a_signal_during_the_start_is_obeyed_after_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The log follows the file too, and SIGTERM still ends the server."""
+    forms: list[str] = []
+    monkeypatch.setattr(graceful_server, "update_logging", lambda section: forms.append(section.format))
     path, may_start = tmp_path / "tandem.yaml", asyncio.Event()
-    path.write_text("models: {embeddings: [{model: m}]}\nadmission: {max_waiting: 4}\n", encoding="utf-8")
+    path.write_text(
+        "models: {embeddings: [{model: m}]}\nadmission: {max_waiting: 4}\nlog: {format: json}\n",
+        encoding="utf-8",
+    )
     config = parse({"models": {"embeddings": [{"model": "m"}]}, "server": {"port": 0}})
     embedder = ScriptedEmbedder(model="m")
     start = embedder.start
@@ -186,6 +193,7 @@ async def test_a_signal_during_the_start_is_obeyed_after_it(number: int, tmp_pat
     assert not hosting.done()
     may_start.set()
     await until(lambda: service.config.admission.max_waiting == 4)
+    assert forms == ["json"]
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(hosting, 10) == 0
     gc.unfreeze()

@@ -253,7 +253,8 @@ async def test_classes_and_tenants_change_at_once():
         assert (ticket.request.service_class.name, ticket.request.service_class.priority) == ("gold", 7)
         refused = await stage.http.post("/v1/completions", json=PROMPT, headers=headers)
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        assert 'tandem_requests_total{class="gold"' in (await stage.http.get("/metrics")).text
+        metrics = (await stage.http.get("/metrics")).text
+        assert 'tandem_requests_total{class="gold"' in metrics and "\ntandem_config_version 2.0\n" in metrics
         await put(stage, {"tenants": {"web": None}, "classes": {"gold": None}})
         assert (await stage.http.post("/v1/completions", json=PROMPT)).status_code == 200
         wrong = {**PROMPT, "service_class": "gold"}
