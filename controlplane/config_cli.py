@@ -6,6 +6,7 @@ it is in no list of processes.
 
 import argparse
 import json
+import logging
 import os
 import re
 import sys
@@ -212,6 +213,8 @@ def _request(
     """The answer of the server. Raises CommandFailed."""
     import httpx
 
+    # It logs every request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     sent = {"authorization": f"Bearer {_key(options)}", **(headers or {})}
     url = options.server.rstrip("/") + path
     try:

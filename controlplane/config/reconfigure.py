@@ -24,6 +24,7 @@ from controlplane.config.loader import parse
 from controlplane.config.root import Config
 
 _ENGINE = "scheduling.engine"
+_FREE = (f"{_ENGINE}.", "scheduling.options.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,9 @@ def plan_change(
     for path in sorted(before.keys() | after.keys() | reached.keys()):
         was, wants, gets = before.get(path), after.get(path), reached.get(path)
         key = path.rpartition(".")[2]
-        if was != gets or (path in before) != (path in reached):
+        # In other sections a key that is absent is one without a value.
+        is_free = path.startswith(_FREE)
+        if was != gets or (is_free and (path in before) != (path in reached)):
             applied[path] = KeyChange(masked(was, key), masked(gets, key))
         if wants != gets:
             waiting[path] = KeyChange(masked(gets, key), masked(wants, key))

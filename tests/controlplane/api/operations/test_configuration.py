@@ -245,7 +245,11 @@ async def test_classes_and_tenants_change_at_once():
     async with staged(server=SERVER) as stage:
         tenant = {"api_keys_sha256": [TENANT_DIGEST], "classes": ["gold"], "requests_per_minute": 1}
         change = {"classes": {"gold": {"ttft_ms": 60_000, "priority": 7}}, "tenants": {"web": tenant}}
-        await put(stage, change)
+        answer = await put(stage, change)
+        assert list(answer["applied"]) == [
+            "classes.gold.default", "classes.gold.priority", "classes.gold.sheddable", "classes.gold.ttft_ms",
+            "tenants.web.api_keys_sha256", "tenants.web.classes", "tenants.web.requests_per_minute",
+        ]  # fmt: skip
         assert (await stage.http.post("/v1/completions", json=PROMPT)).status_code == 401
         headers = {"authorization": "Bearer tenant"}
         assert (await stage.http.post("/v1/completions", json=PROMPT, headers=headers)).status_code == 200
