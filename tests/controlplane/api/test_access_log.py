@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from controlplane.api.access_log import _BY_SEVERITY
 from controlplane.api.settings import ApiKey, ApiSettings
+from controlplane.core.decision import Outcome
 from controlplane.log_output import LogFields
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, staged
@@ -114,3 +116,7 @@ async def test_it_is_switched_off_while_the_server_runs(lines):
         assert sorted(answer.json()["applied"]) == ["log.access", "log.level"]
         await stage.http.post("/v1/completions", json=PROMPT)
     assert [line["path"] for line in lines] == ["/admin/config"]
+
+
+def test_every_outcome_has_a_severity():
+    assert set(_BY_SEVERITY) == {None, *Outcome}
