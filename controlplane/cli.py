@@ -18,8 +18,10 @@ from controlplane import __version__
 try:
     from controlplane.config import Config, ConfigError, load
     from controlplane.config.active_mechanisms import mechanisms, unused_keys
+    from controlplane.config.config_file import ConfigFile
     from controlplane.config.models_section import RerankerModel
     from controlplane.config.packaged import config_path
+    from controlplane.config_cli import add_config_commands
 except ModuleNotFoundError as error:
     # The bare install is the client; the command is installed with it but needs the server's packages.
     raise SystemExit(f"tandem: {error.name} is not installed; pip install 'tandem-llm[server]'") from None
@@ -62,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "serve":
             command.add_argument("--host", help="overrides server.host")
             command.add_argument("--port", type=_port, help="overrides server.port; 0 takes any free port")
+            command.add_argument("--watch", action="store_true", help="apply the file again when it changes")
+    add_config_commands(commands)
     for command_entry in entry_points(group=_COMMANDS):
         command_entry.load()(commands)
     _add_predictor(
@@ -173,16 +177,20 @@ def _objectives(config: Config, name: str) -> str:
 
 def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     """Serves until a signal and exits. Raises ConfigError before engines start."""
+    from controlplane.api.config_reload import WATCH_SECONDS
     from controlplane.api.graceful_server import check_address, host_forever
+    from controlplane.log_output import set_up_logging
     from controlplane.service.bootstrap import assemble
 
     _require_engines(config)
     changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}
     config = replace(config, server=replace(config.server, **changes))
+    file = ConfigFile(config_path(options.config), changes)
     check_address(config.server.host, config.server.port)
     if config.server.health_port is not None:
         check_address(config.server.host, config.server.health_port, key="server.health_port")
-    _end(host_forever(assemble(config), config))
+    set_up_logging(config.log)
+    _end(host_forever(assemble(config), config, file, watch_seconds=WATCH_SECONDS if options.watch else None))
 
 
 def _end(status: int) -> NoReturn:

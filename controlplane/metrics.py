@@ -101,10 +101,16 @@ class Metrics:
         self._add_memory()
         self._add_engines()
         self._add_forecasts()
+        self._kinds = tuple(kinds)
         for kind in kinds:
             for decided in DECISIONS[kind]:
                 self._decisions.labels(kind, *decided)
-            for service_class in classes:
+        self.add_classes(classes)
+
+    def add_classes(self, classes: Iterable[ServiceClass]) -> None:
+        """Creates the counters of these classes."""
+        for service_class in classes:
+            for kind in self._kinds:
                 self._start_at_zero(service_class, kind)
 
     def _start_at_zero(self, service_class: ServiceClass, kind: Kind) -> None:
@@ -179,6 +185,9 @@ class Metrics:
         self._cached = self._counter(
             "prefix_cache_hits", "Prompt tokens that the engine had in its prefix cache.", ("class",)
         )
+        self.config_version = self._series(
+            Series("config_version", "Number of the configuration in force.", None, is_total=False)
+        )
         self.running = self._gauge("requests_running", "Requests with an open lease.", "owner")
         self.waiting = self._gauge("requests_waiting", "Requests that wait at the gate.", "owner")
 
@@ -227,9 +236,7 @@ class Metrics:
             "engine_used_bytes", "KV-cache bytes in use, as the engine reports.", "owner"
         )
         self.balloon_bytes = self._gauge(
-            "engine_balloon_bytes",
-            "KV-cache bytes withheld from the engine, for other owners to use.",
-            "owner",
+            "engine_balloon_bytes", "KV-cache bytes withheld from the engine, for other owners.", "owner"
         )
         self.engine_running = self._gauge(
             "engine_requests_running", "Requests in the engine's running batch.", "owner"
@@ -263,9 +270,7 @@ class Metrics:
 
     def _add_forecasts(self) -> None:
         self._unlearned = self._counter(
-            "predictor_failures",
-            "Exceptions in a predictor; the request continues with a default.",
-            ("subject",),
+            "predictor_failures", "Exceptions in a predictor; a default replaces its value.", ("subject",)
         )
         self.coverage = self._gauge(
             "length_forecast_coverage",

@@ -152,7 +152,9 @@ async def test_ordering_of_the_running_engine_can_change(url):
         for ordering in ("srmt", "edf"):
             change = {"scheduling": {"engine": {"ordering": ordering}}}
             answer = await admin.put("/admin/config", json=change)
-            assert answer.json()["scheduling"]["engine"] == {"ordering": ordering, "look_ahead": "none"}
+            assert answer.status_code == 200, answer.text
+            now = (await admin.get("/admin/config")).json()["config"]
+            assert now["scheduling"]["engine"] == {"ordering": ordering, "look_ahead": "none"}
             assert await complete(admin, "standard", 5) == 200
 
 
@@ -196,6 +198,13 @@ def cpu_seconds_once_it_ended(process_id: int) -> tuple[float, float]:
     return before, now[1]
 
 
+def until_logged(log: Path, text: str) -> None:
+    end = time.monotonic() + 10
+    while text not in log.read_text(encoding="utf-8"):
+        assert time.monotonic() < end, f"{text!r} is not logged"
+        time.sleep(0.02)
+
+
 def test_running_request_survives_ctrl_c_and_then_the_process_exits(tmp_path: Path):
     config = {**CONFIG, "models": {"chat": CONFIG["models"]["chat"]}}
     path = tmp_path / "drain.yaml"
@@ -207,6 +216,9 @@ def test_running_request_survives_ctrl_c_and_then_the_process_exits(tmp_path: Pa
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
             events = answer.iter_lines()
             next(events)
+            # The end of a terminal reaches every process too, and reloads the file.
+            os.killpg(server.process_id, signal.SIGHUP)
+            until_logged(tmp_path / "log", "no key changed")
             # Ctrl-C reaches every process of the server, including the engine's.
             os.killpg(server.process_id, signal.SIGINT)
             rest = list(events)

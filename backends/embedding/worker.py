@@ -2,7 +2,7 @@
 
 A reader thread receives frames while the lanes compute, so the next batch is available when one ends. Lanes
 are threads, because torch releases the GIL while it computes. The process exits as soon as the server's end
-of the socket closes. It ignores SIGINT and SIGTERM, which also reach the server's process group: the server
+of the socket closes. It ignores the signals that also reach the server's process group: the server
 decides when work ends.
 """
 
@@ -156,8 +156,8 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
 
 def main(arguments: list[str]) -> int:
     """Entry point; `arguments` are the number of the inherited socket and the options as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     descriptor, options = arguments
     with socket.socket(fileno=int(descriptor)) as connection:
         return _serve(connection, EncoderOptions.from_json(options))

@@ -295,9 +295,10 @@ class VllmGenerator:
         if self._is_start_cancelled:
             raise BackendDown(f"the start of {self.model} was cancelled")
         model = bundled_models.resolve(self._source)
-        # Ctrl-C sends SIGINT to the whole foreground process group, and vLLM's process would drop its
-        # requests. A child inherits the signal mask of the thread that starts it. The resource tracker is
-        # started first, because starting it unblocks SIGINT in the thread.
+        # Ctrl-C sends SIGINT to the whole foreground process group, and the end of a terminal SIGHUP; vLLM's
+        # process would drop its requests. A child inherits the signal mask of the thread that starts it. The
+        # resource tracker ignores SIGINT itself, and starting it unblocks SIGINT in the thread.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR1})
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return engine_class(

@@ -49,8 +49,9 @@ def run(parent: Connection, path: str, grammar_ms: int, step_ms: int) -> None:
 
     Ends with its parent.
     """
-    # Ctrl-C is sent to the whole process group; the server ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and the end of a terminal reach the whole process group; the server ends this process.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     Path("/proc/self/comm").write_text(UNCOUNTED_NAME, encoding="ascii")
     try:
         _import_compilers()

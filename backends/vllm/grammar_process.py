@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import multiprocessing
+import signal
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -88,6 +89,9 @@ class GrammarProcess:
         self._pipe, theirs = context.Pipe()
         limits = (self._limits.grammar_ms, self._limits.grammar_step_ms)
         process = context.Process(target=run, args=(theirs, path, *limits), name="grammars", daemon=True)
+        # The end of a terminal sends SIGHUP to the whole process group. The process, and Python's resource
+        # tracker if it starts here, inherit the mask of this thread.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR1})
         process.start()
         self._process = process
         theirs.close()

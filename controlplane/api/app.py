@@ -19,6 +19,7 @@ from controlplane.api.openai.chat import chat_route
 from controlplane.api.openai.completions import completion_route
 from controlplane.api.openai.embeddings import embedding_route
 from controlplane.api.operations.admin import admin_routes
+from controlplane.api.operations.configuration import config_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.post_endpoint import EndpointFactory
@@ -43,7 +44,7 @@ from controlplane.api.protocol.tokenize_messages import (
     TokenizeResponse,
 )
 from controlplane.api.reranking import rerank_routes
-from controlplane.api.settings import ApiSettings
+from controlplane.api.settings import SettingsSource, live_settings, settings_for
 from controlplane.api.tokenize_routes import tokenize_routes
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.service import Service
@@ -64,8 +65,13 @@ _BODIES: dict[str, tuple[type[BaseModel], list[type[BaseModel] | list[type[BaseM
 }
 
 
-def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = True) -> FastAPI:
-    """Builds the application. With `owns_service` its lifespan starts and stops the service."""
+def create_app(
+    service: Service, settings: SettingsSource | None = None, *, owns_service: bool = True
+) -> FastAPI:
+    """Builds the application. With `owns_service` its lifespan starts and stops the service.
+
+    `settings` replaces those that follow from the service's configuration.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -85,7 +91,7 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         docs_url=None,
         redoc_url=None,
     )
-    app.add_middleware(RequestMiddleware, max_body_bytes=settings.limits.max_body)
+    app.add_middleware(RequestMiddleware, settings=settings or live_settings(service))
     if origins := service.config.server.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -94,24 +100,26 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
             allow_headers=["*"],
             expose_headers=RESPONSE_HEADERS,
         )
-    _add_exception_handlers(app, overload_status=settings.overload_status)
-    endpoints = EndpointFactory(settings)
+    _add_exception_handlers(app)
+    endpoints = EndpointFactory()
     app.router.routes += [
         route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
     ]
     app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)
     for routes in (
-        status_routes(service, settings),
-        admin_routes(service, settings),
-        explain_routes(service, settings),
+        status_routes(service),
+        admin_routes(service),
+        config_routes(service),
+        explain_routes(service),
     ):
         app.include_router(routes)
     _describe_bodies(app)
     return app
 
 
-def _add_exception_handlers(app: FastAPI, *, overload_status: int) -> None:
-    async def handle(_: Request, error: Exception) -> Response:
+def _add_exception_handlers(app: FastAPI) -> None:
+    async def handle(request: Request, error: Exception) -> Response:
+        overload_status = settings_for(request).overload_status
         return error_response(failure_of(error, overload_status=overload_status))
 
     # The middleware handles any other exception: it is a defect of the server.

@@ -3,29 +3,28 @@
 A key is compared with every configured digest in constant time, so the response time reveals nothing.
 """
 
-from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from controlplane.api.errors import Problem
-from controlplane.api.settings import ANONYMOUS, ApiKey, ApiSettings
+from controlplane.api.settings import ApiSettings, settings_for
 from controlplane.service.request_jobs import Caller
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
 
-def caller_of(headers: Headers, keys: Iterable[ApiKey]) -> Caller:
-    """Returns the tenant of the bearer key, or ANONYMOUS if no key is configured.
+def caller_of(headers: Headers, settings: ApiSettings) -> Caller:
+    """Returns the tenant of the bearer key, or `anonymous` if no key is configured.
 
     Raises Problem (401) if the key is missing or unknown.
     """
-    keys = tuple(keys)
-    if not keys:
-        return ANONYMOUS
+    if not settings.api_keys:
+        return settings.anonymous
     digest = _bearer_digest(headers)
-    found = [key.caller for key in keys if compare_digest(key.sha256, digest)]
+    found = [key.caller for key in settings.api_keys if compare_digest(key.sha256, digest)]
     if not found:
         raise Problem(
             401,
@@ -36,15 +35,16 @@ def caller_of(headers: Headers, keys: Iterable[ApiKey]) -> Caller:
     return found[0]
 
 
-def require_admin(headers: Headers, settings: ApiSettings) -> None:
+def require_admin(request: Request) -> None:
     """Raises Problem: 401 if the admin key is missing or wrong, 403 if none is configured."""
+    settings = settings_for(request)
     if settings.admin_key_sha256 is None:
         raise Problem(
             403,
             "/admin is disabled because no admin key is configured; set server.admin_key_sha256",
             code="admin_disabled",
         )
-    if not compare_digest(settings.admin_key_sha256, _bearer_digest(headers)):
+    if not compare_digest(settings.admin_key_sha256, _bearer_digest(request.headers)):
         raise Problem(
             401, "unknown admin key; send the configured key", code="invalid_api_key", headers=_CHALLENGE
         )

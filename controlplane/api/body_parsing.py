@@ -122,21 +122,20 @@ def parse_body(body: bytes, model: type[Body], limits: BodyLimits) -> Body:
 
 
 class BodyParser:
-    """Parses bodies up to `inline_body` on the event loop and larger ones in a thread.
+    """Parses bodies up to the limit `inline_body` on the event loop and larger ones in a thread.
 
     One at a time: parsing holds the interpreter lock, and the loop competes with one thread, not with many.
     """
 
-    def __init__(self, limits: BodyLimits) -> None:
-        self._limits = limits
+    def __init__(self) -> None:
         self._slot = FairSlots(1)
         self._release = MemoryRelease()
 
-    async def parse(self, body: bytes, model: type[Body], *, tenant: str) -> Body:
+    async def parse(self, body: bytes, model: type[Body], limits: BodyLimits, *, tenant: str) -> Body:
         """Validates a body of `tenant`. Raises Problem (400)."""
-        if len(body) <= self._limits.inline_body:
-            return parse_body(body, model, self._limits)
-        work = partial(asyncio.to_thread, parse_body, body, model, self._limits)
+        if len(body) <= limits.inline_body:
+            return parse_body(body, model, limits)
+        work = partial(asyncio.to_thread, parse_body, body, model, limits)
         try:
             return await self._slot.run(tenant, work)
         finally:

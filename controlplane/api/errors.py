@@ -43,41 +43,7 @@ _CONTROL_CHARACTERS = dict.fromkeys(set(range(0x20)) - set(b"\t\n\r"), "\N{REPLA
 _VALUES = Repr()
 _VALUES.maxstring = MAX_VALUE_CHARACTERS
 
-_INTERVAL_S = 10.0
-_MAX_LINES = 100
-
-
-class LogRateLimiter(logging.Filter):
-    """Drops a line that was logged less than ten seconds ago and adds the number dropped to the next one.
-
-    Lines with a traceback always pass.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._logged_at: dict[str, float] = {}
-        self._dropped: dict[str, int] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log the record."""
-        line = record.getMessage()
-        if record.exc_info is not None:
-            return True
-        logged_at = self._logged_at.get(line)
-        if logged_at is not None and record.created - logged_at < _INTERVAL_S:
-            self._dropped[line] = self._dropped.get(line, 0) + 1
-            return False
-        if count := self._dropped.pop(line, 0):
-            record.msg, record.args = f"{line} ({count} more since the last such line)", ()
-        if len(self._logged_at) >= _MAX_LINES:
-            self._logged_at.clear()
-            self._dropped.clear()
-        self._logged_at[line] = record.created
-        return True
-
-
 log = logging.getLogger(__name__)
-log.addFilter(LogRateLimiter())
 
 HEADER_DROPPED = "x-llm-d-request-dropped-reason"
 

@@ -1,4 +1,4 @@
-"""Runs uvicorn; on SIGTERM, SIGINT and SIGHUP waits for running requests within the drain time.
+"""Runs uvicorn; on SIGTERM and SIGINT waits for running requests within the drain time.
 
 While draining, new and waiting requests are rejected, so that clients try another server; running requests
 may finish within `server.drain_ms`, or until a second signal. If the service cannot start, the process exits.
@@ -19,20 +19,18 @@ import uvicorn
 import uvloop
 
 from controlplane.api.app import create_app
-from controlplane.api.errors import LogRateLimiter, overload_failure
-from controlplane.api.http_protocol import BoundedHttpProtocol, raw_response
+from controlplane.api.config_reload import ConfigReload
+from controlplane.api.http_protocol import BoundedHttpProtocol
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.operations.health_listener import HealthListener
-from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits, ConnectionLimits
+from controlplane.api.settings import live_settings
 from controlplane.config import Config, ConfigError
-from controlplane.core.clock import milliseconds
+from controlplane.config.config_file import ConfigFile
 from controlplane.core.errors import BackendDown
-from controlplane.service.request_jobs import Caller
+from controlplane.log_output import update_logging
 from controlplane.service.service import Service
 
 _log = logging.getLogger("tandem")
-# uvicorn logs a line for each malformed request.
-logging.getLogger("uvicorn.error").addFilter(LogRateLimiter())
 
 # Without handlers these signals would end only this process, and the engine would keep the device's memory.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -42,41 +40,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LISTENING_HANDLES = 16
 # More than the live objects of the requests in flight, so that they hardly ever trigger a collection.
 _GC_THRESHOLD = 10_000
-
-
-def settings_of(config: Config, *, context_tokens: int) -> ApiSettings:
-    """The HTTP layer's part of a configuration; `context_tokens`: of the chat model, 0 without one."""
-    limits = config.server.limits
-    keys = tuple(
-        ApiKey(digest, Caller(name, None if tenant.classes is None else frozenset(tenant.classes)))
-        for name, tenant in config.tenants.items()
-        for digest in tenant.api_keys_sha256
-    )
-    return ApiSettings(
-        api_keys=keys,
-        admin_key_sha256=config.server.admin_key_sha256,
-        metrics_key_sha256=config.server.metrics_key_sha256,
-        limits=BodyLimits(
-            max_body=limits.body_bytes(context_tokens),
-            inline_body=limits.inline_body,
-            max_depth=limits.max_depth,
-            max_members=limits.max_members,
-            max_values=limits.body_values(context_tokens),
-            max_name=limits.max_name,
-        ),
-        overload_status=config.server.overload_status,
-    )
-
-
-def _connection_limits(config: Config) -> ConnectionLimits:
-    limits = config.server.limits
-    return ConnectionLimits(
-        max_header_bytes=limits.max_header_bytes,
-        max_headers=limits.max_headers,
-        header_timeout=limits.header_timeout_ms / 1_000,
-        body_timeout=limits.body_timeout_ms / 1_000,
-        stalled_client=config.server.stalled_client_ms / 1_000,
-    )
 
 
 class _Server(uvicorn.Server):
@@ -111,6 +74,7 @@ class _Server(uvicorn.Server):
         is_second = self.should_exit
         self.should_exit, self.force_exit = True, is_second
         grace = 0.0 if is_second else self._service.config.server.drain_ms / 1_000
+        self.config.timeout_graceful_shutdown = round(grace) + 1
         open_requests = len(self._service.gate.tickets())
         _log.info("draining: %d open requests; running ones may finish within %g s", open_requests, grace)
         self._draining.add(asyncio.ensure_future(self._service.drain(grace)))
@@ -118,18 +82,14 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _on_signal(act: Callable[[], object]) -> Iterator[None]:
+    # A shell ignores SIGINT for background processes, but an explicit SIGINT is meant to stop the server.
     loop = asyncio.get_running_loop()
-    numbers = [*_SIGNALS]
-    # nohup sets SIGHUP to be ignored; keep that. A shell also ignores SIGINT for background processes, but an
-    # explicit SIGINT to the server is meant to stop it.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    for number in numbers:
+    for number in _SIGNALS:
         loop.add_signal_handler(number, act)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
 
@@ -162,17 +122,28 @@ def _bind_once(family: int, address: Any) -> None:
         probe.bind(address)
 
 
-def host_forever(service: Service, config: Config) -> int:
-    """Serves until a signal.
+def host_forever(
+    service: Service, config: Config, file: ConfigFile | None = None, *, watch_seconds: float | None = None
+) -> int:
+    """Serves until a signal; reloads `file` on others, and every `watch_seconds` if it has changed.
 
     Returns the exit status: 0 after a drain, 1 if the service could not start or listen, or its LLM engine
     is dead and is not restarted, 2 if the configuration does not work here.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_host(service, config))
+        return runner.run(_host(service, config, file, watch_seconds=watch_seconds))
 
 
-async def _host(service: Service, config: Config) -> int:
+async def _host(
+    service: Service, config: Config, file: ConfigFile | None = None, *, watch_seconds: float | None = None
+) -> int:
+    service.reconfiguration.listeners.append(lambda version: update_logging(version.config.log))
+    reload = ConfigReload(service, file)
+    with reload.on_signals():
+        return await _serve(service, config, reload, watch_seconds)
+
+
+async def _serve(service: Service, config: Config, reload: ConfigReload, watch_seconds: float | None) -> int:
     starting = asyncio.ensure_future(service.start())
     try:
         with _on_signal(starting.cancel):
@@ -188,7 +159,7 @@ async def _host(service: Service, config: Config) -> int:
         _reduce_garbage_collection()
         failing = asyncio.ensure_future(service.until_given_up())
         failing.add_done_callback(lambda ended: None if ended.cancelled() else server.drain())
-        async with _health_listener(service, config):
+        async with _health_listener(service, config), reload.running(watch_seconds):
             await server.serve()
         has_failed = failing.done()
         failing.cancel()
@@ -216,29 +187,26 @@ def _health_listener(service: Service, config: Config) -> AbstractAsyncContextMa
     port = config.server.health_port
     if port is None:
         return nullcontext()
-    settings = settings_of(config, context_tokens=service.status.context_tokens())
-    limits, host = _connection_limits(config), config.server.host
-    return HealthListener(service, settings, limits, host=host, port=port).serving()
+    return HealthListener(service, live_settings(service), host=config.server.host, port=port).serving()
 
 
 def _options(service: Service, config: Config) -> uvicorn.Config:
-    settings = settings_of(config, context_tokens=service.status.context_tokens())
-    limits = config.server.limits
-    shedder = LoadShedder(milliseconds(limits.max_queue_delay_ms), service.status.metrics.count_shed)
+    settings = live_settings(service)
     return uvicorn.Config(
         create_app(service, settings, owns_service=False),
         host=config.server.host,
         port=config.server.port,
         http=partial(  # type: ignore[arg-type]
             BoundedHttpProtocol,
-            limits=_connection_limits(config),
-            shedder=shedder,
-            overload_response=raw_response(overload_failure(settings.overload_status)),
+            settings=settings,
+            shedder=LoadShedder(service.status.metrics.count_shed),
         ),
         # A connection that became a websocket would be beyond these limits.
         ws="none",
+        # Its lines go to the root logger, in the form that `log` states.
+        log_config=None,
         access_log=False,
         lifespan="off",
-        timeout_keep_alive=limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]
+        timeout_keep_alive=config.server.limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]
         timeout_graceful_shutdown=round(config.server.drain_ms / 1_000) + 1,
     )

@@ -11,15 +11,15 @@ import time
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from enum import Enum, auto
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from controlplane.api.errors import Failure
+from controlplane.api.errors import Failure, overload_failure
 from controlplane.api.load_shedding import LoadShedder
-from controlplane.api.settings import ARRIVAL, ConnectionLimits
+from controlplane.api.settings import ARRIVAL, SettingsSource
 from controlplane.core.clock import Duration, Instant, after, milliseconds
 
 # struct tcp_info: eight bytes, then 32-bit numbers, of which the twelfth is the time since data was received.
@@ -63,6 +63,11 @@ _SLOW_HEADERS = _slow("headers", "header_timeout_ms")
 _SLOW_BODY = _slow("body", "body_timeout_ms")
 
 
+@cache
+def _overload_response(status: int) -> bytes:
+    return raw_response(overload_failure(status))
+
+
 class _Phase(Enum):
     BETWEEN_REQUESTS = auto()
     HEADERS = auto()
@@ -72,21 +77,21 @@ class _Phase(Enum):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection.
 
-    Requests to `/v1/` that `shedder` rejects get `overload_response` before they are parsed.
+    Requests to `/v1/` that `shedder` rejects get the overload status before they are parsed. Each request is
+    bounded by the limits in force at its first byte.
     """
 
     def __init__(
         self,
         *arguments: Any,
-        limits: ConnectionLimits,
+        settings: SettingsSource,
         shedder: LoadShedder | None = None,
-        overload_response: bytes = b"",
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self._limits = limits
+        self._settings = settings
+        self._limits = settings().connection
         self._shedder = shedder
-        self._overload_response = overload_response
         self._phase = _Phase.BETWEEN_REQUESTS
         self._timer: TimerHandle | None = None
         self._arrival = Instant(0)
@@ -119,8 +124,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if phase_before is _Phase.BETWEEN_REQUESTS:
             delay = self._begin()
             shedder = self._shedder if data.startswith(_SHEDDABLE) else None
-            if shedder is not None and shedder.sheds(delay, after(self._arrival, delay)):
-                self._refuse(self._overload_response)
+            if shedder is not None and shedder.sheds(
+                delay, after(self._arrival, delay), self._limits.max_queue_delay
+            ):
+                self._refuse(_overload_response(self._settings().overload_status))
                 return
         self._read_bytes = len(data)
         self._unparsed_bytes += len(data)
@@ -135,7 +142,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _begin(self) -> Duration:
         """Stamps a request by its first bytes and returns how long they waited in the kernel."""
-        self._phase = _Phase.HEADERS
+        self._phase, self._limits = _Phase.HEADERS, self._settings().connection
+        self.timeout_keep_alive = self._limits.idle_timeout  # type: ignore[assignment]
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         waited_ms = struct.unpack_from("=I", info, _LAST_DATA_AT)[0]
         delay = milliseconds(waited_ms if waited_ms > _TICK_MS else 0)

@@ -15,23 +15,22 @@ INTERVAL = milliseconds(100)
 class LoadShedder:
     """Decides from the delays of requests, in their order; calls `on_shed` for each that it rejects."""
 
-    def __init__(self, target: Duration, on_shed: Callable[[], None]) -> None:
-        self._target = target
+    def __init__(self, on_shed: Callable[[], None]) -> None:
         self._on_shed = on_shed
         self._ends = Instant(0)
         self._shortest = Duration(0)
         self._is_overloaded = False
 
-    def sheds(self, delay: Duration, now: Instant) -> bool:
-        """Whether to reject a request that waited for `delay` until `now`."""
+    def sheds(self, delay: Duration, now: Instant, target: Duration) -> bool:
+        """Whether to reject a request that waited for `delay` until `now`; `target` is the longest wait."""
         if now >= self._ends:
             # An interval that ended long before the request came says nothing about the load of now.
             is_recent = now - delay < after(self._ends, INTERVAL)
-            self._is_overloaded = is_recent and self._shortest > self._target
+            self._is_overloaded = is_recent and self._shortest > target
             self._shortest, self._ends = delay, after(now, INTERVAL)
         else:
             self._shortest = min(self._shortest, delay)
-        is_shed = self._is_overloaded and delay > self._target
+        is_shed = self._is_overloaded and delay > target
         if is_shed:
             self._on_shed()
         return is_shed

@@ -5,13 +5,16 @@ Plain ASGI: it costs a few dictionary look-ups per request and one call per mess
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from secrets import token_hex
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from controlplane.api.access_log import AccessRecord
 from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.protocol.requests import HEADER_REQUEST_ID
+from controlplane.api.settings import SETTINGS, SettingsSource
 
 _ID_HEADER = HEADER_REQUEST_ID.encode()
 _IDENTITY = b"identity"
@@ -23,11 +26,15 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class RequestMiddleware:
-    """Stores `request_id` in the scope and the response headers, and limits the body while it is read."""
+    """Stores `request_id` in the scope and the response headers, and limits the body while it is read.
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+    The settings in force when a request begins are stored in its scope too, and at its end the access log
+    gets a line.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: SettingsSource) -> None:
         self._app = app
-        self._max_body_bytes = max_body_bytes
+        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one ASGI connection."""
@@ -41,72 +48,75 @@ class RequestMiddleware:
         given = _value(headers, _ID_HEADER)
         request_id = given if given is not None and _VALID_ID.fullmatch(given) else token_hex(12).encode()
         state = scope.setdefault("state", {})
+        settings = state[SETTINGS] = self._settings()
         state["request_id"] = request_id.decode()
         state["has_bad_id"] = given is not None and given is not request_id
 
         has_begun = False
+        record = AccessRecord(scope)
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_begun
+            record.sent(message)
             if message["type"] == "http.response.start":
                 has_begun = True
                 message["headers"] = [*message["headers"], (_ID_HEADER, request_id)]
             await send(message)
 
-        try:
-            await self._app(scope, self._bounded(receive, self._header_error(headers)), send_with_id)
-        except Exception as error:
-            if has_begun:
-                raise
-            await error_response(failure_of(error, overload_status=500))(scope, receive, send_with_id)
+        with record.logged() if settings.has_access_log else nullcontext():
+            try:
+                await self._app(scope, _bounded(receive, headers, settings.limits.max_body), send_with_id)
+            except Exception as error:
+                if has_begun:
+                    raise
+                await error_response(failure_of(error, overload_status=500))(scope, receive, send_with_id)
 
-    def _bounded(self, receive: Receive, header_error: Problem | None) -> Receive:
-        seen_bytes = 0
 
-        async def bounded() -> Message:
-            nonlocal seen_bytes
-            if header_error is not None:
-                raise header_error
-            message = await receive()
-            if message["type"] == "http.request":
-                seen_bytes += len(message.get("body", b""))
-                if seen_bytes > self._max_body_bytes:
-                    raise self._too_large()
-            return message
+def _bounded(receive: Receive, headers: Headers, most_bytes: int) -> Receive:
+    header_error = _header_error(headers, most_bytes)
+    seen_bytes = 0
 
-        return bounded
+    async def bounded() -> Message:
+        nonlocal seen_bytes
+        if header_error is not None:
+            raise header_error
+        message = await receive()
+        if message["type"] == "http.request":
+            seen_bytes += len(message.get("body", b""))
+            if seen_bytes > most_bytes:
+                raise _too_large(most_bytes)
+        return message
 
-    def _header_error(self, headers: Headers) -> Problem | None:
-        """Returns the error that the headers alone show: a compressed body, or one that is too large.
+    return bounded
 
-        A chunked body has no length; it is measured while it arrives.
-        """
-        coding = _value(headers, b"content-encoding") or _IDENTITY
-        if coding.lower() != _IDENTITY:
-            return Problem(
-                415,
-                f"content-encoding={coding[:80].decode('latin-1')!r}: compressed bodies are not "
-                "supported; send the body uncompressed, without this header",
-                param="content-encoding",
-                code="unsupported_content_encoding",
-                headers={"accept-encoding": _IDENTITY.decode()},
-            )
-        length = (_value(headers, b"content-length") or b"").lstrip(b"0")
-        # Python refuses to convert thousands of digits.
-        is_huge = len(length) > _MAX_LENGTH_DIGITS
-        return (
-            self._too_large()
-            if length.isdigit() and (is_huge or int(length) > self._max_body_bytes)
-            else None
-        )
 
-    def _too_large(self) -> Problem:
+def _header_error(headers: Headers, most_bytes: int) -> Problem | None:
+    """Returns the error that the headers alone show: a compressed body, or one that is too large.
+
+    A chunked body has no length; it is measured while it arrives.
+    """
+    coding = _value(headers, b"content-encoding") or _IDENTITY
+    if coding.lower() != _IDENTITY:
         return Problem(
-            413,
-            f"the body is larger than server.limits.max_body={self._max_body_bytes}; "
-            "send less or raise the limit",
-            code="request_too_large",
+            415,
+            f"content-encoding={coding[:80].decode('latin-1')!r}: compressed bodies are not "
+            "supported; send the body uncompressed, without this header",
+            param="content-encoding",
+            code="unsupported_content_encoding",
+            headers={"accept-encoding": _IDENTITY.decode()},
         )
+    length = (_value(headers, b"content-length") or b"").lstrip(b"0")
+    # Python refuses to convert thousands of digits.
+    is_huge = len(length) > _MAX_LENGTH_DIGITS
+    return _too_large(most_bytes) if length.isdigit() and (is_huge or int(length) > most_bytes) else None
+
+
+def _too_large(most_bytes: int) -> Problem:
+    return Problem(
+        413,
+        f"the body is larger than server.limits.max_body={most_bytes}; send less or raise the limit",
+        code="request_too_large",
+    )
 
 
 def _value(headers: Headers, wanted: bytes) -> bytes | None:

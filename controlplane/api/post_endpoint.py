@@ -24,7 +24,7 @@ from controlplane.api.protocol.requests import (
     HEADER_QUEUE_MS,
     Objectives,
 )
-from controlplane.api.settings import ARRIVAL, ApiSettings
+from controlplane.api.settings import ARRIVAL, ApiSettings, settings_for
 from controlplane.api.slo_headers import hints_of
 from controlplane.core.clock import Instant
 from controlplane.service.request_jobs import Caller, RequestHints
@@ -42,13 +42,15 @@ _DECISIONS_BY_SEVERITY = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
 class ParsedRequest(Generic[Body]):
     """A validated request. `request_id` comes from the client or the middleware and need not be unique.
 
-    `arrival` is when its first bytes reached the host, or None if the HTTP server does not know.
+    `settings` are those it began with. `arrival` is when its first bytes reached the host, or None if the
+    HTTP server does not know.
     """
 
     request_id: str
     caller: Caller
     body: Body
     hints: RequestHints
+    settings: ApiSettings
     arrival: Instant | None = None
 
 
@@ -59,9 +61,8 @@ Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
 class EndpointFactory:
     """Creates the routes that share authentication and parsing."""
 
-    def __init__(self, settings: ApiSettings) -> None:
-        self.settings = settings
-        self._bodies = BodyParser(settings.limits)
+    def __init__(self) -> None:
+        self._bodies = BodyParser()
 
     def route(self, path: str, model: type[Body], reply: Reply[Body]) -> Route:
         """Returns the POST route at `path` for bodies of type `model`."""
@@ -69,7 +70,8 @@ class EndpointFactory:
 
     async def parse(self, request: Request, model: type[Body]) -> ParsedRequest[Body]:
         """Authenticates and validates a request. Raises Problem with a 4xx status."""
-        caller = caller_of(request.headers, self.settings.api_keys)
+        settings = settings_for(request)
+        caller = caller_of(request.headers, settings)
         request_id = request_id_of(request)
         try:
             content = await request.body()
@@ -79,9 +81,10 @@ class EndpointFactory:
                 "the connection closed before the whole body arrived; send it again",
                 code="incomplete_body",
             ) from None
-        body = await self._bodies.parse(content, model, tenant=caller.tenant)
+        body = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
         hints = hints_of(request.scope["headers"], body)
-        return ParsedRequest(request_id, caller, body, hints, request.scope["state"].get(ARRIVAL))
+        arrival = request.scope["state"].get(ARRIVAL)
+        return ParsedRequest(request_id, caller, body, hints, settings, arrival)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,27 @@
-"""Settings of the HTTP layer: API keys, limits, timeouts and the overload status."""
+"""Settings of the HTTP layer: API keys, limits, timeouts and the overload status.
 
+They follow from one version of the configuration. Each request takes those in force when it begins, and keeps
+them.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from controlplane.service.request_jobs import Caller
+from starlette.requests import Request
+
+from controlplane.config import Config
+from controlplane.core.clock import Duration, milliseconds
+from controlplane.service.request_jobs import Caller, RequestTerms
+from controlplane.service.service import Service
 
 ANONYMOUS = Caller(tenant="default", allowed_classes=None)
 ARRIVAL = "arrival"
 """Key of a request's arrival (`Instant` of the host's monotonic clock) in the state of its ASGI scope."""
+SETTINGS = "settings"
+"""Key of a request's `ApiSettings` in the state of its ASGI scope."""
+
+
+_QUEUE_DELAY = milliseconds(50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +46,20 @@ class BodyLimits:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Bounds of a connection; the fields are keys of `server` and `server.limits`, times in seconds."""
+    """Bounds of a connection; the fields are keys of `server` and `server.limits`, plain times in seconds."""
 
     max_header_bytes: int = 65_536
     max_headers: int = 100
     header_timeout: float = 10.0
     body_timeout: float = 60.0
     stalled_client: float = 60.0
+    idle_timeout: float = 75.0
+    max_queue_delay: Duration = _QUEUE_DELAY
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Without `api_keys` every caller is ANONYMOUS.
+    """Without `api_keys` every caller is `anonymous`.
 
     Without `admin_key_sha256` /admin is disabled; without `metrics_key_sha256` /metrics needs no key.
     """
@@ -51,5 +68,72 @@ class ApiSettings:
     admin_key_sha256: str | None = None
     metrics_key_sha256: str | None = None
     limits: BodyLimits = BodyLimits()
+    connection: ConnectionLimits = ConnectionLimits()
     overload_status: int = 429
     ready_timeout_s: float = 5.0
+    has_access_log: bool = True
+    anonymous: Caller = ANONYMOUS
+
+
+SettingsSource = Callable[[], ApiSettings]
+"""Returns the settings in force."""
+
+
+def settings_of(config: Config, terms: RequestTerms | None = None, *, context_tokens: int) -> ApiSettings:
+    """The HTTP layer's part of a configuration; `context_tokens`: of the chat model, 0 without one.
+
+    `terms` are those of the same version.
+    """
+    limits = config.server.limits
+    keys = tuple(
+        ApiKey(digest, Caller(name, None if tenant.classes is None else frozenset(tenant.classes), terms))
+        for name, tenant in config.tenants.items()
+        for digest in tenant.api_keys_sha256
+    )
+    return ApiSettings(
+        api_keys=keys,
+        admin_key_sha256=config.server.admin_key_sha256,
+        metrics_key_sha256=config.server.metrics_key_sha256,
+        limits=BodyLimits(
+            max_body=limits.body_bytes(context_tokens),
+            inline_body=limits.inline_body,
+            max_depth=limits.max_depth,
+            max_members=limits.max_members,
+            max_values=limits.body_values(context_tokens),
+            max_name=limits.max_name,
+        ),
+        connection=ConnectionLimits(
+            max_header_bytes=limits.max_header_bytes,
+            max_headers=limits.max_headers,
+            header_timeout=limits.header_timeout_ms / 1_000,
+            body_timeout=limits.body_timeout_ms / 1_000,
+            stalled_client=config.server.stalled_client_ms / 1_000,
+            idle_timeout=limits.idle_timeout_ms / 1_000,
+            max_queue_delay=milliseconds(limits.max_queue_delay_ms),
+        ),
+        overload_status=config.server.overload_status,
+        has_access_log=config.log.access,
+        anonymous=Caller(ANONYMOUS.tenant, None, terms),
+    )
+
+
+def live_settings(service: Service) -> SettingsSource:
+    """The settings of the version in force, built once for each version."""
+    versions = service.reconfiguration
+    built: tuple[object, ApiSettings] | None = None
+
+    def current() -> ApiSettings:
+        nonlocal built
+        active = versions.active
+        if built is None or built[0] is not active:
+            context_tokens = service.status.context_tokens()
+            built = active, settings_of(active.config, active.terms, context_tokens=context_tokens)
+        return built[1]
+
+    return current
+
+
+def settings_for(request: Request) -> ApiSettings:
+    """The settings that a request began with."""
+    found: ApiSettings = request.scope["state"][SETTINGS]
+    return found

@@ -48,13 +48,18 @@ def read_yaml(path: Path) -> object:
         raise ConfigError(f"{path}: {error.strerror}; give the path of a YAML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+    return yaml_content(text, source=str(path))
+
+
+def yaml_content(text: str, *, source: str) -> object:
+    """The content of a YAML text. Raises ConfigError, whose lines begin with `source`."""
     try:
         # The class is a SafeLoader.
         return yaml.load(text, Loader=_CarefulLoader)  # nosec B506
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+        raise ConfigError(f"{source}: not YAML: {error}") from error
     except RecursionError:
-        raise ConfigError(f"{path}: lists and mappings are nested too deeply; flatten them") from None
+        raise ConfigError(f"{source}: lists and mappings are nested too deeply; flatten them") from None
 
 
 def parse_as(root: type[Root], content: object, *, source: str) -> Root:

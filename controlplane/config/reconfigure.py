@@ -1,57 +1,129 @@
-"""Changes keys of `admission` and `scheduling` at run time; other sections need a restart.
+"""Compares a configuration with the one in force, and finds the one that a running server can have of it.
 
-A change is validated like the file; if one key is invalid, nothing changes.
+Keys of `live_keys.LIVE` take their new values; the others keep those in force and are reported as needing a
+restart. The result is validated like a file; if one key is invalid, nothing changes.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from controlplane.config.documents import (
+    Document,
+    document_of,
+    flattened,
+    is_whole,
+    masked,
+    merged,
+    require_bounded,
+    unmasked,
+)
 from controlplane.config.fields import ConfigError
+from controlplane.config.live_keys import RESTART, entry_of
 from controlplane.config.loader import parse
 from controlplane.config.root import Config
 
-CHANGEABLE = ("admission", "scheduling")
+_ENGINE = "scheduling.engine"
+_FREE = (f"{_ENGINE}.", "scheduling.options.")
 
 
-def changeable(config: Config) -> dict[str, dict[str, Any]]:
-    """The current values of the sections that may change, in the form that `changed` takes."""
-    found = {name: asdict(getattr(config, name)) for name in CHANGEABLE}
-    if config.scheduling.engine is None:
-        found["scheduling"]["engine"] = "off"
-    return found
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """The values of one key before and after a change, secrets masked; None where the key is absent."""
+
+    before: Any
+    after: Any
 
 
-def changed(config: Config, content: object) -> Config:
-    """Returns `config` with the keys of `content` replaced.
+@dataclass(frozen=True, slots=True)
+class ChangePlan:
+    """What a running server takes of a wanted configuration.
 
-    Mappings are merged key by key, `scheduling.engine` included. Raises ConfigError.
+    `config` is the configuration then in force. `unchanged` are the keys that were stated and have that
+    value.
+    """
+
+    config: Config
+    applied: Mapping[str, KeyChange]
+    needs_restart: Mapping[str, KeyChange]
+    unchanged: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The plan key by key."""
+        return {
+            "applied": {key: {"from": each.before, "to": each.after} for key, each in self.applied.items()},
+            "needs_restart": {
+                key: {"from": each.before, "to": each.after, "reason": restart_reason(key)}
+                for key, each in self.needs_restart.items()
+            },
+            "unchanged": list(self.unchanged),
+        }
+
+
+def wanted_config(config: Config, content: object, *, source: str = "change") -> tuple[Config, Document]:
+    """The configuration that `content` asks for, and the content with its secrets.
+
+    A mapping with `models` is a whole configuration: what it leaves out has its default. Any other is a part,
+    merged key by key into `config`. Raises ConfigError.
     """
     if not isinstance(content, Mapping):
-        raise ConfigError(f"change: should be a mapping with {' or '.join(CHANGEABLE)}; send one")
-    if fixed := sorted(set(content) - set(CHANGEABLE)):
-        raise ConfigError(
-            f"change: {fixed[0]}: cannot change at run time; change the file and restart. "
-            f"Only {' and '.join(CHANGEABLE)} can change"
-        )
-    sections = {field.name: getattr(config, field.name) for field in fields(config)}
-    found = parse({**sections, **_merged(changeable(config), content)}, source="change")
-    for path, was, now in (
-        ("admission.length_predictor", config.admission.length_predictor, found.admission.length_predictor),
-        ("scheduling.engine", config.scheduling.engine is not None, found.scheduling.engine is not None),
-    ):
-        if was != now:
-            raise ConfigError(f"change: {path}: cannot change at run time; change the file and restart")
-    return found
+        raise ConfigError(f"{source}: should be a mapping, a whole configuration or a part of one; send one")
+    require_bounded(content, source=source)
+    present = document_of(config)
+    stated: Document = unmasked(content, present)
+    wanted = stated if is_whole(stated) else merged(present, stated)
+    return parse(wanted, source=source), stated
 
 
-def _merged(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **present,
-        **{
-            key: _merged(present[key], value)
-            if isinstance(value, Mapping) and isinstance(present.get(key), Mapping)
-            else value
-            for key, value in changes.items()
-        },
-    }
+def plan_change(
+    config: Config, wanted: Config, *, quotas_move: bool, stated: Document | None = None
+) -> ChangePlan:
+    """What a server with `config` in force takes of `wanted`; `stated` are the keys to report.
+
+    Raises ConfigError if the keys that need no restart are not valid with the present values of the others.
+    """
+    before, after = dict(flattened(document_of(config))), dict(flattened(document_of(wanted)))
+    applied: dict[str, KeyChange] = {}
+    waiting: dict[str, KeyChange] = {}
+    possible = document_of(wanted)
+    for path in _kept_sections(config, wanted, quotas_move=quotas_move):
+        _copy(document_of(config), possible, path)
+    result = parse(possible, source="change, without what needs a restart")
+    reached = dict(flattened(document_of(result)))
+    for path in sorted(before.keys() | after.keys() | reached.keys()):
+        was, wants, gets = before.get(path), after.get(path), reached.get(path)
+        key = path.rpartition(".")[2]
+        # In other sections a key that is absent is one without a value.
+        is_free = path.startswith(_FREE)
+        if was != gets or (is_free and (path in before) != (path in reached)):
+            applied[path] = KeyChange(masked(was, key), masked(gets, key))
+        if wants != gets:
+            waiting[path] = KeyChange(masked(gets, key), masked(wants, key))
+    said = () if stated is None else (path for path, _ in flattened(stated))
+    unchanged = tuple(sorted(path for path in said if path not in applied and path not in waiting))
+    return ChangePlan(result, applied, waiting, unchanged)
+
+
+def restart_reason(path: str) -> str:
+    """Why a change of the key needs a restart."""
+    if path.startswith(_ENGINE):
+        return "the engine is started with its scheduler"
+    entry = entry_of(path)
+    return RESTART.get(entry, "the engines were started with static quotas")
+
+
+def _kept_sections(config: Config, wanted: Config, *, quotas_move: bool) -> Iterator[str]:
+    """The paths whose values a running server keeps."""
+    yield from RESTART
+    if (config.scheduling.engine is None) != (wanted.scheduling.engine is None):
+        yield _ENGINE
+    if not quotas_move:
+        yield "quota"
+
+
+def _copy(source: Document, target: Document, path: str) -> None:
+    """Gives `target` the value that `source` has at `path`, a key that both have."""
+    *parents, key = path.split(".")
+    for name in parents:
+        source, target = source[name], target[name]
+    target[key] = source[key]

@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass as section
 from controlplane.config.admission_and_scheduling import AdmissionSection, SchedulingSection
 from controlplane.config.classes_section import ClassSection
 from controlplane.config.fields import STRICT, Name
+from controlplane.config.log_section import LogSection
 from controlplane.config.models_section import ModelsSection
 from controlplane.config.pool_and_quota import PoolSection, QuotaSection
 from controlplane.config.predictors_section import PredictorsSection
@@ -46,6 +47,8 @@ class Config:
     """Shares of the pool."""
     scheduling: SchedulingSection = SchedulingSection()
     """Order of requests."""
+    log: LogSection = LogSection()
+    """Form and level of log lines, and the access log."""
 
     def __post_init__(self) -> None:
         defaults = [name for name, c in self.classes.items() if c.default]

@@ -32,8 +32,8 @@ from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
-from controlplane.service.gate.policies import policies_of
-from controlplane.service.gate.rate_limits import RateLimiter, TenantLimits
+from controlplane.service.gate.policies import policies_of, terms_of
+from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.memory import memory_plan, model_config
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, plan_text
 from controlplane.service.memory.monitor import MemoryMonitor
@@ -48,6 +48,7 @@ from controlplane.service.prediction.length_training import (
 )
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.prediction.rate_observer import RateObserver
+from controlplane.service.reconfiguration import Reconfiguration
 from controlplane.service.runtime.engine_control import EngineConfigurator
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
@@ -302,14 +303,13 @@ def build_service(
         metrics,
         FailOpen(metrics),
     )
+    configurator = EngineConfigurator([g for g in generators if g.has_own_scheduler], config.engine_options())
     return Service(
-        config,
         list(supervisors.values()),
         workers,
         build,
-        policies_of=partial(policies_of, generators=generators),
-        configurator=EngineConfigurator(
-            [generator for generator in generators if generator.has_own_scheduler], config.engine_options()
+        reconfiguration=Reconfiguration(
+            config, lambda changed, number: policies_of(changed, generators, version=number), configurator
         ),
         timer=ticks or SchedulerTimer(),
         training=_training_of(config, predictor) if clock is None else None,
@@ -341,18 +341,18 @@ def _parts(
     pool = shared_pool(config, generators, embedders, device_memory)
     shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
     ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
-    rates, lengths = RateLimiter(_tenant_limits(config)), GuardedLengthPredictor(predictor, fail_open)
+    policies = policies_of(config, generators.values())
+    rates, lengths = RateLimiter(policies.tenant_limits), GuardedLengthPredictor(predictor, fail_open)
     dispatcher = Dispatcher(
         clock,
         ledger,
-        policies_of(config, generators.values()),
+        policies,
         generators,
         embedders,
         lengths,
         metrics,
         rates,
-        TenantQueues(_tenant_weights(config)),
-        explain_requests=config.server.explain_requests,
+        TenantQueues(policies.tenant_weights),
     )
     RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
     outages = EngineOutages(dispatcher, supervisors)
@@ -362,8 +362,7 @@ def _parts(
         generators,
         embedders,
         rerankers,
-        config.service_classes(),
-        config.default_class(),
+        terms_of(config),
         fail_open=fail_open,
         charge=gate.charge,
         limits=config.server.limits,
@@ -382,17 +381,3 @@ def _parts(
         config, supervisors, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor
     )
     return Parts(gate, intake, status, quotas, monitor)
-
-
-def _tenant_limits(config: Config) -> dict[str, TenantLimits]:
-    return {
-        name: TenantLimits(tenant.requests_per_minute, tenant.tokens_per_minute)
-        for name, tenant in config.tenants.items()
-    }
-
-
-def _tenant_weights(config: Config) -> dict[str, float]:
-    """The weights of all tenants, 1 by default; empty if no tenant states one, which turns fairness off."""
-    stated = {name: tenant.weight for name, tenant in config.tenants.items()}
-    is_any = any(weight is not None for weight in stated.values())
-    return {name: weight or 1.0 for name, weight in stated.items()} if is_any else {}

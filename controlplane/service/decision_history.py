@@ -29,11 +29,15 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A decision; `basis` is None for a request that was refused without a cycle, for example by its rate."""
+    """A decision under the configuration of this `version`.
+
+    `basis` is None for a request that was refused without a cycle, for example by its rate.
+    """
 
     at: Instant
     decision: AdmissionDecision
     basis: Basis | None = None
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True)

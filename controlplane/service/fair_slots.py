@@ -15,8 +15,7 @@ class FairSlots:
     """
 
     def __init__(self, slots: int) -> None:
-        self._free = slots
-        self._most_of_tenant = max(1, slots - 1)
+        self._slots = self._free = slots
         self._held: Counter[str] = Counter()
         # Tenants in the order of their turns.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -31,6 +30,12 @@ class FairSlots:
         running = asyncio.ensure_future(work())
         running.add_done_callback(lambda done: self._finished(tenant, done))
         return await asyncio.shield(running)
+
+    def resize(self, slots: int) -> None:
+        """Sets the number of slots; work that runs beyond a smaller number keeps its slot to its end."""
+        self._free += slots - self._slots
+        self._slots = slots
+        self._start_waiting()
 
     async def _take(self, tenant: str) -> None:
         if self._may_start(tenant) and tenant not in self._waiting:
@@ -54,7 +59,7 @@ class FairSlots:
             del self._waiting[tenant]
 
     def _may_start(self, tenant: str) -> bool:
-        return self._free > 0 and self._held[tenant] < self._most_of_tenant
+        return self._free > 0 and self._held[tenant] < max(1, self._slots - 1)
 
     def _start(self, tenant: str) -> None:
         self._free -= 1
@@ -71,6 +76,10 @@ class FairSlots:
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Gives the free slots to the tenants that wait, each at most one."""
         for name, turns in list(self._waiting.items()):
             if self._may_start(name):
                 self._start(name)

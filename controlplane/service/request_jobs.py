@@ -1,19 +1,35 @@
 """Input of the gate from the API: caller, hints, and jobs with their inputs as token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.ports import TruncationSide
 from controlplane.core.request import Request
+from controlplane.core.slo import ServiceClass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTerms:
+    """What one version of the configuration states for the requests that arrive under it."""
+
+    classes: Mapping[str, ServiceClass]
+    default_class: str
+    max_answer_values: int
+    max_pair_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant of a request and the service classes that it may use; `allowed_classes` None allows all."""
+    """The tenant of a request and the service classes that it may use; `allowed_classes` None allows all.
+
+    `terms` are those of the version that recognized the caller's key, so that one request never meets two
+    versions; None: those in force when the request is built.
+    """
 
     tenant: str
     allowed_classes: frozenset[str] | None = None
+    terms: RequestTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The service object: starts and stops backends, timers and monitor; checks, drains, reconfigures."""
+"""The service object: starts and stops backends, timers and monitor; checks and drains."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,16 +7,14 @@ from functools import partial
 from typing import Any
 
 from controlplane.config import Config
-from controlplane.config.reconfigure import changed
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
-from controlplane.service.gate.policies import Policies
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.length_training import LengthTraining
-from controlplane.service.runtime.engine_control import EngineConfigurator
+from controlplane.service.reconfiguration import ConfiguredParts, Reconfiguration
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.staged_stop import Stage, stop_all
 from controlplane.service.runtime.timers import PeriodicTimer
@@ -46,29 +44,29 @@ class Service:
 
     def __init__(
         self,
-        config: Config,
         supervisors: Sequence[EngineSupervisor],
         embedders: Sequence[Embedder],
         build: Callable[[], Parts],
         *,
-        policies_of: Callable[[Config], Policies],
-        configurator: EngineConfigurator,
+        reconfiguration: Reconfiguration,
         timer: PeriodicTimer,
         training: LengthTraining | None,
     ) -> None:
         """`build` is called once all backends have started. `supervisors` own the LLM engines."""
-        self.config = config
+        self.reconfiguration = reconfiguration
         self.quota_controller: QuotaController | None = None
         self.monitor: MemoryMonitor | None = None
         self._supervisors = supervisors
         self._embedders = embedders
         self._build = build
-        self._policies_of = policies_of
-        self._configurator = configurator
         self._timer = timer
         self._training = training
-        self._reconfiguring = asyncio.Lock()
         self._is_started = False
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.reconfiguration.active.config
 
     async def start(self) -> None:
         """Starts all backends, then the gate. Raises BackendDown or ConfigError.
@@ -84,6 +82,9 @@ class Service:
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
+            self.reconfiguration.attach(
+                ConfiguredParts(parts.gate, parts.intake, parts.status.metrics, parts.quota_controller)
+            )
             if self.quota_controller is not None:
                 await self.quota_controller.start()
                 self._timer.schedule_periodic(
@@ -106,6 +107,7 @@ class Service:
         if not self._is_started:
             return
         self._is_started = False
+        self.reconfiguration.close()
         drain: Stage = {"the drain": self.drain}
         await stop_all(self._supervision(), self._periodic_work(), drain, self._engines())
 
@@ -122,8 +124,7 @@ class Service:
 
     async def _engine_restarted(self) -> None:
         """Gives a new engine what its predecessor had been told since the start."""
-        async with self._reconfiguring:
-            await self._configurator.engine_restarted()
+        await self.reconfiguration.engine_restarted()
         if self.quota_controller is not None:
             await self.quota_controller.engine_restarted()
         self.gate.engine_restarted()
@@ -161,15 +162,3 @@ class Service:
             await supervisor.generator.check()
         for embedder in self._embedders:
             await embedder.check()
-
-    async def reconfigure(self, content: object) -> None:
-        """Changes policies and parameters, first in the engine and then in the gate; one change at a time.
-
-        Raises ConfigError, Refused, BackendDown or BackendFailed; then the gate is unchanged.
-        """
-        async with self._reconfiguring:
-            config = changed(self.config, content)
-            policies = self._policies_of(config)
-            await self._configurator.apply(config.engine_options())
-            self.config = config
-            self.gate.set_policies(policies)

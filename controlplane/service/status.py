@@ -130,6 +130,7 @@ class ServiceStatus:
 
         return m.exposition(
             {
+                m.config_version: self.dispatcher.config_version,
                 m.quota_bytes: each("quota_bytes"),
                 m.held_bytes: each("held_bytes"),
                 m.deficit_bytes: each("deficit_bytes"),

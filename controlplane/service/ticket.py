@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from controlplane.core.clock import NO_TIME, Duration, Instant, between, scaled, to_milliseconds
@@ -216,3 +217,7 @@ class Ticket:
         slo, seen = self.request.slo, self.timeline.progress
         chance = last_chance(slo, seen, self.likely_total, NO_TIME if pace is None else pace.step)
         return chance is not None and now > chance
+
+
+TICKETS: ContextVar[list[Ticket] | None] = ContextVar("tickets", default=None)
+"""Collects the tickets of the gate requests that one HTTP request makes; None: nobody asks."""

@@ -61,7 +61,7 @@ async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, 
         ),
         form=ChatChunkFormat(shown),
         tally=tally,
-        overload_status=endpoints.settings.overload_status,
+        overload_status=ask.settings.overload_status,
     )
 
 

@@ -48,7 +48,7 @@ async def _serve(
         envelope=Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage),
         form=CompletionChunkFormat(body),
         tally=tally,
-        overload_status=endpoints.settings.overload_status,
+        overload_status=ask.settings.overload_status,
     )
 
 

@@ -1,33 +1,22 @@
-"""The /admin endpoints for state, configuration and drain; they need the admin key."""
+"""The /admin endpoints for state and drain; they need the admin key."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane.api.auth import require_admin
-from controlplane.api.body_parsing import parse_json
-from controlplane.api.errors import Problem
 from controlplane.api.operations.health import json_response
-from controlplane.api.settings import ApiSettings
-from controlplane.config import ConfigError
-from controlplane.config.reconfigure import changeable
-from controlplane.core.errors import BackendDown, BackendFailed
 from controlplane.service.service import Service
 
 
-def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
-    """Routes of /admin/state, /admin/config and /admin/drain."""
+def admin_routes(service: Service) -> APIRouter:
+    """Routes of /admin/state and /admin/drain."""
     routes = APIRouter()
 
     @routes.get("/admin/state", response_model=None)
     async def show_state(request: Request) -> Response:
-        require_admin(request.headers, settings)
+        require_admin(request)
         return json_response(service.status.state())
-
-    @routes.get("/admin/config", response_model=None)
-    async def show_config(request: Request) -> Response:
-        require_admin(request.headers, settings)
-        return json_response(changeable(service.config))
 
     @routes.post("/admin/drain", response_model=None)
     async def drain(request: Request) -> Response:
@@ -35,25 +24,8 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
 
         Only a restart admits requests again.
         """
-        require_admin(request.headers, settings)
+        require_admin(request)
         await service.drain()
         return json_response({"status": "drained"})
-
-    @routes.put("/admin/config", response_model=None)
-    async def change_config(request: Request) -> Response:
-        """Changes the keys in the body and returns all changeable values.
-
-        Unlike other endpoints, it shows the operator the engine's own error text.
-        """
-        require_admin(request.headers, settings)
-        try:
-            await service.reconfigure(parse_json(await request.body(), settings.limits))
-        except ConfigError as error:
-            raise Problem(400, str(error), code="invalid_value") from None
-        except BackendDown as error:
-            raise Problem(503, str(error), code="backend_down") from None
-        except BackendFailed as error:
-            raise Problem(500, str(error), code="backend_failed") from None
-        return json_response(changeable(service.config))
 
     return routes

@@ -13,7 +13,7 @@ from controlplane.api.errors import Problem
 from controlplane.api.middleware import request_id_of
 from controlplane.api.operations.health import json_response
 from controlplane.api.protocol.requests import MAX_INPUTS, Objectives
-from controlplane.api.settings import ANONYMOUS, ApiSettings
+from controlplane.api.settings import ANONYMOUS, settings_for
 from controlplane.api.slo_headers import hints_of
 from controlplane.core.generation import Sampling
 from controlplane.service.gate.explanation import render_dry_run
@@ -33,15 +33,15 @@ class ExplainRequest(Objectives):
     inputs: Annotated[int, Field(ge=1, le=MAX_INPUTS)] = 1
 
 
-def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
+def explain_routes(service: Service) -> APIRouter:
     """Routes of explanations."""
     routes = APIRouter()
 
     @routes.post("/admin/explain", response_model=None)
     async def explain(request: Request) -> Response:
         """Returns the decision about a hypothetical request, and the numbers that it follows from."""
-        require_admin(request.headers, settings)
-        body = parse_body(await request.body(), ExplainRequest, settings.limits)
+        require_admin(request)
+        body = parse_body(await request.body(), ExplainRequest, settings_for(request).limits)
         hints = hints_of(request.scope["headers"], body)
         job = await _job(service, request_id_of(request), body, hints)
         gate = service.gate
@@ -50,7 +50,7 @@ def explain_routes(service: Service, settings: ApiSettings) -> APIRouter:
     @routes.get("/admin/explain/{request_id}", response_model=None)
     async def explain_request(request: Request, request_id: str) -> Response:
         """Returns all decisions on open and ended requests, by the client's request id or the full id."""
-        require_admin(request.headers, settings)
+        require_admin(request)
         if not (found := service.gate.histories(request_id)):
             kept = service.config.server.explain_requests
             message = (

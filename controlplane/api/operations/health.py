@@ -11,7 +11,7 @@ from starlette.responses import Response
 from controlplane import __version__
 from controlplane.api.auth import caller_of, require_metrics_key
 from controlplane.api.errors import Problem
-from controlplane.api.settings import ApiSettings
+from controlplane.api.settings import settings_for
 from controlplane.core.errors import BackendDown
 from controlplane.service.service import Service
 from controlplane.service.status import ModelCard
@@ -19,21 +19,21 @@ from controlplane.service.status import ModelCard
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
+def status_routes(service: Service) -> APIRouter:
     """Routes of /v1/models, /version, /health, /ready and /metrics."""
     routes = APIRouter()
     created = int(time.time())
 
     @routes.get("/v1/models", response_model=None)
     async def list_models(request: Request) -> Response:
-        caller_of(request.headers, settings.api_keys)
+        caller_of(request.headers, settings_for(request))
         return json_response(
             {"object": "list", "data": [_shown(card, created) for card in service.status.models()]}
         )
 
     @routes.get("/v1/models/{model_id:path}", response_model=None)
     async def show_model(request: Request, model_id: str) -> Response:
-        caller_of(request.headers, settings.api_keys)
+        caller_of(request.headers, settings_for(request))
         cards = {card.id: card for card in service.status.models()}
         if model_id not in cards:
             raise Problem(
@@ -53,12 +53,12 @@ def status_routes(service: Service, settings: ApiSettings) -> APIRouter:
         return json_response({"status": "alive"})
 
     @routes.get("/ready", response_model=None)
-    async def is_ready() -> Response:
-        return await readiness(service, settings.ready_timeout_s)
+    async def is_ready(request: Request) -> Response:
+        return await readiness(service, settings_for(request).ready_timeout_s)
 
     @routes.get("/metrics", response_model=None)
     async def show_metrics(request: Request) -> Response:
-        require_metrics_key(request.headers, settings)
+        require_metrics_key(request.headers, settings_for(request))
         return Response(service.status.metrics_text(), media_type=_EXPOSITION)
 
     return routes

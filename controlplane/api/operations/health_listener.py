@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from controlplane.api.errors import Failure, error_response, failure_of
 from controlplane.api.http_protocol import BoundedHttpProtocol
 from controlplane.api.operations.health import json_response, readiness
-from controlplane.api.settings import ApiSettings, ConnectionLimits
+from controlplane.api.settings import SettingsSource
 from controlplane.service.service import Service
 
 _PERIOD_S = 1.0
@@ -34,9 +34,7 @@ _NO_SUCH_PATH = error_response(
 class HealthListener:
     """The listener; `serving` runs it while the service runs."""
 
-    def __init__(
-        self, service: Service, settings: ApiSettings, limits: ConnectionLimits, *, host: str, port: int
-    ) -> None:
+    def __init__(self, service: Service, settings: SettingsSource, *, host: str, port: int) -> None:
         self._service = service
         self._settings = settings
         self._published: tuple[float, Response] | None = None
@@ -45,7 +43,7 @@ class HealthListener:
             interface="asgi3",
             host=host,
             port=port,
-            http=partial(BoundedHttpProtocol, limits=limits),  # type: ignore[arg-type]
+            http=partial(BoundedHttpProtocol, settings=settings),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -76,10 +74,11 @@ class HealthListener:
             await self._publish()
 
     async def _publish(self) -> None:
+        settings = self._settings()
         try:
-            found = await readiness(self._service, self._settings.ready_timeout_s)
+            found = await readiness(self._service, settings.ready_timeout_s)
         except Exception as error:
-            found = error_response(failure_of(error, overload_status=self._settings.overload_status))
+            found = error_response(failure_of(error, overload_status=settings.overload_status))
         self._published = time.monotonic(), found
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -56,8 +56,6 @@ class Dispatcher:
         metrics: Metrics,
         rates: RateLimiter,
         tenants: TenantQueues,
-        *,
-        explain_requests: int = 0,
     ) -> None:
         self._clock = clock
         self._policies = policies
@@ -80,16 +78,8 @@ class Dispatcher:
             self.paces[Owner.LLM] = self._engine_leases.pace
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
-        self.snapshots = SnapshotBuilder(
-            ledger,
-            self._tickets,
-            generators,
-            embedders,
-            self.paces,
-            self._engine_leases,
-            self.ttft,
-            self.prefixes,
-        )
+        parts = (self.paces, self._engine_leases, self.ttft, self.prefixes)
+        self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, embedders, *parts)
         self._retry_spacer = RetrySpacer()
         self.accounting = Accounting(
             ledger,
@@ -101,8 +91,13 @@ class Dispatcher:
             self.ttft,
             generators,
             self.prefixes,
-            kept=explain_requests,
+            kept=policies.explained_requests,
         )
+
+    @property
+    def config_version(self) -> int:
+        """Number of the configuration that the policies in force follow from."""
+        return self._policies.version
 
     def dry_run(self, entry: Waiting) -> DryRun:
         """Returns the decision of a cycle now on a waiting or hypothetical request; changes nothing."""
@@ -200,7 +195,7 @@ class Dispatcher:
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.count_decision(ticket.request.kind, "REJECT", reject.reason)
         if ticket.outcome is None:
-            ticket.history.append(Decided(self._clock.now(), reject, basis))
+            ticket.history.append(Decided(self._clock.now(), reject, basis, self._policies.version))
             self._close(ticket, outcome)
         ticket.refuse(reject)
 
@@ -306,12 +301,15 @@ class Dispatcher:
                 self.on_refusal(ticket.request.kind.owner, reject)
         for request_id, admit in plan.dispatches:
             with self.failing_on_error(ticket := self._tickets[request_id]):
-                ticket.history.append(Decided(now, admit, self._basis(ticket, view)))
+                self._record(ticket, admit, view, now)
                 self._dispatch(ticket, admit, now)
         for request_id, defer in plan.deferrals:
             with self.failing_on_error(ticket := self._tickets[request_id]):
-                ticket.history.append(Decided(now, defer, self._basis(ticket, view)))
+                self._record(ticket, defer, view, now)
                 self._defer(ticket, defer)
+
+    def _record(self, ticket: Ticket, decision: Admit | Defer, view: PoolView, now: Instant) -> None:
+        ticket.history.append(Decided(now, decision, self._basis(ticket, view), self._policies.version))
 
     def _basis(self, ticket: Ticket, view: PoolView) -> Basis | None:
         return None if ticket.entry is None else basis_of(ticket.entry, view)

@@ -94,7 +94,7 @@ def _event(event: Decided | Preempted, arrival: Instant) -> dict[str, object]:
     if isinstance(event, Preempted):
         return {**at, "decision": "PREEMPTED", "by": event.by, "for": event.beneficiary}
     numbers = {} if event.basis is None else _numbers(event.basis, event.decision.wait, event.at)
-    return {**at, **_rendered(event.decision), **numbers}
+    return {**at, **_rendered(event.decision), "config_version": event.version, **numbers}
 
 
 def _size(request: Request) -> dict[str, object]:

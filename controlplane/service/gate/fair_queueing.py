@@ -41,6 +41,11 @@ class FairQueue:
         self._finish_times[tenant] = start + work / self._weight(tenant)
         return scaled(Duration(1), (start - self._virtual_time) * self._active_weight())
 
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Replaces the weights; the backlog of tenants that remain stays as it is."""
+        self.weights = weights
+        self._finish_times = {name: self._finish_times.get(name, 0.0) for name in weights}
+
     def refund(self, tenant: str, work: Duration) -> None:
         """Takes work that was not done out of the tenant's backlog."""
         if tenant in self._finish_times:
@@ -86,6 +91,11 @@ class TenantQueues:
         request = ticket.request
         delay = self._queues[request.kind.owner].shift(request.tenant, ticket.service_time, now)
         ticket.tenant_delay = min(longest, delay)
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Replaces the weights for the requests that arrive from now on."""
+        for queue in self._queues.values():
+            queue.set_weights(weights)
 
     def refund(self, ticket: Ticket) -> None:
         """Returns the work of a request that was never dispatched."""

@@ -21,7 +21,7 @@ from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.token_stream import TokenStream, outcome_of_error
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.request_jobs import EmbedJob, GenerateJob
-from controlplane.service.ticket import Rejected, Ticket
+from controlplane.service.ticket import TICKETS, Rejected, Ticket
 
 _CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
 
@@ -54,11 +54,12 @@ class Gate:
         self.outages = outages
         self.on_offer: Callable[[Request], None] | None = None
         self.is_closed = False
+        self.now = clock.now
         self._clock = clock
         self._generators = generators
         self._embedders = embedders
         self._lengths = lengths
-        self._make_ticket = partial(make_ticket, generators=generators, embedders=embedders, lengths=lengths)
+        self._prepare = partial(make_ticket, generators=generators, embedders=embedders, lengths=lengths)
         self._rates = rates
         self._contention = DeviceContention(generators.values())
 
@@ -113,7 +114,7 @@ class Gate:
         refusal = self.outages.rejection(job.request.model) or (_CLOSING if self.is_closed else None)
         if refusal is not None:
             raise Rejected(job.request, refusal)
-        ticket = self._make_ticket(job)
+        ticket = self._prepare(job)
         self.dispatcher.prefixes.arrived(ticket, job)
         self._lengths.withdraw(job.request)
         return self.dispatcher.entry_for(ticket)
@@ -141,7 +142,8 @@ class Gate:
         return self.dispatcher.tickets()
 
     def set_policies(self, policies: Policies) -> None:
-        """Decides by `policies` from now on; waiting requests are ranked again."""
+        """Decides by `policies` from now on; waiting requests keep their class and are ranked again."""
+        self.dispatcher.accounting.set_policies(policies)
         self.dispatcher.set_policies(policies)
 
     def engine_restarted(self) -> None:
@@ -165,6 +167,12 @@ class Gate:
         with self.dispatcher.failing_on_error(ticket):
             self._offer(ticket)
         await self.dispatcher.wait_for_grant(ticket)
+
+    def _make_ticket(self, job: GenerateJob | EmbedJob) -> Ticket:
+        ticket = self._prepare(job)
+        if (collected := TICKETS.get()) is not None:
+            collected.append(ticket)
+        return ticket
 
     def _offer(self, ticket: Ticket) -> None:
         request, now = ticket.request, self._clock.now()

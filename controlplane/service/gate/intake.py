@@ -15,7 +15,6 @@ from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.memory_ledger import Footprint, generate_footprint
 from controlplane.core.ports import Embedder, Generator, Reranker, Vectors
 from controlplane.core.request import Kind, Timeline
-from controlplane.core.slo import ServiceClass
 from controlplane.core.text_limits import content_length, total_length
 from controlplane.service.gate.pair_intake import PairIntake
 from controlplane.service.gate.prompt_limits import (
@@ -37,6 +36,7 @@ from controlplane.service.request_jobs import (
     EmbedJob,
     GenerateJob,
     RequestHints,
+    RequestTerms,
     TruncationRequest,
 )
 from controlplane.service.ticket import Ticket
@@ -52,8 +52,7 @@ class Intake:
         generators: Mapping[str, Generator],
         embedders: Mapping[str, Embedder],
         rerankers: Mapping[str, Reranker],
-        classes: Mapping[str, ServiceClass],
-        default_class: str,
+        terms: RequestTerms,
         *,
         fail_open: FailOpen,
         charge: Callable[[GenerateJob | EmbedJob], None],
@@ -71,22 +70,20 @@ class Intake:
         self._generators = generators
         self._embedders = {name: each for name, each in embedders.items() if name not in rerankers}
         self._served = {**generators, **embedders}
-        self._requests = RequestBuilder(classes, default_class)
+        self._requests = RequestBuilder(terms)
         self._fail_open = fail_open
-        self._max_answer_values = limits.max_answer_values
         self._tokenizer = PromptTokenizer(limits.tokenizer_threads, charge)
-        self.pairs = PairIntake(
-            clock,
-            rerankers,
-            self._served,
-            self._requests,
-            self._tokenizer,
-            max_pair_tokens=limits.max_pair_tokens,
-        )
+        self.pairs = PairIntake(clock, rerankers, self._served, self._requests, self._tokenizer)
         self.tokenization = TextTokenization(generators, self._served, self._tokenizer)
         self._grammars = GrammarChecks(limits.grammar_processes, charge)
         self._keeps_features = keeps_features
         self._prompt_vectors = prompt_vectors
+
+    def set_terms(self, terms: RequestTerms, limits: LimitsSection) -> None:
+        """Builds requests by `terms` from now on, unless their caller has others, and resizes the slots."""
+        self._requests.terms = terms
+        self._tokenizer.slots.resize(limits.tokenizer_threads)
+        self._grammars.slots.resize(limits.grammar_processes)
 
     async def chat(
         self,
@@ -250,9 +247,8 @@ class Intake:
                 code="context_length_exceeded",
             )
         limit = min(room, default_max_tokens or room) if max_tokens is None else max_tokens
-        limit = answer_limit(
-            limit, sampling, prompts, self._max_answer_values, is_stated=max_tokens is not None
-        )
+        most = self._requests.terms_of(fields.caller).max_answer_values
+        limit = answer_limit(limit, sampling, prompts, most, is_stated=max_tokens is not None)
         request = self._requests.build(fields, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
         can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
         request = replace(request, runs_to_limit=sampling.ignore_eos and not can_stop)

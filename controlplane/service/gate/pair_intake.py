@@ -38,8 +38,6 @@ class PairIntake:
         served: Mapping[str, object],
         requests: RequestBuilder,
         tokenizer: PromptTokenizer,
-        *,
-        max_pair_tokens: int,
     ) -> None:
         """`served` are all models, also those that do not rerank."""
         self._clock = clock
@@ -47,7 +45,6 @@ class PairIntake:
         self._served = served
         self._requests = requests
         self._tokenizer = tokenizer
-        self._max_pair_tokens = max_pair_tokens
 
     async def job(
         self,
@@ -95,7 +92,8 @@ class PairIntake:
         count = len(texts.queries)
         queries, documents = token_ids[:count], [ids[:document_tokens] for ids in token_ids[count:]]
         side = None if truncation is None else truncation.side
-        join = partial(self._joined, reranker, texts, queries, documents, limit, side)
+        most = self._requests.terms_of(caller).max_pair_tokens
+        join = partial(self._joined, reranker, texts, queries, documents, limit, side, most_tokens=most)
         is_short = sum(map(len, token_ids)) + len(documents) * len(queries[0]) <= _TOKENS_INLINE
         pairs = join() if is_short else await asyncio.to_thread(join)
         return self._job(fields, reranker, pairs, charged)
@@ -129,6 +127,8 @@ class PairIntake:
         documents: Sequence[Sequence[int]],
         limit: int | None,
         side: TruncationSide | None,
+        *,
+        most_tokens: int,
     ) -> list[Sequence[int]]:
         most = reranker.max_input_tokens if limit is None else limit
         each_query = repeat(queries[0], len(documents)) if len(queries) == 1 else iter(queries)
@@ -143,10 +143,10 @@ class PairIntake:
                     code="context_length_exceeded",
                 )
             tokens += len(pair)
-            if tokens > self._max_pair_tokens:
+            if tokens > most_tokens:
                 raise Refused(
                     f"{texts.document_field}: {position + 1:,} of {len(documents):,} pairs have {tokens:,} "
-                    f"tokens already; server.limits.max_pair_tokens is {self._max_pair_tokens:,}. Send fewer "
+                    f"tokens already; server.limits.max_pair_tokens is {most_tokens:,}. Send fewer "
                     "or shorter documents.",
                     param=texts.document_field,
                     code="input_too_large",

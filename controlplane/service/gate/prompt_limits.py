@@ -59,7 +59,7 @@ class GrammarChecks:
 
     def __init__(self, processes: int, charge: Callable[[GenerateJob | EmbedJob], None]) -> None:
         self._charge = charge
-        self._slots = FairSlots(processes)
+        self.slots = FairSlots(processes)
 
     async def checked(self, job: GenerateJob, generator: Generator) -> GenerateJob:
         """The job, with the tokens that were charged. Raises Refused, Rejected or BackendFailed."""
@@ -70,7 +70,7 @@ class GrammarChecks:
             if charged is None:
                 self._charge(job)
                 charged = job.request.prompt_tokens
-            await self._slots.run(tenant, work)
+            await self.slots.run(tenant, work)
 
         await generator.check_grammar(job.sampling, job.chat, tenant=tenant, in_turn=in_turn)
         return replace(job, charged_tokens=charged)

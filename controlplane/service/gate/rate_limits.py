@@ -50,12 +50,15 @@ class RateLimiter:
     """Limits the requests and tokens per minute of each tenant; a tenant without limits is not tracked."""
 
     def __init__(self, limits: Mapping[str, TenantLimits]) -> None:
-        self._requests = {
-            name: TokenBucket(rate, rate) for name, of in limits.items() if (rate := of.requests_per_minute)
-        }
-        self._tokens = {
-            name: TokenBucket(rate, rate) for name, of in limits.items() if (rate := of.tokens_per_minute)
-        }
+        self._requests: dict[str, TokenBucket] = {}
+        self._tokens: dict[str, TokenBucket] = {}
+        self.set_limits(limits)
+
+    def set_limits(self, limits: Mapping[str, TenantLimits]) -> None:
+        """Replaces the limits; a bucket keeps its level and its debt, up to its new capacity."""
+        requests = {name: of.requests_per_minute for name, of in limits.items()}
+        tokens = {name: of.tokens_per_minute for name, of in limits.items()}
+        self._requests, self._tokens = _resized(self._requests, requests), _resized(self._tokens, tokens)
 
     def wait(self, tenant: str, now: Instant, tokens: int) -> Duration | None:
         """None if the request may proceed, and then charges it; else the time until it may.
@@ -88,3 +91,14 @@ class RateLimiter:
         """Charges output tokens when a request ends."""
         if (bucket := self._tokens.get(tenant)) is not None:
             bucket.charge(now, tokens)
+
+
+def _resized(buckets: Mapping[str, TokenBucket], rates: Mapping[str, float | None]) -> dict[str, TokenBucket]:
+    found: dict[str, TokenBucket] = {}
+    for name, rate in rates.items():
+        if not rate:
+            continue
+        former = buckets.get(name)
+        found[name] = TokenBucket(rate, rate if former is None else min(rate, former.level))
+        found[name].since = None if former is None else former.since
+    return found

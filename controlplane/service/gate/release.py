@@ -11,10 +11,12 @@ from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.service.gate.fair_queueing import TenantQueues
+from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
+from controlplane.service.runtime.change_guard import AttainmentHistory
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
@@ -43,6 +45,7 @@ class Accounting:
     ) -> None:
         """`ended` holds the last `kept` requests that ended, for their explanation."""
         self.ended: deque[Ticket] = deque(maxlen=kept)
+        self.attainment = AttainmentHistory()
         self._ledger = ledger
         self._prefixes = prefixes
         self._metrics = metrics
@@ -54,6 +57,13 @@ class Accounting:
         self._generators = generators
         self._rate_guard = lengths.fail_open[Subject.PACE]
         self._length_guard = lengths.fail_open[Subject.REMAINING_LENGTH]
+
+    def set_policies(self, policies: Policies) -> None:
+        """Limits, weighs and remembers requests by `policies` from now on."""
+        self._rates.set_limits(policies.tenant_limits)
+        self._tenants.set_weights(policies.tenant_weights)
+        if policies.explained_requests != self.ended.maxlen:
+            self.ended = deque(self.ended, maxlen=policies.explained_requests)
 
     def release(self, ticket: Ticket) -> None:
         """Closes the lease without ending the request."""
@@ -105,6 +115,7 @@ class Accounting:
         ticket.outcome = outcome
         self.ended.append(ticket)
         self._metrics.count_outcome(request, timeline, outcome)
+        self.attainment.count(request.service_class.name, outcome, now)
         if ticket.is_explored:
             self._metrics.count_explored(request, outcome)
         if request.kind is not Kind.GENERATE:

@@ -9,7 +9,7 @@ from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.errors import Refused
 from controlplane.core.request import Kind, PromptFeatures, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestTerms
 
 _Backend = TypeVar("_Backend")
 
@@ -27,12 +27,15 @@ class RequestFields:
 
 
 class RequestBuilder:
-    """Builds requests with these service classes; each gets an id of its own."""
+    """Builds requests by their caller's terms, or by `terms`, those in force; each gets an id of its own."""
 
-    def __init__(self, classes: Mapping[str, ServiceClass], default_class: str) -> None:
-        self._classes = classes
-        self._default_class = default_class
+    def __init__(self, terms: RequestTerms) -> None:
+        self.terms = terms
         self._serial = count(1)
+
+    def terms_of(self, caller: Caller) -> RequestTerms:
+        """The terms of a request of `caller`."""
+        return self.terms if caller.terms is None else caller.terms
 
     def build(
         self,
@@ -70,14 +73,14 @@ class RequestBuilder:
         )
 
     def _class(self, caller: Caller, hints: RequestHints) -> ServiceClass:
-        allowed = caller.allowed_classes
+        allowed, terms = caller.allowed_classes, self.terms_of(caller)
         name = hints.service_class
         if name is None:
             # A tenant that may not use the default class gets the first one that it may.
-            usable = allowed is None or self._default_class in allowed
-            name = self._default_class if usable else min(allowed or {self._default_class})
-        if name not in self._classes:
-            known = ", ".join(sorted(self._classes))
+            usable = allowed is None or terms.default_class in allowed
+            name = terms.default_class if usable else min(allowed or {terms.default_class})
+        if name not in terms.classes:
+            known = ", ".join(sorted(terms.classes))
             raise Refused(
                 f"service_class={name!r}: no such class; use one of {known}",
                 param="service_class",
@@ -89,7 +92,7 @@ class RequestBuilder:
                 param="service_class",
                 code="service_class_not_allowed",
             )
-        return self._classes[name]
+        return terms.classes[name]
 
 
 def named_backend(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.config import Config, ConfigError
+from controlplane.config.pool_and_quota import QuotaSection
 from controlplane.core.device import DeviceMemory
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Owner
@@ -58,19 +59,25 @@ def shared_pool(
     generator = next(iter(generators.values()))
     if not generator.has_own_scheduler and not section.must_move:
         return None
-    memory = device_memory()
+    return divided_pool(section, generator, tuple(embedders.values()), device_memory())
+
+
+def divided_pool(
+    section: QuotaSection, generator: Generator, embedders: Sequence[Embedder], memory: DeviceMemory
+) -> SharedPool:
+    """The pool of these engines as the section divides it. Raises ConfigError."""
     try:
         sharing = section.sharing(
             pool_bytes=memory.pool_bytes,
             max_llm_bytes=min(generator.kv_bytes, memory.max_llm_bytes),
-            most_embedding_bytes=sum(embedder.workspace_bytes for embedder in embedders.values()),
+            most_embedding_bytes=sum(embedder.workspace_bytes for embedder in embedders),
             block_bytes=generator.geometry.bytes_per_block,
             largest_request={
                 Owner.LLM: generator.geometry.bytes(generator.max_model_tokens),
-                Owner.EMBEDDING: sum(map(longest_input_bytes, embedders.values())),
+                Owner.EMBEDDING: sum(map(longest_input_bytes, embedders)),
             },
         )
-        return SharedPool(generator, tuple(embedders.values()), memory, sharing)
+        return SharedPool(generator, embedders, memory, sharing)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -29,7 +29,7 @@ from controlplane.policy.sharing.lending import Sharing, target_next, usable_byt
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals, use_ceiling
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.demand_forecast import EmbeddingDemand, RecentArrivals, urgencies
-from controlplane.service.memory.pool import SharedPool, longest_input_bytes, split_budget
+from controlplane.service.memory.pool import SharedPool, divided_pool, longest_input_bytes, split_budget
 from controlplane.service.runtime.engine_control import await_engine
 from controlplane.service.runtime.health_tracker import Fault, HealthTracker
 from controlplane.service.ticket import Ticket
@@ -92,10 +92,22 @@ class QuotaController:
         self._bytes_per_token = max(
             longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self._embedders
         )
+        self._announce_largest()
+        self.dispatcher.on_refusal = self._refused
+
+    def _announce_largest(self) -> None:
         self.dispatcher.set_largest_request(
             {Owner.LLM: self._sharing.options.highest, Owner.EMBEDDING: self._max_workspace}
         )
-        self.dispatcher.on_refusal = self._refused
+
+    def divided(self, config: Config) -> SharedPool:
+        """The same pool as `config` divides it, for `set_division`. Raises ConfigError."""
+        return divided_pool(config.quota, self._generator, self._embedders, self._memory)
+
+    def set_division(self, pool: SharedPool, forecast_quantile: float | None) -> None:
+        """Replaces shares and limits; the quotas move there from the next tick on, in the usual steps."""
+        self.pool, self._sharing, self.demand.level = pool, pool.sharing, forecast_quantile
+        self._announce_largest()
 
     def withhold(self, withheld_bytes: int) -> None:
         """Withholds these bytes from both quotas, from the next tick on.

@@ -85,7 +85,8 @@ async def staged(
         if moves
         else None,
     )
-    app = create_app(service, settings or ApiSettings())
+    # Without settings they are those of the configuration, as in the server.
+    app = create_app(service, None if settings is None else lambda: settings)
     # An unexpected exception is logged, returned as a 500 and raised again for uvicorn's log.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (

@@ -161,14 +161,14 @@ async def test_memory_is_released_after_a_large_body_and_once_for_several(monkey
         return 1
 
     monkeypatch.setattr("controlplane.api.memory_release._DELAY_SECONDS", 0.0)
-    parser = BodyParser(BodyLimits(inline_body=100))
+    parser, limits = BodyParser(), BodyLimits(inline_body=100)
     parser._release = MemoryRelease(trim)
     small, large = b'{"model":"m","input":"x"}', b'{"model":"m","input":"%b"}' % (b"x" * 200)
-    await parser.parse(small, EmbeddingRequest, tenant="red")
+    await parser.parse(small, EmbeddingRequest, limits, tenant="red")
     assert parser._release._pending is None
     for body in (large, large[:-1]):
         with suppress(Problem):
-            await parser.parse(body, EmbeddingRequest, tenant="red")
+            await parser.parse(body, EmbeddingRequest, limits, tenant="red")
     await trimmed.wait()
     assert set(threads) == {(0, False)}
 

@@ -48,7 +48,7 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_every_termination_signal_drains(number: int):
     async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
@@ -69,17 +69,6 @@ async def test_background_process_handles_sigint():
             assert stage.service.gate.is_closed
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-async def test_nohup_process_ignores_sighup():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        async with staged() as stage, hosted(stage) as (http, serving):
-            send(signal.SIGHUP)
-            assert (await http.get("/health")).status_code == 200
-            assert not serving.done()
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 async def test_second_signal_aborts_running_requests(caplog):

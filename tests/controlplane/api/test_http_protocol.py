@@ -292,7 +292,7 @@ async def test_arrival_is_when_the_kernel_received_the_request(engine: str, path
 async def test_a_request_that_is_shed_gets_the_overload_status_and_retry_after(monkeypatch):
     delays: list[int] = []
 
-    def sheds(shedder: LoadShedder, delay: Duration, now: Instant) -> bool:
+    def sheds(shedder: LoadShedder, delay: Duration, now: Instant, target: Duration) -> bool:
         delays.append(delay)
         shedder._on_shed()
         return True

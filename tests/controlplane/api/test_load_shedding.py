@@ -15,7 +15,7 @@ class Arrivals:
     def __init__(self) -> None:
         self.shed = 0
         self.now = Instant(10**12)
-        self.shedder = LoadShedder(TARGET, self._count)
+        self.shedder = LoadShedder(self._count)
 
     def _count(self) -> None:
         self.shed += 1
@@ -23,7 +23,7 @@ class Arrivals:
     def come(self, count: int, delay: Duration) -> list[bool]:
         found = []
         for _ in range(count):
-            found.append(self.shedder.sheds(delay, self.now))
+            found.append(self.shedder.sheds(delay, self.now, TARGET))
             self.now = Instant(self.now + milliseconds(10))
         return found
 

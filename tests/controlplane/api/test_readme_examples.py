@@ -52,10 +52,11 @@ async def test_curl_requests_succeed(curl):
         headers = [words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H"]
         (url,) = [word for word in words if word.startswith("http")]
         body = json.loads(words[words.index("-d") + 1]) if "-d" in words else None
-        request = httpx.Request("GET" if body is None else "POST", url, headers=headers, json=body)
+        method = words[words.index("-X") + 1] if "-X" in words else "GET" if body is None else "POST"
+        request = httpx.Request(method, url, headers=headers, json=body)
         answer = await stage.http.send(request)
     assert answer.status_code == 200, answer.text
 
 
 def test_examples_were_found():
-    assert (len(CURLS), len(PROGRAMS)) == (5, 4)
+    assert (len(CURLS), len(PROGRAMS)) == (6, 4)

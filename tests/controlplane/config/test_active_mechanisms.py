@@ -17,6 +17,7 @@ DIGEST = "0" * 64
 UNCONDITIONAL = {
     "admission": "max_wait_ms max_waiting",
     "classes.NAME": "default e2e_ms priority sheddable ttft_ms",
+    "log": "access format level repeat_ms",
     "models": "chat embeddings rerankers",
     "models.chat": "backend engine hybrid_cache model name reasoning_parser restart stall_ms tool_parser",
     "models.chat.restart": "attempts backoff_ms window_ms",

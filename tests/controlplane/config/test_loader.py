@@ -12,7 +12,7 @@ import yaml
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.config import Config, ConfigError, load, parse
 from controlplane.config.loader import section_in
-from controlplane.config.reconfigure import changed
+from controlplane.config.reconfigure import wanted_config
 from controlplane.config.renamed_keys import REMOVED, RENAMED
 from controlplane.core.clock import milliseconds
 from controlplane.policy.engine.options import EngineOptions
@@ -262,7 +262,7 @@ def test_sizes_are_read_in_decimal_and_binary_units():
 def test_engine_off_keeps_vllms_scheduler(said):
     config = parse({"models": MODELS, "scheduling": {"engine": said}})
     assert config.engine_options() is None
-    assert changed(config, {"admission": {"max_waiting": 5}}).engine_options() is None
+    assert wanted_config(config, {"admission": {"max_waiting": 5}})[0].engine_options() is None
     own, plain = ScriptedGenerator(has_own_scheduler=True), ScriptedGenerator()
     assert [policies_of(config, [one]).engine_queue for one in (own, plain)] == [64, 64]
 

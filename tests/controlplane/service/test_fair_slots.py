@@ -107,3 +107,23 @@ async def test_a_failure_frees_the_slot():
         await slots.run("a", fail)
     work.end("b1")
     assert await ask(slots, work, "b1") == "b1"
+
+
+async def test_more_slots_start_work_that_waits_and_fewer_end_none():
+    slots, work = FairSlots(1), Work()
+    asked = [ask(slots, work, name) for name in ("a1", "b1", "c1", "d1")]
+    await settle()
+    assert work.begun == ["a1"]
+    slots.resize(3)
+    await settle()
+    assert work.begun == ["a1", "b1", "c1"]
+    slots.resize(1)
+    work.end("a1")
+    work.end("b1")
+    await settle()
+    assert work.begun == ["a1", "b1", "c1"]
+    work.end("c1")
+    await settle()
+    assert work.begun == ["a1", "b1", "c1", "d1"]
+    work.end("d1")
+    assert await asyncio.gather(*asked) == ["a1", "b1", "c1", "d1"]

@@ -15,71 +15,6 @@ ADMIN = {"authorization": "Bearer root"}
 SETTINGS = ApiSettings(admin_key_sha256=sha256(b"root").hexdigest())
 
 
-async def test_policies_change_while_requests_wait():
-    sections = {"admission": {"engine_queue": 0}, "scheduling": {"ordering": "fcfs"}}
-    async with staged(SETTINGS, is_stepped=True, **sections) as stage:
-        body = {"model": CHAT_MODEL, "prompt": "x"}
-        asking = [asyncio.create_task(stage.http.post("/v1/completions", json=body)) for _ in range(6)]
-        await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 2)
-        change = {"admission": {"engine_queue": 1}, "scheduling": {"ordering": "least-slack"}}
-        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
-        assert answer.status_code == 200
-        assert answer.json()["scheduling"]["ordering"] == "least-slack"
-        assert answer.json() == (await stage.http.get("/admin/config", headers=ADMIN)).json()
-        assert stage.service.gate.dispatcher.waiting(Owner.LLM) == 1
-        while not all(task.done() for task in asking):
-            stage.generator.allow()
-            await asyncio.sleep(0)
-        assert [task.result().status_code for task in asking] == [200] * 6
-
-
-async def test_change_is_sent_to_the_engine():
-    async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
-        engine = {"ordering": "srmt", "urgency": 0.25}
-        change = {"scheduling": {"engine": engine, "default_deadline_ms": 5_000}}
-        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
-        assert answer.json()["scheduling"]["engine"] == {"ordering": "srmt", "urgency": 0.25}
-        assert stage.generator.options == {"ordering": "srmt", "urgency": 0.25, "default_deadline_ms": 5_000}
-
-
-async def test_engine_that_dies_during_a_change_is_reported():
-    async with staged(SETTINGS, scheduling={"engine": {"ordering": "edf"}}) as stage:
-        before = (await stage.http.get("/admin/config", headers=ADMIN)).json()
-
-        async def die():
-            stage.generator.die()
-
-        stage.generator.on_order = die
-        change = {"scheduling": {"engine": {"ordering": "srmt"}}}
-        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
-        assert answer.status_code == 503
-        assert "neither the engine nor the gate was changed" in answer.json()["error"]["message"]
-        assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ([], "should be a mapping with admission or scheduling"),
-        ({"server": {"port": 1}}, "server: cannot change at run time"),
-        ({"scheduling": {"ordering": "lifo"}}, "choose one of edf, fcfs, least-slack"),
-        ({"scheduling": {"orderin": "edf"}}, "did you mean 'ordering'?"),
-        ({"scheduling": {"engine": "off"}}, "scheduling.engine: cannot change"),
-        ({"admission": {"length_predictor": "max-tokens"}}, "admission.length_predictor: cannot change"),
-        ({"admission": {"max_waiting": -1}}, "admission.max_waiting=-1"),
-        # The value cannot be written as JSON.
-        ({"admission": {"max_waiting": "1" * 20}}, "should be less than or equal to 1000000000"),
-    ],
-)
-async def test_invalid_change_changes_nothing(change, expected):
-    async with staged(SETTINGS) as stage:
-        before = (await stage.http.get("/admin/config", headers=ADMIN)).json()
-        answer = await stage.http.put("/admin/config", json=change, headers=ADMIN)
-        assert answer.status_code == 400
-        assert expected in answer.json()["error"]["message"]
-        assert (await stage.http.get("/admin/config", headers=ADMIN)).json() == before
-
-
 async def test_suspended_quotas_are_reported():
     async with staged(SETTINGS, pool={"kv_allocator": "kvcached"}, quota={"tick_ms": 10_000}) as stage:
         assert (await stage.http.get("/ready")).json() == {"status": "ready"}
@@ -246,10 +181,3 @@ async def test_metrics_need_their_key_if_one_is_configured():
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
         answer = await stage.http.get("/metrics", headers={"authorization": "Bearer scraper"})
         assert (answer.status_code, "tandem_requests_shed_total 0.0" in answer.text) == (200, True)
-
-
-@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"admission":' * 200 + b"1" + b"}" * 200])
-async def test_a_change_is_bounded_like_other_bodies(body: bytes):
-    async with staged(SETTINGS) as stage:
-        answer = await stage.http.put("/admin/config", content=body, headers=ADMIN)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_complex")

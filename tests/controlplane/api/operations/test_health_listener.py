@@ -10,13 +10,13 @@ import pytest
 
 from controlplane.api.operations import health_listener
 from controlplane.api.operations.health_listener import HealthListener
-from controlplane.api.settings import ApiSettings, ConnectionLimits
+from controlplane.api.settings import ApiSettings
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged
 
 
 @asynccontextmanager
 async def listener(stage: Stage) -> AsyncIterator[str]:
-    one = HealthListener(stage.service, ApiSettings(), ConnectionLimits(), host="127.0.0.1", port=0)
+    one = HealthListener(stage.service, ApiSettings, host="127.0.0.1", port=0)
     async with one.serving():
         yield f"http://127.0.0.1:{one.port}"
 

@@ -120,6 +120,7 @@ def test_a_request_over_its_rate_is_explained_without_numbers(bench):
     (rejected,) = history_of(b.ended[1])["decisions"]
     assert rejected == {
         "at_ms": 0.0, "decision": "REJECT", "reason": "rate_limited", "retry_after_ms": 59_750.0,
+        "config_version": 1,
     }  # fmt: skip
 
 

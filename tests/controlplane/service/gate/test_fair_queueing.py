@@ -110,3 +110,13 @@ def test_a_client_that_leaves_before_dispatch_is_not_charged(bench):
     }
     one_place = ScriptedGenerator(max_running=1)
     bench(scenario, generator=one_place, admission={"engine_queue": 0}, tenants=tenants)
+
+
+def test_changed_weights_keep_the_backlog():
+    fair = FairQueue({"a": 1.0, "b": 1.0})
+    for _ in range(10):
+        fair.shift("a", WORK, Instant(0))
+    fair.set_weights({"a": 1.0, "c": 3.0})
+    assert fair.shift("c", WORK, Instant(0)) == 0
+    assert fair.shift("a", WORK, Instant(0)) >= 10 * WORK
+    fair.refund("b", WORK)

@@ -68,3 +68,28 @@ def test_a_refusal_by_one_limit_does_not_charge_the_other():
     assert rates.wait("t", at(60), 60) is None
     wait_time = rates.wait("t", at(60), 30)
     assert wait_time is not None and to_seconds(wait_time) == 60, "the later of the two"
+
+
+def test_changed_limits_keep_the_level_and_the_debt():
+    rates = RateLimiter(
+        {"t": TenantLimits(tokens_per_minute=60), "gone": TenantLimits(requests_per_minute=1)}
+    )
+    assert rates.wait("t", START, 50) is None
+    assert rates.wait("gone", START, 1) is None
+    limits = {"t": TenantLimits(tokens_per_minute=600), "new": TenantLimits(requests_per_minute=1)}
+    rates.set_limits(limits)
+    wait_time = rates.wait("t", START, 20)
+    assert wait_time is not None and to_seconds(wait_time) == 1
+    assert rates.wait("gone", START, 1) is None
+    assert rates.wait("new", START, 1) is None and rates.wait("new", START, 1) is not None
+    rates.charge("t", START, 70)
+    rates.set_limits({"t": TenantLimits(tokens_per_minute=6)})
+    wait_time = rates.wait("t", START, 6)
+    assert wait_time is not None and to_seconds(wait_time) == 660
+
+
+def test_a_lower_limit_lowers_a_full_bucket():
+    rates = RateLimiter({"t": TenantLimits(requests_per_minute=100)})
+    rates.set_limits({"t": TenantLimits(requests_per_minute=1)})
+    assert rates.wait("t", START, 1) is None
+    assert rates.wait("t", START, 1) is not None

@@ -375,7 +375,7 @@ def test_capped_footprints_survive_a_change_of_policies():
         await bench.embedder.until_runs(1)
         dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(100 * KIB))
         dispatcher.cap_footprints(Owner.EMBEDDING, 100 * KIB)
-        await bench.service.reconfigure({"scheduling": {"ordering": "fcfs"}})
+        await bench.service.reconfiguration.change({"scheduling": {"ordering": "fcfs"}}, source="test")
         assert [one.footprint.worst for one in dispatcher.queued(Owner.EMBEDDING)] == [100 * KIB]
         return tasks
 

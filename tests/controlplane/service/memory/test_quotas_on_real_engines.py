@@ -122,7 +122,7 @@ async def burst_beside_answers(service, generator, embedder, ticks):
 async def killed_beside_ticks(service, generator, ticks, pid):
     usable, quotas = service.quota_controller.usable, service.gate.dispatcher.ledger.quota
     assert service.status.impaired() == {}
-    await service.reconfigure({"scheduling": {"engine": {"urgency": 0.25}}})
+    await service.reconfiguration.change({"scheduling": {"engine": {"urgency": 0.25}}}, source="test")
     os.kill(pid, signal.SIGKILL)
     await ticks.until(lambda: service.status.impaired() == {"quotas": "backend_down"})
     assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quota_controller.owned

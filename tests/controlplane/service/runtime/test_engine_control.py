@@ -6,7 +6,6 @@ from dataclasses import asdict
 import pytest
 
 from backends.testing.scripted import ScriptedGenerator
-from controlplane.config.reconfigure import changeable
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.policy.engine.options import EngineOptions
 
@@ -16,8 +15,8 @@ TO_SRMT = {"scheduling": {"engine": {"ordering": "srmt"}}, "admission": {"max_wa
 
 def in_force(b):
     """Ordering and admission of the gate, and the engine's options."""
-    now = changeable(b.service.config)
-    return now["scheduling"]["engine"]["ordering"], now["admission"]["max_waiting"], dict(b.generator.options)
+    now = b.service.config
+    return now.scheduling.engine["ordering"], now.admission.max_waiting, dict(b.generator.options)
 
 
 @pytest.fixture
@@ -31,12 +30,12 @@ def test_an_unresponsive_engine_fails_a_change_and_gets_all_options_next(play):
         b.generator.on_order = asyncio.Event().wait
         message = r"did not confirm its new options within 15 s; the gate keeps .* may still apply these"
         with pytest.raises(BackendDown, match=message):
-            await b.service.reconfigure(TO_SRMT)
+            await b.service.reconfiguration.change(TO_SRMT, source="test")
         assert in_force(b) == before
         b.generator.on_order = None
-        await b.service.reconfigure({"admission": {"max_waiting": 5}})
+        await b.service.reconfiguration.change({"admission": {"max_waiting": 5}}, source="test")
         assert in_force(b) == ("edf", 5, asdict(EngineOptions(ordering="edf")))
-        await b.service.reconfigure({"scheduling": {"engine": {"urgency": 0.25}}})
+        await b.service.reconfiguration.change({"scheduling": {"engine": {"urgency": 0.25}}}, source="test")
         assert b.generator.options["urgency"] == 0.25
 
     play(scenario)
@@ -53,7 +52,7 @@ def test_an_engine_that_dies_during_a_change_changes_nothing(play):
             b.generator.die()
 
         b.generator.on_order = die
-        change = asyncio.create_task(b.service.reconfigure(TO_SRMT))
+        change = asyncio.create_task(b.service.reconfiguration.change(TO_SRMT, source="test"))
         await ordered.wait()
         dead.set()
         with pytest.raises(BackendDown, match="died; neither the engine nor the gate was changed"):
@@ -73,10 +72,10 @@ def test_options_refused_by_the_engine_do_not_reach_the_gate(play, error):
         before = in_force(b)
         b.generator.on_order = refuse
         with pytest.raises(type(error)):
-            await b.service.reconfigure(TO_SRMT)
+            await b.service.reconfiguration.change(TO_SRMT, source="test")
         assert in_force(b) == before
         b.generator.on_order = None
-        await b.service.reconfigure(TO_SRMT)
+        await b.service.reconfiguration.change(TO_SRMT, source="test")
         assert in_force(b) == ("srmt", 7, asdict(EngineOptions(ordering="srmt")))
 
     play(scenario)
@@ -86,12 +85,14 @@ def test_concurrent_changes_are_applied_one_after_another(play):
     async def scenario(b):
         may_go = asyncio.Event()
         b.generator.on_order = may_go.wait
-        first = asyncio.create_task(b.service.reconfigure({"scheduling": {"engine": {"urgency": 0.25}}}))
-        second = asyncio.create_task(b.service.reconfigure({"admission": {"max_waiting": 5}}))
+        changes = {"scheduling": {"engine": {"urgency": 0.25}}}, {"admission": {"max_waiting": 5}}
+        first, second = (
+            asyncio.create_task(b.service.reconfiguration.change(change, source="test")) for change in changes
+        )
         await asyncio.sleep(1)
         may_go.set()
         await asyncio.gather(first, second)
         assert in_force(b) == ("edf", 5, {"urgency": 0.25})
-        assert changeable(b.service.config)["scheduling"]["engine"]["urgency"] == 0.25
+        assert b.service.config.scheduling.engine["urgency"] == 0.25
 
     play(scenario)

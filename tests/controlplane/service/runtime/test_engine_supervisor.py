@@ -169,7 +169,7 @@ def test_never_restarts_nothing(bench):
 
 def test_a_restarted_engine_gets_the_options_in_force(bench):
     async def scenario(b):
-        await b.service.reconfigure({"scheduling": {"engine": {"urgency": 0.25}}})
+        await b.service.reconfiguration.change({"scheduling": {"engine": {"urgency": 0.25}}}, source="test")
         with b.service.gate._contention.embedding_pending():
             b.generator.options, b.generator.is_sharing = {}, False
             b.generator.die()

@@ -1,0 +1,276 @@
+"""The commands `tandem diff`, `tandem apply` and `tandem rollback`: compare and change configurations.
+
+They talk to /admin/config of a running server; the admin key is read from the environment or a file, so that
+it is in no list of processes.
+"""
+
+import argparse
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controlplane.config.documents import document_of, flattened, masked
+from controlplane.config.fields import ConfigError
+from controlplane.config.live_keys import Taken, taken
+from controlplane.config.loader import load
+
+if TYPE_CHECKING:
+    import httpx
+
+KEY_VARIABLE = "TANDEM_ADMIN_KEY"
+SUCCESS, FAILED, WRONG = 0, 1, 2
+"""Exit statuses. FAILED: the server failed, a guard undid the change, or `diff` found a difference."""
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
+_TIMEOUT_S = 60.0
+_POLL_S = 1.0
+_NOTES = {
+    Taken.LIVE: "live",
+    Taken.WITH_MOVING_QUOTAS: "live where quotas move",
+    Taken.RESTART: "needs a restart",
+}
+# Statuses that the caller can mend.
+_CALLERS = (400, 401, 403, 404, 412, 413)
+
+Answer = Mapping[str, Any]
+
+
+class CommandFailed(Exception):
+    """The command ends with `status` and this message."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def add_config_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the parsers of the commands."""
+    diff = _command(commands, "diff", "show which keys differ, and which of them need a restart")
+    diff.add_argument("first", type=Path, metavar="A.yaml")
+    diff.add_argument("second", type=Path, metavar="B.yaml", nargs="?", help="compare with this file")
+    _add_server(diff, is_required=False)
+    apply = _command(commands, "apply", "change the configuration of a running server to that of a file")
+    apply.add_argument("file", type=Path, help="YAML: a whole configuration, or a part without `models`")
+    _add_server(apply)
+    apply.add_argument("--dry-run", action="store_true", help="only show what would change")
+    apply.add_argument("--if-match", metavar="ETAG", help="fail if another version is in force")
+    apply.add_argument(
+        "--guard", type=_seconds, metavar="TIME",
+        help="watch the attainment of every class for this time, such as 5m, and undo the change if it falls",
+    )  # fmt: skip
+    apply.add_argument(
+        "--drop", type=float, metavar="POINTS", help="points of attainment that a class may lose; default 3"
+    )
+    back = _command(commands, "rollback", "put an earlier version in force again")
+    _add_server(back)
+    back.add_argument("--version", type=int, help="number of the version; by default the one before")
+    back.add_argument("--dry-run", action="store_true", help="only show what would change")
+    for parser, run in ((diff, _diff), (apply, _apply), (back, _roll_back)):
+        parser.set_defaults(run=_guarded(run))
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+    parser.add_argument("--server", metavar="URL", required=is_required, help="such as http://127.0.0.1:8000")
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE", help=f"holds the admin key; by default ${KEY_VARIABLE} does"
+    )
+
+
+def _seconds(given: str) -> float:
+    match = re.fullmatch(r"(\d{1,7}(?:\.\d+)?)(ms|s|m|h)", given)
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{given}: should be a time above 0 with a unit, such as 90s or 5m")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _guarded(run: Any) -> Any:
+    def command(options: argparse.Namespace) -> int:
+        try:
+            status: int = run(options)
+        except CommandFailed as error:
+            print(error, file=sys.stderr)
+            return error.status
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            return WRONG
+        return status
+
+    return command
+
+
+def _diff(options: argparse.Namespace) -> int:
+    if (options.second is None) == (options.server is None):
+        raise CommandFailed("diff: give either a second file or --server URL", WRONG)
+    if options.server is not None:
+        content = options.first.read_bytes() if options.first.is_file() else None
+        if content is None:
+            raise CommandFailed(f"{options.first}: no such file; give the path of a YAML file", WRONG)
+        answer = _put(options, content, {"dry_run": "true"})
+        if options.json:
+            _print_json(answer)
+        else:
+            _print_plan(answer, "differs, live:", "differs, needs a restart:", "no key differs")
+        return FAILED if answer["applied"] or answer["needs_restart"] else SUCCESS
+    first, second = (dict(flattened(document_of(load(path)))) for path in (options.first, options.second))
+    found = {
+        key: (_masked(first, key), _masked(second, key), _NOTES[taken(key)])
+        for key in sorted(first.keys() | second.keys())
+        if first.get(key) != second.get(key)
+    }
+    if options.json:
+        _print_json({key: {"from": a, "to": b, "taken": note} for key, (a, b, note) in found.items()})
+    else:
+        lines = [f"{key}: {_text(a)} -> {_text(b)} ({note})" for key, (a, b, note) in found.items()]
+        print("\n".join(lines) or "no key differs")
+    return FAILED if found else SUCCESS
+
+
+def _masked(values: Mapping[str, Any], path: str) -> Any:
+    return masked(values.get(path), path.rpartition(".")[2])
+
+
+def _apply(options: argparse.Namespace) -> int:
+    if options.drop is not None and options.guard is None:
+        raise CommandFailed("--drop: only with --guard TIME, which watches the change; add it", WRONG)
+    try:
+        content = options.file.read_bytes()
+    except OSError as error:
+        raise CommandFailed(
+            f"{options.file}: {error.strerror}; give the path of a YAML file", WRONG
+        ) from None
+    query = {"dry_run": "true"} if options.dry_run else {}
+    if options.guard is not None:
+        query["guard_ms"] = f"{1_000 * options.guard:g}"
+        query["drop"] = f"{3.0 if options.drop is None else options.drop:g}"
+    answer = _put(options, content, query)
+    if options.guard is None or options.dry_run or not answer["applied"]:
+        _print_change(options, answer)
+        return SUCCESS
+    if not options.json:
+        _print_change(options, answer)
+        print(
+            f"watching for {options.guard:g} s; the server goes on if this command is interrupted", flush=True
+        )
+    guard = _follow(options, answer["version"])
+    if options.json:
+        _print_json({**answer, "guard": guard})
+    else:
+        print(f"{guard['state']}: {guard['reason']}")
+    return SUCCESS if guard["state"] == "kept" else FAILED
+
+
+def _follow(options: argparse.Namespace, version: int) -> Answer:
+    """Waits for the guard's end, and returns it."""
+    while True:
+        found = _request(options, "GET", "/admin/config")["guard"]
+        if found is None or found["version"] != version:
+            return {"version": version, "state": "superseded", "reason": "another guarded change was applied"}
+        if found["state"] != "watching":
+            guard: Answer = found
+            return guard
+        time.sleep(min(_POLL_S, options.guard / 10))
+
+
+def _roll_back(options: argparse.Namespace) -> int:
+    query = {"dry_run": "true"} if options.dry_run else {}
+    if options.version is not None:
+        query["version"] = str(options.version)
+    headers = {"x-tandem-source": "tandem rollback"}
+    answer = _request(options, "POST", "/admin/config/rollback", query=query, headers=headers)
+    _print_change(options, answer)
+    return SUCCESS
+
+
+def _put(options: argparse.Namespace, content: bytes, query: Mapping[str, str]) -> Answer:
+    headers = {"content-type": "application/yaml", "x-tandem-source": f"tandem {options.command}"}
+    if (etag := getattr(options, "if_match", None)) is not None:
+        headers["if-match"] = etag
+    return _request(options, "PUT", "/admin/config", query=query, headers=headers, content=content)
+
+
+def _request(
+    options: argparse.Namespace,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    content: bytes | None = None,
+) -> Answer:
+    """The answer of the server. Raises CommandFailed."""
+    import httpx
+
+    # It logs every request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    sent = {"authorization": f"Bearer {_key(options)}", **(headers or {})}
+    url = options.server.rstrip("/") + path
+    try:
+        answer = httpx.request(
+            method, url, params=dict(query or {}), headers=sent, content=content, timeout=_TIMEOUT_S
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CommandFailed(f"{url}: {error}; is the server running there?", FAILED) from None
+    if answer.status_code != 200:
+        status = WRONG if answer.status_code in _CALLERS else FAILED
+        raise CommandFailed(f"{url}: {answer.status_code}: {_message(answer)}", status)
+    found: Answer = answer.json()
+    return found
+
+
+def _message(answer: "httpx.Response") -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]
+
+
+def _key(options: argparse.Namespace) -> str:
+    try:
+        given = options.key_file.read_text().strip() if options.key_file else os.environ.get(KEY_VARIABLE, "")
+    except OSError as error:
+        raise CommandFailed(f"{options.key_file}: {error.strerror}", WRONG) from None
+    if not given or not given.isascii() or not given.isprintable():
+        raise CommandFailed(f"no admin key; set {KEY_VARIABLE} or give --key-file FILE", WRONG)
+    found: str = given
+    return found
+
+
+def _print_change(options: argparse.Namespace, answer: Answer) -> None:
+    if options.json:
+        _print_json(answer)
+        return
+    print(f"version {answer['version']} in force, etag {answer['etag']}")
+    applied = "would be applied:" if answer["dry_run"] else "applied:"
+    _print_plan(answer, applied, "needs a restart:", "no key changes")
+
+
+def _print_plan(answer: Answer, applied: str, waiting: str, nothing: str) -> None:
+    for title, keys in ((applied, answer["applied"]), (waiting, answer["needs_restart"])):
+        if keys:
+            print(title)
+        for key, change in keys.items():
+            reason = f" ({change['reason']})" if "reason" in change else ""
+            print(f"  {key}: {_text(change['from'])} -> {_text(change['to'])}{reason}")
+    if not answer["applied"] and not answer["needs_restart"]:
+        print(nothing)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=1))

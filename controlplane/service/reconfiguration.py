@@ -1,0 +1,304 @@
+"""The configuration in force and its versions: one immutable object, replaced between two decisions.
+
+A change is prepared first: parsed, validated, its policies built. Then the engine confirms its part, which
+may fail and leaves all as it was. Then everything in this process is replaced in one step of the event loop,
+which cannot fail and during which nothing is decided. A request keeps the classes and limits that it arrived
+under.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from controlplane.config import Config, ConfigError
+from controlplane.config.documents import Document, digest_of, document_of, masked
+from controlplane.config.reconfigure import ChangePlan, plan_change, wanted_config
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
+from controlplane.metrics import Metrics
+from controlplane.service.gate.gate import Gate
+from controlplane.service.gate.intake import Intake
+from controlplane.service.gate.policies import Policies, terms_of
+from controlplane.service.memory.quota_controller import QuotaController
+from controlplane.service.request_jobs import RequestTerms
+from controlplane.service.runtime.change_guard import ChangeGuard
+from controlplane.service.runtime.engine_control import EngineConfigurator
+
+log = logging.getLogger(__name__)
+
+_KEPT_VERSIONS = 20
+
+
+class StaleVersion(Exception):
+    """Another change came between; the change is based on a version that is not in force any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigVersion:
+    """One version of the configuration.
+
+    `digest` is the SHA-256 (hex) of its content, `at` the host's time in seconds.
+    """
+
+    number: int
+    config: Config
+    digest: str
+    terms: RequestTerms
+    at: float
+    source: str
+
+    @property
+    def etag(self) -> str:
+        """Identifies the version, also across restarts of the server."""
+        return f'"{self.number}-{self.digest[:16]}"'
+
+    def to_json(self) -> Document:
+        """What identifies the version."""
+        return {
+            "version": self.number,
+            "hash": self.digest,
+            "etag": self.etag,
+            "at": self.at,
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRequest:
+    """How long to watch a change, and how many percentage points of attainment a class may lose."""
+
+    seconds: float
+    drop: float
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedChange:
+    """The outcome of one change; with `is_dry_run` nothing was changed."""
+
+    version: ConfigVersion
+    plan: ChangePlan
+    is_dry_run: bool
+
+    def to_json(self) -> Document:
+        """The outcome key by key, for the operator."""
+        return {**self.version.to_json(), "dry_run": self.is_dry_run, **self.plan.to_json()}
+
+    def __str__(self) -> str:
+        parts = [f"{key}: {each.before!r} -> {each.after!r}" for key, each in self.plan.applied.items()]
+        parts += [f"{key}: needs a restart" for key in self.plan.needs_restart]
+        return f"configuration version {self.version.number} ({self.version.source}): " + (
+            "; ".join(parts) or "no key changed"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredParts:
+    """The parts of a started service that a change replaces something in."""
+
+    gate: Gate
+    intake: Intake
+    metrics: Metrics
+    quotas: QuotaController | None
+
+
+class Reconfiguration:
+    """Holds the version in force and the last versions before it; makes one change at a time.
+
+    `policies_of` builds the policies of a configuration and the number of its version. `listeners` are called
+    with each new version, in the same step of the event loop; they must not raise.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        policies_of: Callable[[Config, int], Policies],
+        configurator: EngineConfigurator,
+    ) -> None:
+        self.active = _version(1, config, "start")
+        self.versions = deque([self.active], maxlen=_KEPT_VERSIONS)
+        self.listeners: list[Callable[[ConfigVersion], None]] = []
+        self.guard: ChangeGuard | None = None
+        self._failure: Document | None = None
+        self._policies_of = policies_of
+        self._configurator = configurator
+        self._changing = asyncio.Lock()
+        self._parts: ConfiguredParts | None = None
+
+    def attach(self, parts: ConfiguredParts) -> None:
+        """Names the parts to change, once they exist."""
+        self._parts = parts
+
+    def to_json(self) -> Document:
+        """The version in force with its content (secrets masked), the earlier versions, the last failure."""
+        return {
+            **self.active.to_json(),
+            "config": masked(document_of(self.active.config)),
+            "versions": [version.to_json() for version in self.versions],
+            "last_failure": self._failure,
+            "guard": None if self.guard is None else self.guard.to_json(),
+        }
+
+    async def change(
+        self,
+        content: object,
+        *,
+        source: str,
+        expected: Collection[str] | None = None,
+        is_dry_run: bool = False,
+        guard: GuardRequest | None = None,
+    ) -> AppliedChange:
+        """Applies a whole configuration or a part of one, all of it or nothing.
+
+        Args:
+            content: the document; what it means is stated at `wanted_config`.
+            source: who changes, for the log and the list of versions.
+            expected: ETags of the versions that the change may be based on; None for any.
+            is_dry_run: only says what would change.
+            guard: watches the change, and undoes it if a class loses too much attainment.
+
+        Raises:
+            StaleVersion: another version than `expected` is in force.
+            ConfigError: a value is invalid.
+            Refused, BackendDown, BackendFailed: the engine did not take the change.
+        """
+        async with self._one_change(source, expected, is_dry_run=is_dry_run):
+            former = self.active
+            wanted, stated = wanted_config(former.config, content)
+            found = await self._apply(wanted, stated, source=source, is_dry_run=is_dry_run)
+            if guard is not None and self.active is not former:
+                self._watch(guard, former)
+            return found
+
+    async def replace(self, wanted: Config, *, source: str) -> AppliedChange:
+        """Applies a whole configuration that was loaded from a file. Raises as `change` does."""
+        async with self._one_change(source, None, is_dry_run=False):
+            return await self._apply(wanted, None, source=source, is_dry_run=False)
+
+    async def roll_back(
+        self,
+        number: int | None = None,
+        *,
+        source: str,
+        expected: Collection[str] | None = None,
+        is_dry_run: bool = False,
+    ) -> AppliedChange:
+        """Puts an earlier version in force again, the one before the present by default, as a new version.
+
+        Raises ConfigError if that version is not kept, else as `change` does.
+        """
+        async with self._one_change(source, expected, is_dry_run=is_dry_run):
+            wanted = self._kept(number).config
+            return await self._apply(wanted, None, source=source, is_dry_run=is_dry_run)
+
+    async def engine_restarted(self) -> None:
+        """Gives a new engine the options in force."""
+        async with self._changing:
+            await self._configurator.engine_restarted()
+
+    @asynccontextmanager
+    async def _one_change(
+        self, source: str, expected: Collection[str] | None, *, is_dry_run: bool
+    ) -> AsyncIterator[None]:
+        """Admits one change at a time, based on an `expected` version, and records its failure."""
+        async with self._changing:
+            if expected is not None and self.active.etag not in expected:
+                raise StaleVersion(
+                    f"the change is based on {', '.join(expected)} and {self.active.etag} is in force; "
+                    "read it with GET /admin/config, and repeat the change on it"
+                )
+            try:
+                yield
+            except (ConfigError, Refused, BackendDown, BackendFailed) as error:
+                if not is_dry_run:
+                    self.failed(error, source)
+                raise
+
+    def failed(self, error: Exception, source: str) -> None:
+        """Shows and logs the failure of a change, such as a file that cannot be read."""
+        self._failure = {"at": time.time(), "source": source, "error": str(error)}
+        log.error(
+            "%s: the change failed and configuration version %d stays in force: %s",
+            *(source, self.active.number, error),
+        )
+
+    def close(self) -> None:
+        """Ends the guard; the version in force stays."""
+        if self.guard is not None:
+            self.guard.stop()
+
+    def _watch(self, asked: GuardRequest, former: ConfigVersion) -> None:
+        parts, guarded = self._started(), self.active
+
+        async def undo(reason: str) -> None:
+            log.warning("configuration version %d is undone: %s", guarded.number, reason)
+            await self.roll_back(former.number, source="guard", expected=[guarded.etag])
+
+        self.guard = ChangeGuard(
+            guarded.number,
+            asked.seconds,
+            asked.drop,
+            parts.gate.dispatcher.accounting.attainment,
+            parts.gate.now,
+            undo,
+        )
+        self.guard.start()
+
+    def _started(self) -> ConfiguredParts:
+        if self._parts is None:
+            raise BackendDown("the service has not started; repeat the change when it is ready")
+        return self._parts
+
+    def _kept(self, number: int | None) -> ConfigVersion:
+        wanted = self.active.number - 1 if number is None else number
+        found = next((version for version in self.versions if version.number == wanted), None)
+        if found is None:
+            kept = ", ".join(str(version.number) for version in self.versions)
+            raise ConfigError(
+                f"version={wanted}: not kept; this server has the versions {kept}. Choose one of them"
+            )
+        return found
+
+    async def _apply(
+        self, wanted: Config, stated: Document | None, *, source: str, is_dry_run: bool
+    ) -> AppliedChange:
+        parts, before = self._started(), self.active
+        plan = plan_change(before.config, wanted, quotas_move=parts.quotas is not None, stated=stated)
+        found = _version(before.number + 1, plan.config, source)
+        policies = self._policies_of(plan.config, found.number)
+        pool = None if parts.quotas is None else parts.quotas.divided(plan.config)
+        if is_dry_run:
+            return AppliedChange(before, plan, is_dry_run)
+        # Also without a new value: after a failure the engine may have options that are not in force.
+        await self._configurator.apply(plan.config.engine_options())
+        if not plan.applied:
+            return self._unchanged(plan)
+        # From here on nothing waits and nothing fails: no decision sees a part of the change.
+        self.active = found
+        self.versions.append(found)
+        parts.intake.set_terms(found.terms, plan.config.server.limits)
+        parts.metrics.add_classes(found.terms.classes.values())
+        if parts.quotas is not None and pool is not None:
+            parts.quotas.set_division(pool, plan.config.quota.forecast.quantile)
+        for listener in self.listeners:
+            listener(found)
+        parts.gate.set_policies(policies)
+        self._failure = None
+        if self.guard is not None:
+            self.guard.supersede()
+        change = AppliedChange(found, plan, is_dry_run)
+        log.info("%s", change)
+        return change
+
+    def _unchanged(self, plan: ChangePlan) -> AppliedChange:
+        change = AppliedChange(self.active, plan, is_dry_run=False)
+        self._failure = None
+        if plan.needs_restart:
+            log.warning("%s", change)
+        return change
+
+
+def _version(number: int, config: Config, source: str) -> ConfigVersion:
+    return ConfigVersion(number, config, digest_of(config), terms_of(config), time.time(), source)

@@ -1,0 +1,190 @@
+"""Watches each class's attainment after a configuration change, and undoes a change that costs too much.
+
+Attainment is the share of ended requests that met every objective; a rejected request is a miss, and one
+whose client left does not count. It is compared with that of the same length of time before the change. A
+drop is undone at once if it exceeds three standard errors, which few requests do by chance, and at the end of
+the time whatever it is.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import sqrt
+
+from controlplane.core.clock import Duration, Instant, between, seconds, to_seconds
+from controlplane.core.decision import Outcome
+
+_SAMPLE_EVERY = seconds(5)
+_SAMPLES = 720
+LONGEST_GUARD_S = to_seconds(_SAMPLE_EVERY) * _SAMPLES
+"""The history of attainment reaches back so far."""
+_FEWEST_REQUESTS = 20
+_STANDARD_ERRORS = 3.0
+_CHECKS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class AttainmentCount:
+    """Ended requests of one class, and those that met every objective."""
+
+    met: int = 0
+    ended: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """The attainment; None without a request."""
+        return self.met / self.ended if self.ended else None
+
+    def since(self, earlier: "AttainmentCount") -> "AttainmentCount":
+        """The requests that ended after `earlier` was counted."""
+        return AttainmentCount(self.met - earlier.met, self.ended - earlier.ended)
+
+    def to_json(self) -> dict[str, object]:
+        """Attainment in percent, and the number of requests."""
+        return {"percent": None if self.share is None else round(100 * self.share, 2), "requests": self.ended}
+
+
+Counts = Mapping[str, AttainmentCount]
+
+
+class AttainmentHistory:
+    """Counts ended requests by class, and remembers the counts of the last hour every five seconds."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, AttainmentCount] = {}
+        self._samples: deque[tuple[Instant, Counts]] = deque(maxlen=_SAMPLES)
+
+    def count(self, class_name: str, outcome: Outcome, now: Instant) -> None:
+        """Counts one ended request."""
+        if outcome is Outcome.ABORTED:
+            return
+        if not self._samples or between(self._samples[-1][0], now) >= _SAMPLE_EVERY:
+            self._samples.append((now, dict(self._counts)))
+        before = self._counts.get(class_name, AttainmentCount())
+        self._counts[class_name] = AttainmentCount(before.met + (outcome is Outcome.MET), before.ended + 1)
+
+    def at(self, time: Instant) -> Counts:
+        """The counts at `time`, or at the earliest sample if that is later."""
+        found: Counts = self._samples[0][1] if self._samples else {}
+        for sampled, counts in self._samples:
+            if sampled > time:
+                break
+            found = counts
+        return found
+
+    def now(self) -> Counts:
+        """The present counts."""
+        return dict(self._counts)
+
+
+class GuardState(Enum):
+    """How far a guard is."""
+
+    WATCHING = "watching"
+    KEPT = "kept"
+    ROLLED_BACK = "rolled_back"
+    SUPERSEDED = "superseded"
+    """Another change came; nothing is undone, since that would undo the other change too."""
+    FAILED = "failed"
+
+
+@dataclass(eq=False, slots=True)
+class ChangeGuard:
+    """Watches one change for `seconds`; `undo` puts the version before it in force again.
+
+    A class may lose `drop` percentage points.
+    """
+
+    version: int
+    seconds: float
+    drop: float
+    history: AttainmentHistory
+    now: Callable[[], Instant]
+    undo: Callable[[str], Awaitable[object]]
+    state: GuardState = field(init=False, default=GuardState.WATCHING)
+    reason: str = field(init=False, default="")
+    _begin: Counts = field(init=False)
+    _before: Counts = field(init=False)
+    _task: asyncio.Task[None] | None = field(init=False, default=None)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        now = self.now()
+        self._begin = self.history.now()
+        earlier = self.history.at(Instant(now - _duration(self.seconds)))
+        self._before = _difference(self._begin, earlier)
+        self._task = asyncio.create_task(self._watch())
+
+    def supersede(self) -> None:
+        """Ends the guard because another change was applied."""
+        if self.state is GuardState.WATCHING:
+            self._end(GuardState.SUPERSEDED, "another change was applied")
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the task."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def to_json(self) -> dict[str, object]:
+        """State and attainment before and since the change, by class."""
+        since = _difference(self.history.now(), self._begin)
+        return {
+            "version": self.version,
+            "seconds": self.seconds,
+            "drop": self.drop,
+            "state": self.state.value,
+            "reason": self.reason,
+            "before": {name: count.to_json() for name, count in self._before.items()},
+            "since": {name: count.to_json() for name, count in since.items()},
+        }
+
+    async def _watch(self) -> None:
+        for check in range(1, _CHECKS + 1):
+            await asyncio.sleep(self.seconds / _CHECKS)
+            if (lost := self._lost(is_last=check == _CHECKS)) is not None:
+                # Set first, since the change that undoes this one would supersede the guard.
+                self._end(GuardState.ROLLED_BACK, lost)
+                try:
+                    await self.undo(lost)
+                except Exception as error:
+                    self._end(GuardState.FAILED, f"{lost}; undoing the change failed: {error}")
+                return
+        self._end(GuardState.KEPT, f"no class lost more than {self.drop:g} points, or too few requests ended")
+
+    def _lost(self, *, is_last: bool) -> str | None:
+        """The class that lost too much; None if there is none."""
+        since = _difference(self.history.now(), self._begin)
+        for name, before in sorted(self._before.items()):
+            after = since.get(name, AttainmentCount())
+            if min(before.ended, after.ended) < _FEWEST_REQUESTS:
+                continue
+            was, is_now = before.met / before.ended, after.met / after.ended
+            lost = 100 * (was - is_now)
+            if lost > self.drop and (
+                is_last or was - is_now > _STANDARD_ERRORS * _standard_error(before, after)
+            ):
+                return (
+                    f"class {name} lost {lost:.1f} points: {100 * is_now:.1f} % of {after.ended} requests "
+                    f"attained after the change, and {100 * was:.1f} % of {before.ended} before"
+                )
+        return None
+
+    def _end(self, state: GuardState, reason: str) -> None:
+        self.state, self.reason = state, reason
+
+
+def _duration(value: float) -> Duration:
+    return seconds(value)
+
+
+def _difference(later: Counts, earlier: Counts) -> dict[str, AttainmentCount]:
+    return {name: count.since(earlier.get(name, AttainmentCount())) for name, count in later.items()}
+
+
+def _standard_error(one: AttainmentCount, other: AttainmentCount) -> float:
+    """Of the difference of two shares, by their common share."""
+    share = (one.met + other.met) / (one.ended + other.ended)
+    return sqrt(share * (1 - share) * (1 / one.ended + 1 / other.ended))

@@ -1,0 +1,86 @@
+"""A change is undone if a class loses more attainment than allowed, and only then."""
+
+import asyncio
+
+import pytest
+
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.core.clock import Instant, seconds
+from controlplane.core.decision import Outcome
+from controlplane.service.runtime.change_guard import AttainmentHistory, ChangeGuard, GuardState
+from controlplane.service.runtime.timers import LoopClock
+
+
+def counted(history: AttainmentHistory, met: int, missed: int, now: Instant, name: str = "gold") -> None:
+    for outcome, count in ((Outcome.MET, met), (Outcome.REJECTED, missed)):
+        for _ in range(count):
+            history.count(name, outcome, now)
+
+
+def watched(
+    before: tuple[int, int], after: tuple[int, int], *, drop: float = 3.0, error: Exception | None = None
+) -> tuple[ChangeGuard, list[str], float]:
+    """The guard after its end, what it undid, and the seconds that it took."""
+    undone: list[str] = []
+
+    async def undo(reason: str) -> None:
+        undone.append(reason)
+        if error is not None:
+            raise error
+
+    async def main() -> tuple[ChangeGuard, list[str], float]:
+        clock, history = LoopClock(), AttainmentHistory()
+        counted(history, *before, clock.now())
+        await asyncio.sleep(30)
+        guard = ChangeGuard(2, 60.0, drop, history, clock.now, undo)
+        guard.start()
+        begin = clock.now()
+        await asyncio.sleep(0.5)
+        counted(history, *after, clock.now())
+        assert guard._task is not None
+        await guard._task
+        return guard, undone, (clock.now() - begin) / 1e9
+
+    return run(main())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "state", "took"),
+    [
+        # 20 of 100 points: far beyond chance.
+        ((1_000, 0), (80, 20), GuardState.ROLLED_BACK, 1.0),
+        # 10 points, which 40 requests may lose by chance: judged at the end.
+        ((900, 100), (32, 8), GuardState.ROLLED_BACK, 60.0),
+        # 2 points are allowed.
+        ((1_000, 0), (98, 2), GuardState.KEPT, 60.0),
+        # Too few requests.
+        ((1_000, 0), (0, 19), GuardState.KEPT, 60.0),
+        ((19, 0), (0, 100), GuardState.KEPT, 60.0),
+        # Better than before.
+        ((50, 50), (100, 0), GuardState.KEPT, 60.0),
+    ],
+)
+def test_what_is_undone_and_when(before, after, state, took):
+    guard, undone, seconds_taken = watched(before, after)
+    assert (guard.state, bool(undone)) == (state, state is GuardState.ROLLED_BACK)
+    assert seconds_taken == pytest.approx(took)
+    assert guard.reason
+
+
+def test_an_undo_that_fails_is_shown():
+    guard, undone, _ = watched((100, 0), (0, 100), error=RuntimeError("no engine"))
+    assert guard.state is GuardState.FAILED
+    assert guard.reason == f"{undone[0]}; undoing the change failed: no engine"
+    assert guard.to_json()["since"] == {"gold": {"percent": 0.0, "requests": 100}}
+
+
+def test_the_history_is_bounded_and_reaches_back_an_hour():
+    history = AttainmentHistory()
+    for second in range(0, 7_200, 2):
+        history.count("gold", Outcome.MET, Instant(seconds(second)))
+        history.count("gold", Outcome.ABORTED, Instant(seconds(second)))
+    assert len(history._samples) == 720
+    assert history.now()["gold"].ended == 3_600
+    assert history.at(Instant(seconds(7_000)))["gold"].ended == pytest.approx(3_500, abs=3)
+    assert history.at(Instant(0))["gold"].ended == pytest.approx(1_440, abs=3)
+    assert AttainmentHistory().at(Instant(0)) == {}

@@ -1,0 +1,186 @@
+"""The commands diff, apply and rollback against a server."""
+
+import asyncio
+import json
+import re
+import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controlplane import config_cli
+from controlplane.cli import main
+from controlplane.config_cli import KEY_VARIABLE
+from controlplane.core.decision import Outcome
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    RERANK_MODEL,
+    Stage,
+    listening,
+    staged,
+)
+
+MODELS = {
+    "chat": {"model": CHAT_MODEL},
+    "embeddings": [{"model": EMBED_MODEL}],
+    "rerankers": [{"model": RERANK_MODEL}],
+}
+SERVER = {"admin_key_sha256": sha256(b"root").hexdigest()}
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "root")
+    monkeypatch.setattr(config_cli, "_POLL_S", 0.01)
+
+
+@asynccontextmanager
+async def server(**sections: Any) -> AsyncIterator[tuple[Stage, str]]:
+    async with staged(server=SERVER, **sections) as stage, listening(stage.app) as url:
+        yield stage, url
+
+
+def write(path: Path, **sections: Any) -> str:
+    path.write_text(yaml.safe_dump({"models": MODELS, "server": SERVER, **sections}), encoding="utf-8")
+    return str(path)
+
+
+async def run(*words: str) -> int:
+    return await asyncio.to_thread(main, words)
+
+
+def test_diff_of_files_says_what_needs_a_restart(tmp_path, capsys):
+    first = write(tmp_path / "a.yaml", classes={"gold": {"default": True, "ttft_ms": 5}})
+    second = write(tmp_path / "b.yaml", pool={"margin": 0.2}, tenants={"t": {"api_keys_sha256": ["a" * 64]}})
+    assert main(["diff", first, first]) == 0
+    assert capsys.readouterr().out == "no key differs\n"
+    assert main(["diff", first, second]) == 1
+    shown = capsys.readouterr().out
+    assert "classes.gold.ttft_ms: 5.0 -> null (live)\n" in shown
+    assert "pool.margin: 0.1 -> 0.2 (needs a restart)\n" in shown
+    assert 'tenants.t.api_keys_sha256: null -> ["***1"] (live)\n' in shown
+    assert main(["diff", "--json", first, second]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["pool.margin"] == {"from": 0.1, "to": 0.2, "taken": "needs a restart"}
+
+
+async def test_diff_with_a_server_changes_nothing(tmp_path, capsys):
+    async with server() as (stage, url):
+        same = write(tmp_path / "same.yaml")
+        assert await run("diff", same, "--server", url) == 0
+        other = write(tmp_path / "other.yaml", admission={"max_waiting": 5}, pool={"margin": 0.2})
+        assert await run("diff", other, "--server", url) == 1
+        assert capsys.readouterr().out.splitlines() == [
+            "no key differs",
+            "differs, live:",
+            "  admission.max_waiting: 1000 -> 5",
+            "differs, needs a restart:",
+            "  pool.margin: 0.1 -> 0.2 (the memory is divided at the start)",
+        ]
+        assert stage.service.reconfiguration.active.number == 1
+
+
+async def test_apply_and_rollback(tmp_path, capsys):
+    async with server() as (stage, url):
+        file = write(tmp_path / "new.yaml", admission={"max_waiting": 5})
+        assert await run("apply", file, "--server", url, "--dry-run") == 0
+        assert "would be applied:" in capsys.readouterr().out
+        assert await run("apply", file, "--server", url) == 0
+        assert "applied:\n  admission.max_waiting: 1000 -> 5\n" in capsys.readouterr().out
+        assert stage.service.reconfiguration.active.source == "tandem apply"
+        (tmp_path / "part.yaml").write_text("admission: {max_waiting: 6}\n")
+        assert await run("apply", str(tmp_path / "part.yaml"), "--server", url, "--if-match", '"1-0"') == 2
+        assert "412" in capsys.readouterr().err
+        assert await run("apply", str(tmp_path / "part.yaml"), "--server", url, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["version"] == 3
+        assert await run("rollback", "--server", url) == 0
+        assert stage.service.config.admission.max_waiting == 5
+        assert await run("rollback", "--server", url, "--version", "1") == 0
+        assert stage.service.config.admission.max_waiting == 1_000
+
+
+@pytest.mark.parametrize(("outcome", "status", "most"), [(Outcome.MET, 0, 5), (Outcome.REJECTED, 1, 1_000)])
+async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome, status, most):
+    async with server() as (stage, url):
+        attainment, now = stage.service.gate.dispatcher.accounting.attainment, stage.service.gate.now
+
+        def end(how: Outcome) -> None:
+            for _ in range(50):
+                attainment.count("standard", how, now())
+
+        end(Outcome.MET)
+        file = write(tmp_path / "new.yaml", admission={"max_waiting": 5})
+        stage.service.reconfiguration.listeners.append(
+            lambda version: asyncio.get_running_loop().call_soon(end, outcome)
+        )
+        assert await run("apply", file, "--server", url, "--guard", "300ms", "--drop", "3") == status
+        assert stage.service.config.admission.max_waiting == most
+    shown = capsys.readouterr().out
+    assert "watching for 0.3 s" in shown
+    assert (
+        "kept: no class lost more than 3 points" if status == 0 else "rolled_back: class standard"
+    ) in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected"),
+    [
+        (["diff", "FILE"], 2, "give either a second file or --server URL"),
+        (["diff", "FILE", "none.yaml"], 2, "none.yaml: No such file"),
+        (["diff", "none.yaml", "--server", "URL"], 2, "none.yaml: no such file"),
+        (["apply", "none.yaml", "--server", "URL"], 2, "none.yaml: No such file"),
+        (["apply", "BAD", "--server", "URL"], 2, "400: change: admission.max_waiting=-1"),
+        (["apply", "FILE", "--server", "URL", "--drop", "3"], 2, "--drop: only with --guard"),
+        (["apply", "FILE", "--server", "http://127.0.0.1:1"], 1, "is the server running there?"),
+        (["apply", "FILE", "--server", "nonsense"], 1, "nonsense/admin/config"),
+        (["rollback", "--server", "URL", "--version", "9"], 2, "this server has the versions 1"),
+        (["rollback", "--server", "URL", "--key-file", "KEY"], 2, "unknown admin key"),
+        (["rollback", "--server", "URL", "--key-file", "none"], 2, "none: No such file"),
+    ],
+)
+async def test_errors_name_the_remedy(tmp_path, capsys, words, status, expected):
+    file = write(tmp_path / "a.yaml")
+    bad = write(tmp_path / "bad.yaml", admission={"max_waiting": -1})
+    (tmp_path / "key").write_text("wrong\n")
+    async with server() as (stage, url):
+        names = {"FILE": file, "BAD": bad, "URL": url, "KEY": str(tmp_path / "key")}
+        assert await run(*(names.get(word, word) for word in words)) == status
+        assert stage.service.reconfiguration.active.number == 1
+    assert expected in capsys.readouterr().err
+
+
+async def test_the_key_is_needed(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert await run("rollback", "--server", "http://127.0.0.1:1") == 2
+    assert "no admin key; set TANDEM_ADMIN_KEY or give --key-file FILE" in capsys.readouterr().err
+
+
+async def test_the_commands_of_the_operator_guide_run(tmp_path, capsys):
+    """In the order of the page; only `diff` ends with 1, because it finds a difference."""
+    guide = (Path(__file__).parents[2] / "docs/operator-guide.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^tandem ((?:diff|apply|rollback) .*)$", guide, re.MULTILINE)
+    assert len(commands) == 5
+    write(tmp_path / "my-old.yaml")
+    write(tmp_path / "my-new.yaml", admission={"max_waiting": 5})
+    async with server() as (stage, url):
+        for command in commands:
+            here = command.replace("http://127.0.0.1:8000", url).replace("5m", "300ms")
+            words = shlex.split(here, comments=True)
+            status = await run(*(str(tmp_path / word) if word.endswith(".yaml") else word for word in words))
+            assert status == (words[0] == "diff"), command
+        assert [version.source for version in stage.service.reconfiguration.versions] == [
+            "start", "tandem apply", "tandem rollback",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["5", "0s", "-1m", "m", "5d"])
+def test_a_time_has_a_unit(given, capsys):
+    with pytest.raises(SystemExit):
+        main(["apply", "a.yaml", "--server", "u", f"--guard={given}"])
+    assert "should be a time above 0 with a unit" in capsys.readouterr().err
