@@ -16,7 +16,8 @@ from vllm.outputs import RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backends.vllm.arguments import engine_args, with_tandem_scheduler
+from backends.vllm.argument_names import with_tandem_scheduler
+from backends.vllm.arguments import engine_args
 from backends.vllm.compat import (
     CLIENT_ERRORS,
     EngineDeadError,

@@ -13,6 +13,7 @@ from backends import bundled_models
 from backends.device import probe as device_probe
 from backends.device.kv_memory import KvcachedMemory, kvcached_segment, kvcached_unit
 from backends.embedding.client import WorkerEmbedder
+from backends.vllm.argument_names import check_arguments, with_tandem_scheduler
 from backends.vllm.client import VllmGenerator
 from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.hybrid import support as hybrid_support
@@ -222,12 +223,7 @@ def hybrid_text(config: Config, plan: MemoryPlan) -> str | None:
 
 
 def check_engine_arguments(config: Config) -> None:
-    """Checks `models.chat.engine` against vLLM, whose import takes seconds.
-
-    Raises ConfigError naming each unknown argument.
-    """
-    from backends.vllm.arguments import check_arguments, with_tandem_scheduler
-
+    """Checks the names in `models.chat.engine` against the installed vLLM. Raises ConfigError."""
     chat, options = config.models.chat, config.engine_options()
     if chat is None:
         return

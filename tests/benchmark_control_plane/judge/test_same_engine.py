@@ -36,7 +36,8 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends import bundled_models
-from backends.vllm.arguments import engine_args, with_tandem_scheduler
+from backends.vllm.argument_names import with_tandem_scheduler
+from backends.vllm.arguments import engine_args
 from backends.vllm.engine import CONTEXT
 from benchmark_control_plane.judge.experiment_file import read_experiment, first_variant
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
