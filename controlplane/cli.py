@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 from controlplane import __version__
 
 try:
+    from controlplane.commands.config_changes import add_config_commands
     from controlplane.commands.exit_status import ExitStatus
     from controlplane.config import Config, ConfigError, load
     from controlplane.config.config_file import ConfigFile
     from controlplane.config.models_section import RerankerModel
     from controlplane.config.packaged import config_path
-    from controlplane.config_cli import add_config_commands
 except ModuleNotFoundError as error:
     # The bare install is the client; the command is installed with it but needs the server's packages.
     raise SystemExit(f"tandem: {error.name} is not installed; pip install 'tandem-llm[server]'") from None

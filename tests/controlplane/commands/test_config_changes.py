@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from controlplane import config_cli
 from controlplane.cli import main
-from controlplane.config_cli import KEY_VARIABLE
+from controlplane.commands import config_changes
+from controlplane.commands.config_changes import KEY_VARIABLE
 from controlplane.core.decision import Outcome
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
@@ -37,7 +37,7 @@ SERVER = {"admin_key_sha256": sha256(b"root").hexdigest()}
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "root")
-    monkeypatch.setattr(config_cli, "_POLL_S", 0.01)
+    monkeypatch.setattr(config_changes, "_POLL_S", 0.01)
 
 
 @asynccontextmanager

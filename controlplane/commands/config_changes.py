@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from controlplane.commands.exit_status import ExitStatus
 from controlplane.config.documents import document_of, flattened, masked
 from controlplane.config.fields import ConfigError
 from controlplane.config.live_keys import Taken, taken
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     import httpx
 
 KEY_VARIABLE = "TANDEM_ADMIN_KEY"
-SUCCESS, FAILED, WRONG = 0, 1, 2
-"""Exit statuses. FAILED: the server failed, a guard undid the change, or `diff` found a difference."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 _TIMEOUT_S = 60.0
 _POLL_S = 1.0
@@ -105,7 +104,7 @@ def _guarded(run: Any) -> Any:
             return error.status
         except ConfigError as error:
             print(error, file=sys.stderr)
-            return WRONG
+            return ExitStatus.BAD_INPUT
         return status
 
     return command
@@ -113,17 +112,19 @@ def _guarded(run: Any) -> Any:
 
 def _diff(options: argparse.Namespace) -> int:
     if (options.second is None) == (options.server is None):
-        raise CommandFailed("diff: give either a second file or --server URL", WRONG)
+        raise CommandFailed("diff: give either a second file or --server URL", ExitStatus.BAD_INPUT)
     if options.server is not None:
         content = options.first.read_bytes() if options.first.is_file() else None
         if content is None:
-            raise CommandFailed(f"{options.first}: no such file; give the path of a YAML file", WRONG)
+            raise CommandFailed(
+                f"{options.first}: no such file; give the path of a YAML file", ExitStatus.BAD_INPUT
+            )
         answer = _put(options, content, {"dry_run": "true"})
         if options.json:
             _print_json(answer)
         else:
             _print_plan(answer, "differs, live:", "differs, needs a restart:", "no key differs")
-        return FAILED if answer["applied"] or answer["needs_restart"] else SUCCESS
+        return ExitStatus.FAILED if answer["applied"] or answer["needs_restart"] else ExitStatus.DONE
     first, second = (dict(flattened(document_of(load(path)))) for path in (options.first, options.second))
     found = {
         key: (_masked(first, key), _masked(second, key), _NOTES[taken(key)])
@@ -135,7 +136,7 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         lines = [f"{key}: {_text(a)} -> {_text(b)} ({note})" for key, (a, b, note) in found.items()]
         print("\n".join(lines) or "no key differs")
-    return FAILED if found else SUCCESS
+    return ExitStatus.FAILED if found else ExitStatus.DONE
 
 
 def _masked(values: Mapping[str, Any], path: str) -> Any:
@@ -144,12 +145,14 @@ def _masked(values: Mapping[str, Any], path: str) -> Any:
 
 def _apply(options: argparse.Namespace) -> int:
     if options.drop is not None and options.guard is None:
-        raise CommandFailed("--drop: only with --guard TIME, which watches the change; add it", WRONG)
+        raise CommandFailed(
+            "--drop: only with --guard TIME, which watches the change; add it", ExitStatus.BAD_INPUT
+        )
     try:
         content = options.file.read_bytes()
     except OSError as error:
         raise CommandFailed(
-            f"{options.file}: {error.strerror}; give the path of a YAML file", WRONG
+            f"{options.file}: {error.strerror}; give the path of a YAML file", ExitStatus.BAD_INPUT
         ) from None
     query = {"dry_run": "true"} if options.dry_run else {}
     if options.guard is not None:
@@ -158,7 +161,7 @@ def _apply(options: argparse.Namespace) -> int:
     answer = _put(options, content, query)
     if options.guard is None or options.dry_run or not answer["applied"]:
         _print_change(options, answer)
-        return SUCCESS
+        return ExitStatus.DONE
     if not options.json:
         _print_change(options, answer)
         print(
@@ -169,7 +172,7 @@ def _apply(options: argparse.Namespace) -> int:
         _print_json({**answer, "guard": guard})
     else:
         print(f"{guard['state']}: {guard['reason']}")
-    return SUCCESS if guard["state"] == "kept" else FAILED
+    return ExitStatus.DONE if guard["state"] == "kept" else ExitStatus.FAILED
 
 
 def _follow(options: argparse.Namespace, version: int) -> Answer:
@@ -191,7 +194,7 @@ def _roll_back(options: argparse.Namespace) -> int:
     headers = {"x-tandem-source": "tandem rollback"}
     answer = _request(options, "POST", "/admin/config/rollback", query=query, headers=headers)
     _print_change(options, answer)
-    return SUCCESS
+    return ExitStatus.DONE
 
 
 def _put(options: argparse.Namespace, content: bytes, query: Mapping[str, str]) -> Answer:
@@ -222,9 +225,9 @@ def _request(
             method, url, params=dict(query or {}), headers=sent, content=content, timeout=_TIMEOUT_S
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CommandFailed(f"{url}: {error}; is the server running there?", FAILED) from None
+        raise CommandFailed(f"{url}: {error}; is the server running there?", ExitStatus.FAILED) from None
     if answer.status_code != 200:
-        status = WRONG if answer.status_code in _CALLERS else FAILED
+        status = ExitStatus.BAD_INPUT if answer.status_code in _CALLERS else ExitStatus.FAILED
         raise CommandFailed(f"{url}: {answer.status_code}: {_message(answer)}", status)
     found: Answer = answer.json()
     return found
@@ -241,9 +244,9 @@ def _key(options: argparse.Namespace) -> str:
     try:
         given = options.key_file.read_text().strip() if options.key_file else os.environ.get(KEY_VARIABLE, "")
     except OSError as error:
-        raise CommandFailed(f"{options.key_file}: {error.strerror}", WRONG) from None
+        raise CommandFailed(f"{options.key_file}: {error.strerror}", ExitStatus.BAD_INPUT) from None
     if not given or not given.isascii() or not given.isprintable():
-        raise CommandFailed(f"no admin key; set {KEY_VARIABLE} or give --key-file FILE", WRONG)
+        raise CommandFailed(f"no admin key; set {KEY_VARIABLE} or give --key-file FILE", ExitStatus.BAD_INPUT)
     found: str = given
     return found
 
