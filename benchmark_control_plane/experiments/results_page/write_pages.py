@@ -58,8 +58,8 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Except for mix-memory, mix-compute, simulated-mix-prefill and the victims, these results precede the present default arrangement
-([0028](decisions/0028-one-default-arrangement.md),
+Except for mix-memory, mix-compute, simulated-mix-prefill and the victims, these results precede the
+present default arrangement ([0028](decisions/0028-one-default-arrangement.md),
 [0031](decisions/0031-forwarding-gate-rejects-on-an-optimistic-estimate.md)): in the simulated experiments the
 gate held requests back and the engine was vLLM's own, and on real engines the order inside was `edf`.
 In the head-to-head only Tandem's embedding worker ran in Linux's idle class.
