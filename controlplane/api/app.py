@@ -13,15 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane import __version__
-from controlplane.api.errors import Problem, error_response, failure_of
+from controlplane.api.anthropic import anthropic_routes
+from controlplane.api.error_dialects import response_of
+from controlplane.api.errors import Problem, failure_of
 from controlplane.api.middleware import RequestMiddleware
 from controlplane.api.openai.chat import chat_route
 from controlplane.api.openai.completions import completion_route
 from controlplane.api.openai.embeddings import embedding_route
+from controlplane.api.openai.responses import responses_route
 from controlplane.api.operations.admin import admin_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.post_endpoint import EndpointFactory
+from controlplane.api.protocol.anthropic_messages import CountTokensRequest, MessagesRequest
 from controlplane.api.protocol.requests import (
     RESPONSE_HEADERS,
     ChatCompletionRequest,
@@ -36,6 +40,7 @@ from controlplane.api.protocol.rerank_messages import (
     ScoreRequest,
     ScoreResponse,
 )
+from controlplane.api.protocol.responses_messages import ResponsesRequest
 from controlplane.api.protocol.tokenize_messages import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -54,11 +59,14 @@ _BODIES: dict[str, tuple[type[BaseModel], list[type[BaseModel] | list[type[BaseM
     "/v1/chat/completions": (ChatCompletionRequest, []),
     "/v1/completions": (CompletionRequest, []),
     "/v1/embeddings": (EmbeddingRequest, []),
+    "/v1/responses": (ResponsesRequest, []),
     "/v1/rerank": (RerankRequest, [RerankResponse]),
     "/v2/rerank": (RerankRequest, [RerankResponse]),
     "/rerank": (EitherRerankRequest, [RerankResponse, [RankedText]]),
     "/v1/score": (ScoreRequest, [ScoreResponse]),
     "/score": (ScoreRequest, [ScoreResponse]),
+    "/v1/messages": (MessagesRequest, []),
+    "/v1/messages/count_tokens": (CountTokensRequest, []),
     "/tokenize": (TokenizeRequest, [TokenizeResponse]),
     "/detokenize": (DetokenizeRequest, [DetokenizeResponse]),
 }
@@ -97,9 +105,11 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
     _add_exception_handlers(app, overload_status=settings.overload_status)
     endpoints = EndpointFactory(settings)
     app.router.routes += [
-        route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
+        route(service, endpoints)
+        for route in (chat_route, completion_route, responses_route, embedding_route)
     ]
     app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)
+    app.router.routes += anthropic_routes(service, endpoints)
     for routes in (
         status_routes(service, settings),
         admin_routes(service, settings),
@@ -111,8 +121,8 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
 
 
 def _add_exception_handlers(app: FastAPI, *, overload_status: int) -> None:
-    async def handle(_: Request, error: Exception) -> Response:
-        return error_response(failure_of(error, overload_status=overload_status))
+    async def handle(request: Request, error: Exception) -> Response:
+        return response_of(failure_of(error, overload_status=overload_status), request.scope["path"])
 
     # The middleware handles any other exception: it is a defect of the server.
     for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException):

@@ -17,14 +17,16 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 def caller_of(headers: Headers, keys: Iterable[ApiKey]) -> Caller:
-    """Returns the tenant of the bearer key, or ANONYMOUS if no key is configured.
+    """Returns the tenant of the bearer key or `x-api-key`, or ANONYMOUS if no key is configured.
 
     Raises Problem (401) if the key is missing or unknown.
     """
     keys = tuple(keys)
     if not keys:
         return ANONYMOUS
-    digest = _bearer_digest(headers)
+    # Anthropic's clients send the key in a header of their own.
+    own = headers.get("x-api-key", "").strip()
+    digest = _digest(own) if own and "authorization" not in headers else _bearer_digest(headers)
     found = [key.caller for key in keys if compare_digest(key.sha256, digest)]
     if not found:
         raise Problem(
@@ -71,4 +73,8 @@ def _bearer_digest(headers: Headers) -> str:
             code="invalid_api_key",
             headers=_CHALLENGE,
         )
-    return sha256(key.strip().encode("latin-1")).hexdigest()
+    return _digest(key.strip())
+
+
+def _digest(key: str) -> str:
+    return sha256(key.encode("latin-1")).hexdigest()

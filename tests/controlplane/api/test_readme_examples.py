@@ -58,4 +58,4 @@ async def test_curl_requests_succeed(curl):
 
 
 def test_examples_were_found():
-    assert (len(CURLS), len(PROGRAMS)) == (5, 4)
+    assert (len(CURLS), len(PROGRAMS)) == (5, 5)
