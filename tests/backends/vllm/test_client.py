@@ -300,6 +300,22 @@ async def test_a_named_tool_is_called_and_ends_with_stop(tiny_vllm):
     assert deltas[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("function", [{"parameters": DIGIT, "strict": False}, {}])
+async def test_arguments_of_a_required_call_are_an_object_without_strict(tiny_vllm, function):
+    tool = {"type": "function", "function": {"name": "add", **function}}
+    chat = ChatPrompt([{"role": "user", "content": "1+1"}], [tool], "required")
+    prompt = await tiny_vllm.render_chat(chat)
+    for seed in range(3):
+        sampling = Sampling(max_tokens=400, temperature=1.0, seed=seed)
+        deltas = await complete(tiny_vllm, prompt, sampling, chat)
+        calls = [call for d in deltas for call in d.tool_calls if call["index"] == 0]
+        text = "".join(call["function"].get("arguments", "") for call in calls)
+        assert text.startswith("{")
+        if deltas[-1].finish_reason != "length":
+            arguments = json.loads(text)
+            assert not function or arguments["a"] in range(10)
+
+
 async def test_tool_choice_none_renders_and_parses_no_tools(tiny_vllm):
     messages = [{"role": "user", "content": "1+1"}]
     chat = ChatPrompt(messages, [ADD], "none")
