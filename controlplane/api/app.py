@@ -1,6 +1,6 @@
 """The ASGI application: all routes, the exception handlers and the lifespan of the service."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,15 @@ from controlplane.api.operations.admin import admin_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.post_endpoint import EndpointFactory
+from controlplane.api.protocol.answers import (
+    AnthropicMessage,
+    ChatCompletion,
+    EmbeddingList,
+    ErrorResponse,
+    ResponseObject,
+    TextCompletion,
+    TokenCount,
+)
 from controlplane.api.protocol.anthropic_messages import CountTokensRequest, MessagesRequest
 from controlplane.api.protocol.requests import (
     RESPONSE_HEADERS,
@@ -54,19 +63,20 @@ from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
-# Request models and response models; an item of a list stands for an answer that is a bare list.
-_BODIES: dict[str, tuple[type[BaseModel], list[type[BaseModel] | list[type[BaseModel]]]]] = {
-    "/v1/chat/completions": (ChatCompletionRequest, []),
-    "/v1/completions": (CompletionRequest, []),
-    "/v1/embeddings": (EmbeddingRequest, []),
-    "/v1/responses": (ResponsesRequest, []),
+# An item of a list stands for an answer that is a bare list.
+_Answer = type[BaseModel] | list[type[BaseModel]]
+_BODIES: dict[str, tuple[type[BaseModel], list[_Answer]]] = {
+    "/v1/chat/completions": (ChatCompletionRequest, [ChatCompletion]),
+    "/v1/completions": (CompletionRequest, [TextCompletion]),
+    "/v1/embeddings": (EmbeddingRequest, [EmbeddingList]),
+    "/v1/responses": (ResponsesRequest, [ResponseObject]),
     "/v1/rerank": (RerankRequest, [RerankResponse]),
     "/v2/rerank": (RerankRequest, [RerankResponse]),
     "/rerank": (EitherRerankRequest, [RerankResponse, [RankedText]]),
     "/v1/score": (ScoreRequest, [ScoreResponse]),
     "/score": (ScoreRequest, [ScoreResponse]),
-    "/v1/messages": (MessagesRequest, []),
-    "/v1/messages/count_tokens": (CountTokensRequest, []),
+    "/v1/messages": (MessagesRequest, [AnthropicMessage]),
+    "/v1/messages/count_tokens": (CountTokensRequest, [TokenCount]),
     "/tokenize": (TokenizeRequest, [TokenizeResponse]),
     "/detokenize": (DetokenizeRequest, [DetokenizeResponse]),
 }
@@ -90,7 +100,7 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         version=__version__,
         lifespan=lifespan,
         redirect_slashes=False,
-        docs_url=None,
+        docs_url="/docs",
         redoc_url=None,
     )
     app.add_middleware(RequestMiddleware, max_body_bytes=settings.limits.max_body)
@@ -130,9 +140,9 @@ def _add_exception_handlers(app: FastAPI, *, overload_status: int) -> None:
 
 
 def _describe_bodies(app: FastAPI) -> None:
-    """Adds the request models to /openapi.json.
+    """Adds the models of requests and responses to /openapi.json.
 
-    The routes parse their bodies themselves, which is faster than FastAPI's parsing but hides the models.
+    The routes parse and build bodies themselves, which is faster than FastAPI's way but hides the models.
     """
     without_bodies = app.openapi
 
@@ -142,26 +152,29 @@ def _describe_bodies(app: FastAPI) -> None:
             described = [each for body, answers in _BODIES.values() for each in (body, *answers)]
             models = dict.fromkeys(each[0] if isinstance(each, list) else each for each in described)
             _, definitions = models_json_schema(
-                [(model, "validation") for model in models],
+                [(model, "validation") for model in (*models, ErrorResponse)],
                 ref_template="#/components/schemas/{model}",
             )
             schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-            for path, (model, answers) in _BODIES.items():
-                response: dict[str, Any] = {"description": "Successful Response"}
-                if answers:
-                    response |= _content(*map(_schema, answers))
-                schema["paths"][path] = {
-                    "post": {
-                        "requestBody": {"required": True, **_content(_schema(model))},
-                        "responses": {"200": response},
-                    }
-                }
+            schema["paths"] |= {path: {"post": _operation(*bodies)} for path, bodies in _BODIES.items()}
         return app.openapi_schema or {}
 
     app.openapi = with_bodies  # type: ignore[method-assign]
 
 
-def _schema(model: type[BaseModel] | list[type[BaseModel]]) -> dict[str, Any]:
+def _operation(body: type[BaseModel], answers: Sequence[_Answer]) -> dict[str, Any]:
+    success = {"description": "Successful Response", **_content(*map(_schema, answers))}
+    if "stream" in body.model_fields:
+        # OpenAPI cannot describe the events of a stream.
+        success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    failure = {"description": "Error", **_content(_schema(ErrorResponse))}
+    return {
+        "requestBody": {"required": True, **_content(_schema(body))},
+        "responses": {"200": success, "default": failure},
+    }
+
+
+def _schema(model: _Answer) -> dict[str, Any]:
     if isinstance(model, list):
         return {"type": "array", "items": _schema(model[0])}
     return {"$ref": f"#/components/schemas/{model.__name__}"}
