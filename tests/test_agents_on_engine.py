@@ -1,6 +1,7 @@
 """Agent frameworks on vLLM with a tiny model: required calls are valid whatever its random weights prefer."""
 
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ import anthropic
 import openai
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from backends.vllm.client import VllmGenerator
 from backends.vllm.grammar_limits import GrammarLimits
@@ -26,8 +27,9 @@ MODEL = "tandem/tiny-llama"
 
 
 class Mood(BaseModel):
-    """The mood of a text."""
+    """The mood of a text; closed, since a random model would add members without end."""
 
+    model_config = ConfigDict(extra="forbid")
     mood: Literal["good", "bad"]
 
 
@@ -46,7 +48,9 @@ async def url() -> AsyncIterator[str]:
         engine_arguments=TINY_ARGUMENTS,
         tool_parser=dev["tool_parser"],
         scheduling=config.engine_options(),
-        grammars=GrammarLimits(),
+        grammars=GrammarLimits(
+            **{key.name: getattr(config.server.limits, key.name) for key in fields(GrammarLimits)}
+        ),
     )
     service = build_service(config, [generator], [], workspace_bytes=0)
     await service.start()

@@ -149,10 +149,12 @@ def _describe_bodies(app: FastAPI) -> None:
     def with_bodies() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = without_bodies()
-            described = [each for body, answers in _BODIES.values() for each in (body, *answers)]
+            described: list[_Answer] = [ErrorResponse]
+            for body, answers in _BODIES.values():
+                described += [body, *answers]
             models = dict.fromkeys(each[0] if isinstance(each, list) else each for each in described)
             _, definitions = models_json_schema(
-                [(model, "validation") for model in (*models, ErrorResponse)],
+                [(model, "validation") for model in models],
                 ref_template="#/components/schemas/{model}",
             )
             schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])

@@ -5,7 +5,7 @@ An item is the reasoning, a text or one function call. Each is complete before t
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -56,7 +56,7 @@ class ItemChange(NamedTuple):
 class OutputItems:
     """The items of one answer, in their order.
 
-    `reasoning_tokens` counts the tokens before the first item that is not reasoning.
+    `reasoning_tokens` counts the tokens up to the end of the reasoning.
     """
 
     def __init__(self, shown: ShownParts) -> None:
@@ -78,21 +78,20 @@ class OutputItems:
         self._tokens += len(delta.token_ids)
         # The text of a token may arrive later than its log probability.
         self._held += delta.logprobs
+        calls = self._shown.calls(delta)
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
-            self.reasoning_tokens, self._held = self._tokens, ()
+            self.reasoning_tokens = self._tokens
+        # A delta of several tokens may have the end of a call and text after it.
+        is_call_open = bool(self.items) and self.items[-1].call is not None
+        if is_call_open and any(call["index"] == self.items[-1].call for call in calls):
+            yield from self._grow_calls(calls)
+            calls = []
         if delta.text:
-            gained, self._held = self._held, ()
-            yield from self._grow("text", delta.text, gained)
-        for call in self._shown.calls(delta):
-            function = call.get("function") or {}
-            yield from self._grow(
-                "call",
-                function.get("arguments") or "",
-                call=call["index"],
-                call_id=call.get("id") or "",
-                name=function.get("name") or "",
-            )
+            yield from self._grow("text", delta.text, self._held)
+        yield from self._grow_calls(calls)
+        if delta.reasoning or delta.text or delta.tool_calls:
+            self._held = ()
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
@@ -101,6 +100,17 @@ class OutputItems:
         if not self.items:
             yield self._open("text")
         yield ItemChange("closed", self.items[-1])
+
+    def _grow_calls(self, calls: Iterable[Mapping[str, Any]]) -> Iterator[ItemChange]:
+        for call in calls:
+            function = call.get("function") or {}
+            yield from self._grow(
+                "call",
+                function.get("arguments") or "",
+                call=call["index"],
+                call_id=call.get("id") or "",
+                name=function.get("name") or "",
+            )
 
     def _grow(
         self,

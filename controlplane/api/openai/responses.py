@@ -28,6 +28,8 @@ _FIELDS = {
     ".function.parameters": ".parameters",
 }
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+# Types of the parts of items, which are the names of their events, too.
+_KINDS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "top_logprobs", "user")
 
 
@@ -119,28 +121,29 @@ class ResponseEncoder(ItemEncoder):
         return {"type": "message"} | fields | {"role": "assistant", "content": content}
 
     def changed(self, change: ItemChange, *, is_last: bool) -> bytes:
-        """OpenAI's events of a change."""
-        status = self._status if is_last else "completed"
-        item, at = change.item, {"output_index": change.item.index}
-        within = at | {"item_id": self._id(item)}
-        name = "function_call_arguments" if item.kind == "call" else _part(item)["type"]
-        if item.kind != "call":
-            within |= {"content_index": 0}
-        logprobs = {"logprobs": _logprobs(change.logprobs)} if item.kind == "text" else {}
-        if change.step == "grown":
-            return self._event(f"{name}.delta", **within, delta=change.piece, **logprobs)
-        if change.step == "opened":
-            events = self._event("output_item.added", **at, item=self._item(item, status, is_begun=True))
-            if item.kind != "call":
-                events += self._event("content_part.added", **within, part=_part(item, is_empty=True))
-            return events
-        if item.kind == "call":
-            done = self._event(f"{name}.done", **within, name=item.name, arguments=item.text)
-        else:
-            all_logprobs = {"logprobs": _logprobs(item.logprobs)} if item.kind == "text" else {}
-            done = self._event(f"{name}.done", **within, text=item.text, **all_logprobs)
-            done += self._event("content_part.done", **within, part=_part(item))
-        return done + self._event("output_item.done", **at, item=self._item(item, status, is_begun=False))
+        """OpenAI's events of a change. One that grows costs the size of its piece, not of the item."""
+        item, kind = change.item, _KINDS[change.item.kind]
+        at = {"output_index": item.index}
+        within = at | {"item_id": self._id(item)} | ({} if item.kind == "call" else {"content_index": 0})
+        match change.step:
+            case "grown":
+                logprobs = {"logprobs": _logprobs(change.logprobs)} if item.kind == "text" else {}
+                return self._event(f"{kind}.delta", **within, delta=change.piece, **logprobs)
+            case "opened":
+                events = self._event("output_item.added", **at, item=self._item(item, "", is_begun=True))
+                if item.kind != "call":
+                    events += self._event("content_part.added", **within, part=_part(item, is_empty=True))
+                return events
+            case "closed":
+                shown = self._item(item, self._status if is_last else "completed", is_begun=False)
+                if item.kind == "call":
+                    done = self._event(f"{kind}.done", **within, name=item.name, arguments=item.text)
+                else:
+                    part = _part(item)
+                    texts = {name: part[name] for name in ("text", "logprobs") if name in part}
+                    done = self._event(f"{kind}.done", **within, **texts)
+                    done += self._event("content_part.done", **within, part=part)
+                return done + self._event("output_item.done", **at, item=shown)
 
     def _event(self, name: str, /, **fields: object) -> bytes:
         self._number += 1
@@ -149,10 +152,10 @@ class ResponseEncoder(ItemEncoder):
 
 def _part(item: OutputItem, *, is_empty: bool = False) -> dict[str, Any]:
     text = "" if is_empty else item.text
+    part = {"type": _KINDS[item.kind], "text": text}
     if item.kind == "reasoning":
-        return {"type": "reasoning_text", "text": text}
-    logprobs = [] if is_empty else _logprobs(item.logprobs)
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return part
+    return part | {"annotations": [], "logprobs": [] if is_empty else _logprobs(item.logprobs)}
 
 
 def _logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, object]]:

@@ -225,7 +225,7 @@ class ResponsesRequest(Objectives):
         if self.store:
             raise conflict("store", "responses are not stored; send false, and all earlier items in input")
         if self.background:
-            raise conflict("background", "a response ends with its connection; leave it out and stream")
+            raise conflict("background", "a response ends with its connection; leave it out")
         choice = self.tool_choice
         names = {tool["name"] for tool in self.tools or ()}
         check_tool_choice(choice, choice["name"] if isinstance(choice, dict) else None, names)
