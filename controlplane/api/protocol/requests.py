@@ -77,7 +77,6 @@ UNSERVED = {
     "normalize": "the operator sets it for each embedding model; leave it out",
     "previous_response_id": "responses are not stored; send all earlier items in input",
     "priority": "servers disagree on its meaning; use service_class",
-    "prompt": "stored prompts are not supported; send the text itself",
     "rank_fields": "documents are ranked by their text; write the fields into it",
     "request_id": f"send it as the header {HEADER_REQUEST_ID}",
     "suffix": "fill-in-the-middle is not supported; leave it out",

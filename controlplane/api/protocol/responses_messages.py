@@ -218,7 +218,8 @@ class ResponsesRequest(Objectives):
     max_tool_calls: None = None
     moderation: None = None
     previous_response_id: None = None
-    prompt: None = None
+    # Not as those above: in other bodies the name has other meanings.
+    prompt: Any = None
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
@@ -226,6 +227,8 @@ class ResponsesRequest(Objectives):
             raise conflict("store", "responses are not stored; send false, and all earlier items in input")
         if self.background:
             raise conflict("background", "a response ends with its connection; leave it out")
+        if self.prompt is not None:
+            raise conflict("prompt", "stored prompts are not supported; send the text itself in input")
         choice = self.tool_choice
         names = {tool["name"] for tool in self.tools or ()}
         check_tool_choice(choice, choice["name"] if isinstance(choice, dict) else None, names)
