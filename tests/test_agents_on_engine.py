@@ -69,7 +69,7 @@ async def test_required_calls_return_objects_that_follow_their_schema(url: str):
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         await check_chat_and_responses(client)
         await check_agents(client)
-    await check_langchain_and_pydantic_ai(f"{url}/v1")
+    await check_langchain(f"{url}/v1")
     async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as claude:
         await check_messages(claude)
 
@@ -120,27 +120,21 @@ async def check_agents(client: openai.AsyncOpenAI) -> None:
     agent = agents.Agent(
         name="noting",
         tools=[note],
+        # The next turn would be random text up to the limit, which openai-agents takes for a failure.
+        tool_use_behavior="stop_on_first_tool",
         model=agents.OpenAIResponsesModel(MODEL, openai_client=client),
-        model_settings=agents.ModelSettings(tool_choice="note", max_tokens=400),
+        model_settings=agents.ModelSettings(tool_choice="note", max_tokens=MOST_TOKENS),
     )
-    # After its call the agent lets the model choose, which answers with random text.
     result = await agents.Runner.run(agent, "How is it?")
-    assert seen and set(seen) <= {"good", "bad"}
-    assert isinstance(result.final_output, str)
+    assert result.final_output == "noted"
+    assert len(seen) == 1 and seen[0] in ("good", "bad")
 
 
-async def check_langchain_and_pydantic_ai(url: str) -> None:
+async def check_langchain(url: str) -> None:
     langchain_openai = pytest.importorskip("langchain_openai")
-    pydantic_ai = pytest.importorskip("pydantic_ai")
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
     model = langchain_openai.ChatOpenAI(base_url=url, api_key="none", model=MODEL, max_tokens=MOST_TOKENS)
     found = await model.with_structured_output(Mood, method="function_calling").ainvoke("How is it?")
     assert isinstance(found, Mood)
-    provided = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=url, api_key="none"))
-    agent = pydantic_ai.Agent(provided, output_type=Mood, model_settings={"max_tokens": MOST_TOKENS})
-    assert isinstance((await agent.run("How is it?")).output, Mood)
 
 
 async def check_messages(client: anthropic.AsyncAnthropic) -> None:
