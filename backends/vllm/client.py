@@ -64,6 +64,7 @@ class VllmGenerator:
         served_name: name in requests and metrics; `model` by default.
         engine_arguments: passed to vLLM's AsyncEngineArgs unchanged.
         tool_parser: name of a vLLM tool-call parser.
+        tool_strictness: vLLM's strictness level for calls that the model chooses.
         reasoning_parser: name of a vLLM reasoning parser.
         scheduling: runs Tandem's scheduler in EngineCore with these options; None keeps vLLM's own.
         hybrid: hidden-state cache; needs `scheduling`.
@@ -86,6 +87,7 @@ class VllmGenerator:
         served_name: str | None = None,
         engine_arguments: Mapping[str, Any] | None = None,
         tool_parser: str | None = None,
+        tool_strictness: str = "auto",
         reasoning_parser: str | None = None,
         scheduling: EngineOptions | None = None,
         hybrid: HybridSetup | None = None,
@@ -99,7 +101,7 @@ class VllmGenerator:
         self.model = served_name or model
         self._source = model
         self._arguments = dict(engine_arguments or {})
-        self._parsers = (tool_parser, reasoning_parser)
+        self._parsers = (tool_parser, reasoning_parser, tool_strictness)
         self._scheduling = scheduling
         self._hybrid = hybrid
         self._grammars = None if grammars is None else GrammarChecker(grammars)

@@ -81,6 +81,7 @@ class VllmEngine:
         arguments: Mapping[str, Any],
         tool_parser: str | None,
         reasoning_parser: str | None,
+        tool_strictness: str,
         options: EngineOptions | None,
         hybrid: HybridSetup | None = None,
     ) -> None:
@@ -126,7 +127,7 @@ class VllmEngine:
             self.stats.waited = self.scheduler_client.waited
         try:
             self._output_parser = OutputParser(
-                tool_parser, reasoning_parser, self.tokenizer, config.model_config
+                tool_parser, reasoning_parser, self.tokenizer, config.model_config, tool_strictness
             )
         except Exception:
             self._llm.shutdown()

@@ -2,12 +2,13 @@
 
 A conversation that needs parsing gets a `ParsedConversation`. It holds the sampling constraints and one
 streaming parser per sample, which splits the text into reasoning, content and OpenAI's tool-call deltas, in
-this order. Forced calls (`required`, or one function by name) are constrained by a grammar as in `vllm
-serve`; a grammar applies only after the reasoning has ended.
+this order. Forced calls (`required`, or one function by name) are constrained by a grammar to the schema of
+their tool; a grammar applies only after the reasoning has ended.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -22,6 +23,8 @@ from controlplane.core.generation import ChatPrompt, Delta
 
 _TOOL_KEY = "models.chat.tool_parser"
 _REASONING_KEY = "models.chat.reasoning_parser"
+# Members by which a schema says what it admits.
+_SCHEMA_KINDS = {"type", "$ref", "allOf", "anyOf", "oneOf", "const", "enum"}
 
 
 def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
@@ -35,6 +38,17 @@ def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None
             raise ValueError(f"{key}={name}: unknown to vLLM; choose one of {', '.join(known)}")
 
 
+def _strictness(level: str) -> dict[str, str]:
+    """The argument of vLLM's parsers for a level. Raises ValueError if this release has no levels."""
+    if level == "auto":
+        return {}
+    if "tool_strict_level" not in signature(ParserManager.get_parser).parameters:
+        raise ValueError(
+            f"models.chat.tool_strictness={level}: this release of vLLM has no levels; remove it"
+        )
+    return {"tool_strict_level": level}
+
+
 class OutputParser:
     """Tool-call and reasoning parsers of one model.
 
@@ -43,7 +57,12 @@ class OutputParser:
     """
 
     def __init__(
-        self, tool_parser: str | None, reasoning_parser: str | None, tokenizer: Any, model_config: Any
+        self,
+        tool_parser: str | None,
+        reasoning_parser: str | None,
+        tokenizer: Any,
+        model_config: Any,
+        tool_strictness: str = "auto",
     ) -> None:
         self._has_tool_parser = tool_parser is not None
         self._has_reasoning_parser = reasoning_parser is not None
@@ -57,6 +76,7 @@ class OutputParser:
             reasoning_parser_name=reasoning_parser,
             enable_auto_tools=True,
             model_name=model_config.model,
+            **_strictness(tool_strictness),
             **({"is_harmony": True} if is_harmony else {}),
         )
         self._tokenizer = tokenizer
@@ -201,7 +221,9 @@ def _vllm_request(chat: ChatPrompt, structure: StructuredOutputsParams | None) -
     # Only the ids of calls depend on earlier messages, and a conversation may be long.
     calling = {
         "messages": [dict(message) for message in chat.messages],
-        "tools": [dict(tool) for tool in chat.tools],
+        "tools": [
+            _constrained(tool, is_forced=chat.tool_choice not in ("auto", "none")) for tool in chat.tools
+        ],
         "tool_choice": chat.tool_choice,
     }
     try:
@@ -212,6 +234,18 @@ def _vllm_request(chat: ChatPrompt, structure: StructuredOutputsParams | None) -
         )
     except CLIENT_ERRORS as error:
         raise Refused(f"tools: {_reason(error)}", param="tools") from error
+
+
+def _constrained(tool: Mapping[str, Any], *, is_forced: bool) -> dict[str, Any]:
+    """The tool with a schema that admits objects only; a tool that `is_forced` is strict.
+
+    vLLM leaves the arguments of other tools free: they may be any JSON value.
+    """
+    function = dict(tool.get("function") or {})
+    parameters = function.get("parameters") or {}
+    if not _SCHEMA_KINDS & parameters.keys():
+        function["parameters"] = {"type": "object", **parameters}
+    return {**tool, "function": function | ({"strict": True} if is_forced else {})}
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """The ASGI application: all routes, the exception handlers and the lifespan of the service."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,16 +13,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane import __version__
-from controlplane.api.errors import Problem, error_response, failure_of
+from controlplane.api.anthropic import anthropic_routes
+from controlplane.api.error_dialects import response_of
+from controlplane.api.errors import Problem, failure_of
 from controlplane.api.middleware import RequestMiddleware
 from controlplane.api.openai.chat import chat_route
 from controlplane.api.openai.completions import completion_route
 from controlplane.api.openai.embeddings import embedding_route
+from controlplane.api.openai.responses import responses_route
 from controlplane.api.operations.admin import admin_routes
 from controlplane.api.operations.configuration import config_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.post_endpoint import EndpointFactory
+from controlplane.api.protocol.answers import (
+    AnthropicMessage,
+    ChatCompletion,
+    EmbeddingList,
+    ErrorResponse,
+    ResponseObject,
+    TextCompletion,
+    TokenCount,
+)
+from controlplane.api.protocol.anthropic_messages import CountTokensRequest, MessagesRequest
 from controlplane.api.protocol.requests import (
     RESPONSE_HEADERS,
     ChatCompletionRequest,
@@ -37,6 +50,7 @@ from controlplane.api.protocol.rerank_messages import (
     ScoreRequest,
     ScoreResponse,
 )
+from controlplane.api.protocol.responses_messages import ResponsesRequest
 from controlplane.api.protocol.tokenize_messages import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -50,16 +64,20 @@ from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
-# Request models and response models; an item of a list stands for an answer that is a bare list.
-_BODIES: dict[str, tuple[type[BaseModel], list[type[BaseModel] | list[type[BaseModel]]]]] = {
-    "/v1/chat/completions": (ChatCompletionRequest, []),
-    "/v1/completions": (CompletionRequest, []),
-    "/v1/embeddings": (EmbeddingRequest, []),
+# An item of a list stands for an answer that is a bare list.
+_Answer = type[BaseModel] | list[type[BaseModel]]
+_BODIES: dict[str, tuple[type[BaseModel], list[_Answer]]] = {
+    "/v1/chat/completions": (ChatCompletionRequest, [ChatCompletion]),
+    "/v1/completions": (CompletionRequest, [TextCompletion]),
+    "/v1/embeddings": (EmbeddingRequest, [EmbeddingList]),
+    "/v1/responses": (ResponsesRequest, [ResponseObject]),
     "/v1/rerank": (RerankRequest, [RerankResponse]),
     "/v2/rerank": (RerankRequest, [RerankResponse]),
     "/rerank": (EitherRerankRequest, [RerankResponse, [RankedText]]),
     "/v1/score": (ScoreRequest, [ScoreResponse]),
     "/score": (ScoreRequest, [ScoreResponse]),
+    "/v1/messages": (MessagesRequest, [AnthropicMessage]),
+    "/v1/messages/count_tokens": (CountTokensRequest, [TokenCount]),
     "/tokenize": (TokenizeRequest, [TokenizeResponse]),
     "/detokenize": (DetokenizeRequest, [DetokenizeResponse]),
 }
@@ -88,7 +106,7 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         redirect_slashes=False,
-        docs_url=None,
+        docs_url="/docs",
         redoc_url=None,
     )
     app.add_middleware(RequestMiddleware, settings=settings or live_settings(service))
@@ -103,9 +121,11 @@ def create_app(
     _add_exception_handlers(app)
     endpoints = EndpointFactory()
     app.router.routes += [
-        route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
+        route(service, endpoints)
+        for route in (chat_route, completion_route, responses_route, embedding_route)
     ]
     app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)
+    app.router.routes += anthropic_routes(service, endpoints)
     for routes in (
         status_routes(service),
         admin_routes(service),
@@ -120,7 +140,7 @@ def create_app(
 def _add_exception_handlers(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> Response:
         overload_status = settings_for(request).overload_status
-        return error_response(failure_of(error, overload_status=overload_status))
+        return response_of(failure_of(error, overload_status=overload_status), request.scope["path"])
 
     # The middleware handles any other exception: it is a defect of the server.
     for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException):
@@ -128,38 +148,43 @@ def _add_exception_handlers(app: FastAPI) -> None:
 
 
 def _describe_bodies(app: FastAPI) -> None:
-    """Adds the request models to /openapi.json.
+    """Adds the models of requests and responses to /openapi.json.
 
-    The routes parse their bodies themselves, which is faster than FastAPI's parsing but hides the models.
+    The routes parse and build bodies themselves, which is faster than FastAPI's way but hides the models.
     """
     without_bodies = app.openapi
 
     def with_bodies() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = without_bodies()
-            described = [each for body, answers in _BODIES.values() for each in (body, *answers)]
+            described: list[_Answer] = [ErrorResponse]
+            for body, answers in _BODIES.values():
+                described += [body, *answers]
             models = dict.fromkeys(each[0] if isinstance(each, list) else each for each in described)
             _, definitions = models_json_schema(
                 [(model, "validation") for model in models],
                 ref_template="#/components/schemas/{model}",
             )
             schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-            for path, (model, answers) in _BODIES.items():
-                response: dict[str, Any] = {"description": "Successful Response"}
-                if answers:
-                    response |= _content(*map(_schema, answers))
-                schema["paths"][path] = {
-                    "post": {
-                        "requestBody": {"required": True, **_content(_schema(model))},
-                        "responses": {"200": response},
-                    }
-                }
+            schema["paths"] |= {path: {"post": _operation(*bodies)} for path, bodies in _BODIES.items()}
         return app.openapi_schema or {}
 
     app.openapi = with_bodies  # type: ignore[method-assign]
 
 
-def _schema(model: type[BaseModel] | list[type[BaseModel]]) -> dict[str, Any]:
+def _operation(body: type[BaseModel], answers: Sequence[_Answer]) -> dict[str, Any]:
+    success = {"description": "Successful Response", **_content(*map(_schema, answers))}
+    if "stream" in body.model_fields:
+        # OpenAPI cannot describe the events of a stream.
+        success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    failure = {"description": "Error", **_content(_schema(ErrorResponse))}
+    return {
+        "requestBody": {"required": True, **_content(_schema(body))},
+        "responses": {"200": success, "default": failure},
+    }
+
+
+def _schema(model: _Answer) -> dict[str, Any]:
     if isinstance(model, list):
         return {"type": "array", "items": _schema(model[0])}
     return {"$ref": f"#/components/schemas/{model.__name__}"}

@@ -17,13 +17,15 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 def caller_of(headers: Headers, settings: ApiSettings) -> Caller:
-    """Returns the tenant of the bearer key, or `anonymous` if no key is configured.
+    """Returns the tenant of the bearer key or `x-api-key`, or `anonymous` if no key is configured.
 
     Raises Problem (401) if the key is missing or unknown.
     """
     if not settings.api_keys:
         return settings.anonymous
-    digest = _bearer_digest(headers)
+    # Anthropic's clients send the key in a header of their own.
+    own = headers.get("x-api-key", "").strip()
+    digest = _digest(own) if own and "authorization" not in headers else _bearer_digest(headers)
     found = [key.caller for key in settings.api_keys if compare_digest(key.sha256, digest)]
     if not found:
         raise Problem(
@@ -71,4 +73,8 @@ def _bearer_digest(headers: Headers) -> str:
             code="invalid_api_key",
             headers=_CHALLENGE,
         )
-    return sha256(key.strip().encode("latin-1")).hexdigest()
+    return _digest(key.strip())
+
+
+def _digest(key: str) -> str:
+    return sha256(key.encode("latin-1")).hexdigest()

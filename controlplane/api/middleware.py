@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane.api.access_log import AccessRecord
-from controlplane.api.errors import Problem, error_response, failure_of
+from controlplane.api.error_dialects import response_of
+from controlplane.api.errors import Problem, failure_of
 from controlplane.api.protocol.requests import HEADER_REQUEST_ID
 from controlplane.api.settings import SETTINGS, SettingsSource
 
@@ -69,7 +70,8 @@ class RequestMiddleware:
             except Exception as error:
                 if has_begun:
                     raise
-                await error_response(failure_of(error, overload_status=500))(scope, receive, send_with_id)
+                response = response_of(failure_of(error, overload_status=500), scope["path"])
+                await response(scope, receive, send_with_id)
 
 
 def _bounded(receive: Receive, headers: Headers, most_bytes: int) -> Receive:

@@ -54,6 +54,10 @@ class ChatModel:
     as they are."""
     tool_parser: str | None = None
     """Tool-call parser of vLLM for the model family; without it requests with `tools` are rejected."""
+    tool_strictness: Literal["auto", "function", "parameter"] = "auto"
+    """What a grammar enforces in tool calls that the model chooses: `auto`, the schemas of tools with
+    `strict: true`; `function`, the form of every call, too; `parameter`, the schemas of all tools. A call
+    that the request requires always follows the schema of its tool."""
     reasoning_parser: str | None = None
     """Reasoning parser of vLLM for the model family; it separates `reasoning` from `content`."""
     hybrid_cache: Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelt)] = "off"

@@ -81,6 +81,7 @@ def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generat
         served_name=chat.served_name,
         engine_arguments={"kv_cache_memory_bytes": plan.kv_bytes, **own, **chat.engine},
         tool_parser=chat.tool_parser,
+        tool_strictness=chat.tool_strictness,
         reasoning_parser=chat.reasoning_parser,
         scheduling=scheduling,
         hybrid=None if hybrid is None else HybridSetup(hybrid.architecture, hybrid.forms),

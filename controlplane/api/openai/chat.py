@@ -9,13 +9,14 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import Send
 
+from controlplane.api.openai.buffered import Choice, UsageCounter, send_whole
 from controlplane.api.openai.logprobs import chat_logprobs
-from controlplane.api.openai.responses import Choice, UsageCounter, send_whole
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
-from controlplane.api.openai.streaming import Envelope, ending, send_stream
+from controlplane.api.openai.streaming import ChunkEncoder, Envelope, ending, send_stream
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.protocol.requests import ChatCompletionRequest
 from controlplane.core.generation import Delta, TokenLogprob
+from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.service import Service
 
 ParsedChat = ParsedRequest[ChatCompletionRequest]
@@ -28,16 +29,7 @@ def chat_route(service: Service, endpoints: EndpointFactory) -> Route:
 
 async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, send: Send) -> None:
     body = ask.body
-    job = await service.intake.chat(
-        ask.request_id,
-        ask.caller,
-        body.model,
-        chat_prompt(body),
-        max_tokens=body.most_tokens,
-        sampling=chat_sampling(body),
-        hints=ask.hints,
-        arrival=ask.arrival,
-    )
+    job = await chat_job(service, ask, body)
     tally = UsageCounter(job.request.prompt_tokens, n=job.sampling.n)
     head = {
         "id": f"chatcmpl-{ask.request_id}",
@@ -50,18 +42,32 @@ async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, 
         choices = [ChatChoice(shown) for _ in range(job.sampling.n)]
         await send_whole(send, service.gate, [job], head=head, choices=choices, tally=tally)
         return
+    envelope = Envelope(
+        head | {"object": "chat.completion.chunk"},
+        has_usage=body.wants_usage_chunk,
+        has_running_usage=body.wants_running_usage,
+    )
     await send_stream(
         send,
         service.gate,
         [job],
-        envelope=Envelope(
-            head | {"object": "chat.completion.chunk"},
-            has_usage=body.wants_usage_chunk,
-            has_running_usage=body.wants_running_usage,
-        ),
-        form=ChatChunkFormat(shown),
+        encoder=ChunkEncoder(envelope, ChatChunkFormat(shown), tally),
         tally=tally,
         overload_status=ask.settings.overload_status,
+    )
+
+
+async def chat_job(service: Service, ask: ParsedRequest[Any], body: ChatCompletionRequest) -> GenerateJob:
+    """The job of `body`, which is that of `ask` or what it maps onto. Raises Problem, Refused, Rejected."""
+    return await service.intake.chat(
+        ask.request_id,
+        ask.caller,
+        body.model,
+        chat_prompt(body),
+        max_tokens=body.most_tokens,
+        sampling=chat_sampling(body),
+        hints=ask.hints,
+        arrival=ask.arrival,
     )
 
 

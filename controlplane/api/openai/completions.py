@@ -6,10 +6,10 @@ from functools import partial
 from starlette.routing import Route
 from starlette.types import Send
 
+from controlplane.api.openai.buffered import Choice, UsageCounter, send_whole
 from controlplane.api.openai.logprobs import completion_logprobs
-from controlplane.api.openai.responses import Choice, UsageCounter, send_whole
 from controlplane.api.openai.sampling import completion_sampling
-from controlplane.api.openai.streaming import Envelope, ending, send_stream
+from controlplane.api.openai.streaming import ChunkEncoder, Envelope, ending, send_stream
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.protocol.requests import CompletionRequest
 from controlplane.core.generation import Delta
@@ -41,12 +41,12 @@ async def _serve(
         choices = [CompletionChoice(body, index) for index in range(len(jobs) * jobs[0].sampling.n)]
         await send_whole(send, service.gate, jobs, head=head, choices=choices, tally=tally)
         return
+    envelope = Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage)
     await send_stream(
         send,
         service.gate,
         jobs,
-        envelope=Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage),
-        form=CompletionChunkFormat(body),
+        encoder=ChunkEncoder(envelope, CompletionChunkFormat(body), tally),
         tally=tally,
         overload_status=ask.settings.overload_status,
     )

@@ -1,6 +1,7 @@
 """POST /v1/embeddings: one float32 vector per input, in the order of the inputs."""
 
 import asyncio
+import time
 from base64 import b64encode
 from functools import partial
 
@@ -47,7 +48,13 @@ async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: S
         vectors = shortened(vectors, body.dimensions)
     rows = await _encoded(vectors, is_base64=body.encoding_format == "base64")
     tokens = job.request.prompt_tokens
-    tail = {"model": body.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    tail = {
+        # As in vLLM; OpenAI's object has neither.
+        "id": f"embd-{ask.request_id}",
+        "created": int(time.time()),
+        "model": body.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
     reply = b'{"object":"list","data":[' + b",".join(rows) + b"]," + orjson.dumps(tail)[1:]
     await send_json(send, reply, ticket_headers([embedded.ticket]))
 

@@ -1,6 +1,7 @@
 """Log probabilities in OpenAI's two formats: chat and completions."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from controlplane.core.generation import TokenLogprob
 
@@ -11,15 +12,19 @@ _REPLACEMENT = "\ufffd"
 
 def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, object]:
     """The `logprobs` object of a chat choice."""
-    content = [
+    return {"content": token_logprobs(tokens), "refusal": None}
+
+
+def token_logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """One object per token of a chat, with the likeliest tokens of its position."""
+    return [
         _entry(token.token, token.logprob)
         | {"top_logprobs": [_entry(text, logprob) for text, logprob in token.top]}
         for token in tokens
     ]
-    return {"content": content, "refusal": None}
 
 
-def _entry(text: str, logprob: float) -> dict[str, object]:
+def _entry(text: str, logprob: float) -> dict[str, Any]:
     # A token that ends inside a character has a replacement character in its text; its bytes are lost.
     known_bytes = None if _REPLACEMENT in text else list(text.encode())
     return {"token": text, "logprob": max(logprob, _FLOOR), "bytes": known_bytes}

@@ -1,161 +1,188 @@
-"""Buffered responses: collects all choices, then sends one JSON object. Merges several prompts.
+"""POST /v1/responses, buffered or streamed: a mapping onto chat, whose jobs and streams it shares."""
 
-The prompts of one HTTP request run concurrently, each as a request with its own lease; if one fails, the
-others are aborted. Choice `i` of prompt `p` has the index `p * n + i`.
-"""
-
-import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import orjson
+from starlette.routing import Route
 from starlette.types import Send
 
-from controlplane.api.post_endpoint import send_json, ticket_headers
-from controlplane.core.generation import Delta, TokenLogprob
-from controlplane.service.gate.gate import Gate
-from controlplane.service.request_jobs import GenerateJob
-from controlplane.service.ticket import Ticket
+from controlplane.api.errors import Failure
+from controlplane.api.openai.buffered import UsageCounter
+from controlplane.api.openai.chat import ShownParts
+from controlplane.api.openai.logprobs import token_logprobs
+from controlplane.api.openai.output_items import ItemChange, ItemEncoder, OutputItem, event, serve_chat
+from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
+from controlplane.api.protocol.responses_messages import ResponsesRequest
+from controlplane.core.generation import TokenLogprob
+from controlplane.service.service import Service
 
-Opened = tuple[list[Ticket], AsyncIterator[Delta]]
-
-
-@asynccontextmanager
-async def opened_answers(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
-    """Starts all jobs and yields their tickets and one merged stream of deltas, once all are admitted.
-
-    Leaving the context aborts the jobs that still run.
-    """
-    if len(jobs) > 1:
-        async with _merged(gate, jobs) as merged:
-            yield merged
-        return
-    answer = await gate.generate(jobs[0])
-    async with aclosing(answer):
-        yield [answer.ticket], answer
-
-
-@asynccontextmanager
-async def _merged(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
-    # Unbounded, because a full queue would delay finished jobs in releasing memory; max_tokens bounds it.
-    deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
-    tickets: dict[int, Ticket] = {}
-    all_admitted = asyncio.Event()
-
-    async def follow(at: int, job: GenerateJob) -> None:
-        answer = await gate.generate(job)
-        async with aclosing(answer):
-            tickets[at] = answer.ticket
-            if len(tickets) == len(jobs):
-                all_admitted.set()
-            async for delta in answer:
-                deltas.put_nowait(replace(delta, index=at * job.sampling.n + delta.index))
-        deltas.put_nowait(None)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            followers = [group.create_task(follow(at, job)) for at, job in enumerate(jobs)]
-            try:
-                await all_admitted.wait()
-                yield [tickets[at] for at in range(len(jobs))], _until_all_ended(deltas, len(jobs))
-            finally:
-                for follower in followers:
-                    follower.cancel()
-    except BaseExceptionGroup as group_error:
-        raise group_error.exceptions[0] from None
+# Chat's names of fields, in errors, and those of this protocol.
+_FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format": "text.format",
+    ".function.parameters": ".parameters",
+}
+_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+# Types of the parts of items, which are the names of their events, too.
+_KINDS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
+_ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "top_logprobs", "user")
 
 
-async def _until_all_ended(deltas: "asyncio.Queue[Delta | None]", running: int) -> AsyncIterator[Delta]:
-    while running:
-        delta = await deltas.get()
-        if delta is None:
-            running -= 1
-        else:
-            yield delta
+def responses_route(service: Service, endpoints: EndpointFactory) -> Route:
+    """The route of responses."""
+    return endpoints.route("/v1/responses", ResponsesRequest, partial(_serve, service))
 
 
-class UsageCounter:
-    """Counts the tokens for `usage`.
+async def _serve(service: Service, ask: ParsedRequest[ResponsesRequest], send: Send) -> None:
+    encoder = partial(ResponseEncoder, ask.request_id, ask.body)
+    await serve_chat(service, ask, ask.body.chat, send, encoder=encoder, names=_FIELDS)
 
-    The `n` choices of one prompt share its cached tokens, which are counted once.
-    """
 
-    def __init__(self, prompt_tokens: int, *, n: int) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._n = n
-        self._completion_tokens = 0
-        self._cached: dict[int, int] = {}
+class ResponseEncoder(ItemEncoder):
+    """Builds one response, as a whole or as OpenAI's sequence of events."""
 
-    def count(self, delta: Delta) -> None:
-        """Adds the tokens of `delta`."""
-        self._completion_tokens += len(delta.token_ids)
-        if delta.cached_tokens:
-            prompt = delta.index // self._n
-            self._cached[prompt] = max(delta.cached_tokens, self._cached.get(prompt, 0))
+    def __init__(
+        self, request_id: str, body: ResponsesRequest, shown: ShownParts, tally: UsageCounter
+    ) -> None:
+        super().__init__(shown, tally)
+        self._request_id = request_id
+        self._number = 0
+        self._head = _head(f"resp_{request_id}", body)
 
-    def usage(self) -> dict[str, object]:
-        """The `usage` object so far."""
-        used: dict[str, object] = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": self._prompt_tokens + self._completion_tokens,
+    def answer(self) -> dict[str, object]:
+        """The complete response."""
+        return self._snapshot(self._status)
+
+    def begin(self) -> bytes:
+        """The events that announce the response."""
+        started = self._snapshot("in_progress")
+        return self._event("created", response=started) + self._event("in_progress", response=started)
+
+    def finish(self) -> bytes:
+        """The event with the whole response."""
+        return self._event(self._status, response=self.answer())
+
+    def fail(self, failure: Failure) -> bytes:
+        """An `error` event, with the error object as in an error response."""
+        error = orjson.loads(failure.body)["error"]
+        stated = {"code": error["code"], "message": error["message"], "param": error["param"]}
+        return event("error", sequence_number=self._number, **stated, error=error)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self.output.finish_reason == "length" else "completed"
+
+    def _snapshot(self, status: str) -> dict[str, object]:
+        is_over = status != "in_progress"
+        items = self.output.items if is_over else []
+        last = len(items) - 1
+        state = {
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [
+                self._item(item, status if item.index == last else "completed", is_begun=False)
+                for item in items
+            ],
+            "usage": self._usage() if is_over else None,
         }
-        if self._cached:
-            used["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
-        return used
+        return self._head | state
+
+    def _usage(self) -> dict[str, object]:
+        prompt, cached, output = self.tally.counts
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": output,
+            "output_tokens_details": {"reasoning_tokens": self.output.reasoning_tokens},
+            "total_tokens": prompt + output,
+        }
+
+    def _id(self, item: OutputItem) -> str:
+        return f"{_PREFIXES[item.kind]}_{self._request_id}_{item.index}"
+
+    def _item(self, item: OutputItem, status: str, *, is_begun: bool) -> dict[str, object]:
+        """The item as JSON; one that `is_begun` only has no content yet."""
+        fields: dict[str, object] = {"id": self._id(item), "status": "in_progress" if is_begun else status}
+        if item.kind == "call":
+            arguments = "" if is_begun else item.text
+            call = {"call_id": item.call_id, "name": item.name, "arguments": arguments}
+            return {"type": "function_call"} | fields | call
+        content = [] if is_begun else [_part(item)]
+        if item.kind == "reasoning":
+            return {"type": "reasoning"} | fields | {"summary": [], "content": content}
+        return {"type": "message"} | fields | {"role": "assistant", "content": content}
+
+    def changed(self, change: ItemChange, *, is_last: bool) -> bytes:
+        """OpenAI's events of a change. One that grows costs the size of its piece, not of the item."""
+        item, kind = change.item, _KINDS[change.item.kind]
+        at = {"output_index": item.index}
+        within = at | {"item_id": self._id(item)} | ({} if item.kind == "call" else {"content_index": 0})
+        match change.step:
+            case "grown":
+                logprobs = {"logprobs": _logprobs(change.logprobs)} if item.kind == "text" else {}
+                return self._event(f"{kind}.delta", **within, delta=change.piece, **logprobs)
+            case "opened":
+                events = self._event("output_item.added", **at, item=self._item(item, "", is_begun=True))
+                if item.kind != "call":
+                    events += self._event("content_part.added", **within, part=_part(item, is_empty=True))
+                return events
+            case "closed":
+                shown = self._item(item, self._status if is_last else "completed", is_begun=False)
+                if item.kind == "call":
+                    done = self._event(f"{kind}.done", **within, name=item.name, arguments=item.text)
+                else:
+                    part = _part(item)
+                    texts = {name: part[name] for name in ("text", "logprobs") if name in part}
+                    done = self._event(f"{kind}.done", **within, **texts)
+                    done += self._event("content_part.done", **within, part=part)
+                return done + self._event("output_item.done", **at, item=shown)
+
+    def _event(self, name: str, /, **fields: object) -> bytes:
+        self._number += 1
+        return event(f"response.{name}", sequence_number=self._number - 1, **fields)
 
 
-class Choice(ABC):
-    """Collects the deltas of one choice."""
-
-    def __init__(self, text: str = "") -> None:
-        self.text = [text]
-        self.logprobs: list[TokenLogprob] = []
-        self._finish_reason: str | None = None
-        self._stop_reason: str | int | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Appends `delta`."""
-        self.text.append(delta.text)
-        self.logprobs.extend(delta.logprobs)
-        if delta.finish_reason is not None:
-            self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
-
-    @abstractmethod
-    def fields(self) -> dict[str, object]:
-        """The endpoint's own fields of the choice."""
-
-    def to_json(self, index: int) -> dict[str, object]:
-        """The choice as JSON."""
-        ending = {"finish_reason": self._finish_reason, "stop_reason": self._stop_reason}
-        return {"index": index, **self.fields(), **ending}
+def _part(item: OutputItem, *, is_empty: bool = False) -> dict[str, Any]:
+    text = "" if is_empty else item.text
+    part = {"type": _KINDS[item.kind], "text": text}
+    if item.kind == "reasoning":
+        return part
+    return part | {"annotations": [], "logprobs": [] if is_empty else _logprobs(item.logprobs)}
 
 
-async def send_whole(
-    send: Send,
-    gate: Gate,
-    jobs: Sequence[GenerateJob],
-    *,
-    head: Mapping[str, object],
-    choices: Sequence[Choice],
-    tally: UsageCounter,
-) -> None:
-    """Runs the jobs to their end and sends one JSON response.
+def _logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, object]]:
+    # OpenAI's lists of bytes are never null here.
+    return [
+        entry | {"bytes": entry["bytes"] or []}
+        | {"top_logprobs": [top | {"bytes": top["bytes"] or []} for top in entry["top_logprobs"]]}
+        for entry in token_logprobs(tokens)
+    ]  # fmt: skip
 
-    Args:
-        send: ASGI send.
-        gate: runs the jobs.
-        jobs: one per prompt.
-        head: fields before `choices`.
-        choices: collectors, by choice index.
-        tally: counts the usage.
-    """
-    async with opened_answers(gate, jobs) as (tickets, deltas):
-        async for delta in deltas:
-            tally.count(delta)
-            choices[delta.index].add(delta)
-    shown = [choice.to_json(index) for index, choice in enumerate(choices)]
-    reply = {**head, "choices": shown, "usage": tally.usage()}
-    await send_json(send, orjson.dumps(reply), ticket_headers(tickets))
+
+def _head(response_id: str, body: ResponsesRequest) -> dict[str, object]:
+    """The fields that do not change while the response is generated."""
+    echoed = {name: getattr(body, name) for name in _ECHOED}
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": body.model,
+        "error": None,
+        "background": False,
+        "store": False,
+        "previous_response_id": None,
+        "service_tier": "default",
+        "truncation": "disabled",
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),
+        **body.echo,
+        **echoed,
+        "metadata": body.metadata or {},
+    }

@@ -10,8 +10,8 @@ from typing import Protocol
 import orjson
 from starlette.types import Send
 
-from controlplane.api.errors import failure_of
-from controlplane.api.openai.responses import UsageCounter, opened_answers
+from controlplane.api.errors import Failure, failure_of
+from controlplane.api.openai.buffered import UsageCounter, opened_answers
 from controlplane.api.post_endpoint import RawHeaders, ticket_headers
 from controlplane.core.errors import BackendFailed
 from controlplane.core.generation import Delta
@@ -60,6 +60,56 @@ class Format(Protocol):
         ...
 
 
+class EventEncoder(Protocol):
+    """Encodes the output of a request as server-sent events; an empty part is not sent."""
+
+    def begin(self) -> bytes:
+        """The events before the first delta, which has been counted already."""
+        ...
+
+    def encode(self, delta: Delta) -> bytes:
+        """The events of `delta`."""
+        ...
+
+    def end(self) -> bytes:
+        """The events after the last delta."""
+        ...
+
+    def fail(self, failure: Failure) -> bytes:
+        """The last event of a stream that failed after it began."""
+        ...
+
+
+class ChunkEncoder:
+    """The chunks of chat and text completions, which end with [DONE]."""
+
+    def __init__(self, envelope: Envelope, form: Format, tally: UsageCounter) -> None:
+        self._envelope = envelope
+        self._form = form
+        self._tally = tally
+
+    def begin(self) -> bytes:
+        """Nothing: the first chunk has the first token."""
+        return b""
+
+    def encode(self, delta: Delta) -> bytes:
+        """The chunk of `delta`, if the client sees any of it."""
+        choice = self._form.choice(delta)
+        if choice is None:
+            return b""
+        return self._envelope.choice(
+            choice, self._tally.usage() if self._envelope.has_running_usage else None
+        )
+
+    def end(self) -> bytes:
+        """The usage, if it is asked for, and [DONE]."""
+        return self._envelope.usage(self._tally.usage()) + _DONE if self._envelope.has_usage else _DONE
+
+    def fail(self, failure: Failure) -> bytes:
+        """An error event."""
+        return b"event: error\ndata: " + failure.body + b"\n\n"
+
+
 def ending(delta: Delta) -> dict[str, object]:
     """The finish reason of a chunk, and the stop reason if the choice ends."""
     reason = delta.finish_reason
@@ -72,8 +122,7 @@ async def send_stream(
     gate: Gate,
     jobs: Sequence[GenerateJob],
     *,
-    envelope: Envelope,
-    form: Format,
+    encoder: EventEncoder,
     tally: UsageCounter,
     overload_status: int,
 ) -> None:
@@ -83,8 +132,7 @@ async def send_stream(
         send: ASGI send.
         gate: runs the jobs.
         jobs: one per prompt.
-        envelope: fields that all chunks share.
-        form: turns deltas into choices.
+        encoder: encodes the events.
         tally: counts the usage.
         overload_status: status of a rejection because of load.
 
@@ -93,24 +141,26 @@ async def send_stream(
     has_begun = False
     try:
         async with opened_answers(gate, jobs) as (tickets, deltas):
+            opening: bytes | None = None
             async for delta in deltas:
                 tally.count(delta)
-                choice = form.choice(delta)
-                if choice is None:
+                if opening is None:
+                    opening = encoder.begin()
+                event = encoder.encode(delta)
+                if not has_begun:
+                    event = opening + event
+                if not event:
                     continue
                 if not has_begun:
                     headers = _FIXED + ticket_headers(tickets)
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                     has_begun = True
-                event = envelope.choice(choice, tally.usage() if envelope.has_running_usage else None)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         if not has_begun:
             raise BackendFailed(f"{jobs[0].request.id}: the engine finished without any output")
+        last = encoder.end()
     except Exception as error:
         if not has_begun:
             raise
-        failure = failure_of(error, overload_status=overload_status)
-        await send({"type": "http.response.body", "body": b"event: error\ndata: " + failure.body + b"\n\n"})
-        return
-    last = envelope.usage(tally.usage()) + _DONE if envelope.has_usage else _DONE
+        last = encoder.fail(failure_of(error, overload_status=overload_status))
     await send({"type": "http.response.body", "body": last})

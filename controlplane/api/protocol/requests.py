@@ -19,6 +19,7 @@ from controlplane.api.protocol.types import (
     Text,
     Tool,
     ToolChoice,
+    check_tool_choice,
     conflict,
     expecting,
 )
@@ -56,17 +57,25 @@ UNSERVED = {
     "add_special_tokens": "the model's own tokens are added to texts; send token ids to control them",
     "audio": "the output is text; leave it out",
     "best_of": "one output is generated per choice; use n",
+    "access_programs": "leave it out",
     "cache_salt": "leave it out",
+    "container": "code execution is not supported; leave it out",
+    "context_management": "shorten the conversation before sending it",
+    "conversation": "nothing is stored; send the whole conversation",
     "function_call": "use tool_choice",
     "functions": "use tools",
     "guided_choice": "use structured_outputs",
     "guided_grammar": "use structured_outputs",
     "guided_json": "use response_format or structured_outputs",
     "guided_regex": "use structured_outputs",
+    "image": "the model takes text only; leave it out",
     "input_type": "name one of the model's own prompts in prompt_name",
     "max_chunks_per_doc": "a document is cut, not split; use max_tokens_per_doc",
+    "max_tool_calls": "it limits built-in tools, which are not supported; leave it out",
+    "mcp_servers": "connect to them from the client and offer their tools",
     "moderation": "leave it out",
     "normalize": "the operator sets it for each embedding model; leave it out",
+    "previous_response_id": "responses are not stored; send all earlier items in input",
     "priority": "servers disagree on its meaning; use service_class",
     "rank_fields": "documents are ranked by their text; write the fields into it",
     "request_id": f"send it as the header {HEADER_REQUEST_ID}",
@@ -221,10 +230,8 @@ class ChatCompletionRequest(Generation):
         if self.top_logprobs and not self.logprobs:
             raise conflict("top_logprobs", "needs logprobs=true; set it or leave this out")
         names = {tool["function"]["name"] for tool in self.tools or ()}
-        if isinstance(self.tool_choice, dict) and self.tool_choice["function"]["name"] not in names:
-            raise conflict("tool_choice", "names a function that is not in tools; add it there")
-        if self.tool_choice == "required" and not names:
-            raise conflict("tool_choice", "requires a call but tools is empty; add a tool")
+        choice = self.tool_choice
+        check_tool_choice(choice, choice["function"]["name"] if isinstance(choice, dict) else None, names)
         for index, message in enumerate(self.messages):
             if message.get("content") is None and message["role"] != "assistant":
                 raise conflict(f"messages[{index}].content", "only an assistant message may omit it; add it")

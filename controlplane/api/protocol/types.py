@@ -3,8 +3,10 @@
 Imports nothing of the control plane.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, NotRequired, Required, Self
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
@@ -21,7 +23,7 @@ class Strict(BaseModel):
 
 
 OPEN = ConfigDict(strict=True, extra="allow")
-_CLOSED = ConfigDict(strict=True, extra="forbid")
+CLOSED = ConfigDict(strict=True, extra="forbid")
 
 
 def expecting(expected: str) -> WrapValidator:
@@ -39,6 +41,22 @@ def expecting(expected: str) -> WrapValidator:
 def conflict(field: str, message: str) -> PydanticCustomError:
     """The error of a field that contradicts another one."""
     return PydanticCustomError("conflict", "{rule}", {"rule": message, "field": field})
+
+
+def encoded(value: object, field: str) -> bytes:
+    """`value` of a body as JSON. Raises `conflict` for an integer that most JSON parsers cannot hold."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise conflict(field, "has an integer of more than 64 bits; send it as a string") from None
+
+
+def check_tool_choice(choice: object, named: str | None, tools: Collection[str]) -> None:
+    """Raises `conflict` if `tools` lacks the `named` function, or is empty where a call is required."""
+    if named is not None and named not in tools:
+        raise conflict("tool_choice", "names a function that is not in tools; add it there")
+    if choice in ("required", "any") and not tools:
+        raise conflict("tool_choice", "requires a call but tools is empty; add a tool")
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -97,7 +115,7 @@ class StructuredOutputs(Strict):
 class ContentPart(TypedDict):
     """One text part of a message. `cache_control` is ignored: prefix caching is automatic."""
 
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Literal["text"]
     text: str
     cache_control: NotRequired[Any]
@@ -120,9 +138,35 @@ class ToolCall(TypedDict):
     function: CalledFunction
 
 
+def only_texts(*kinds: str) -> WrapValidator:
+    """Replaces pydantic's errors about a list of content parts by one that names the first of other type."""
+
+    def check(value: Any, validate: Any) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            parts = value if isinstance(value, list) else ()
+            types = ((at, part.get("type")) for at, part in enumerate(parts) if isinstance(part, dict))
+            at, found = next(((at, kind) for at, kind in types if kind not in kinds), (0, None))
+            shape = " or ".join(f'{{"type": "{kind}", …}}' for kind in kinds)
+            expected = f"a string or a list of 1 to {MAX_PARTS:,} {shape} parts"
+            if isinstance(found, str):
+                raise PydanticCustomError(
+                    "conflict",
+                    "{rule}",
+                    {
+                        "rule": f"part {at} is of type {found:.40}, and the model takes text only; send text",
+                        "field": "",
+                    },
+                ) from None
+            raise PydanticCustomError("shape", "expected {expected}", {"expected": expected}) from None
+
+    return WrapValidator(check)
+
+
 Content = Annotated[
     str | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)] | None,
-    expecting('a string or a list of {"type": "text", "text": …} parts; other input types are not supported'),
+    only_texts("text"),
 ]
 
 
@@ -133,7 +177,7 @@ class Message(TypedDict, total=False):
     responses back; lm-evaluation-harness sends `type`.
     """
 
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
     role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
     content: Content
     name: str | None
@@ -154,7 +198,7 @@ class Message(TypedDict, total=False):
 class FunctionSpec(TypedDict, total=False):
     """A function that the model may call."""
 
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
     name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
     description: str | None
     parameters: dict[str, Any] | None
@@ -164,7 +208,7 @@ class FunctionSpec(TypedDict, total=False):
 class Tool(TypedDict):
     """A tool of the request."""
 
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Literal["function"]
     function: FunctionSpec
 
@@ -176,7 +220,7 @@ class _Named(TypedDict):
 class NamedTool(TypedDict):
     """A `tool_choice` that requires one function."""
 
-    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Literal["function"]
     function: _Named
 

@@ -34,10 +34,6 @@ DIGIT = {
     "required": ["a"],
     "additionalProperties": False,
 }
-ADD = {
-    "type": "function",
-    "function": {"name": "add", "description": "Adds.", "parameters": DIGIT, "strict": True},
-}
 
 
 def greedy(max_tokens: int = 24, **more) -> Sampling:
@@ -277,46 +273,6 @@ async def test_chats_that_cannot_be_rendered_are_refused(tiny_vllm, prompt, mess
         await tiny_vllm.render_chat(prompt)
 
 
-async def test_a_required_tool_is_called(tiny_vllm):
-    chat = ChatPrompt([{"role": "user", "content": "1+1"}], [ADD], "required")
-    prompt = await tiny_vllm.render_chat(chat)
-    deltas = await complete(tiny_vllm, prompt, Sampling(max_tokens=200, temperature=1.0, seed=4), chat)
-    calls = [call for d in deltas for call in d.tool_calls]
-    assert calls[0]["function"]["name"] == "add"
-    assert calls[0]["id"]
-    first = [c for c in calls if c["index"] == 0]
-    arguments = json.loads("".join(c["function"].get("arguments", "") for c in first))
-    assert arguments["a"] in range(10)
-
-
-async def test_a_named_tool_is_called_and_ends_with_stop(tiny_vllm):
-    choice = {"type": "function", "function": {"name": "add"}}
-    chat = ChatPrompt([{"role": "user", "content": "1+1"}], [ADD], choice)
-    prompt = await tiny_vllm.render_chat(chat)
-    deltas = await complete(tiny_vllm, prompt, Sampling(max_tokens=200, temperature=1.0, seed=4), chat)
-    calls = [call for d in deltas for call in d.tool_calls]
-    assert calls[0]["function"]["name"] == "add"
-    assert json.loads("".join(c["function"].get("arguments", "") for c in calls))["a"] in range(10)
-    assert deltas[-1].finish_reason == "stop"
-
-
-async def test_tool_choice_none_renders_and_parses_no_tools(tiny_vllm):
-    messages = [{"role": "user", "content": "1+1"}]
-    chat = ChatPrompt(messages, [ADD], "none")
-    assert await tiny_vllm.render_chat(chat) == await tiny_vllm.render_chat(ChatPrompt(messages))
-    deltas = await complete(tiny_vllm, await tiny_vllm.render_chat(chat), greedy(8), chat)
-    assert text_of(deltas)
-    assert not any(d.tool_calls for d in deltas)
-
-
-async def test_naming_an_unknown_tool_is_refused(tiny_vllm):
-    chat = ChatPrompt(
-        [{"role": "user", "content": "x"}], [ADD], {"type": "function", "function": {"name": "sub"}}
-    )
-    with pytest.raises(Refused, match="'sub'"):
-        await complete(tiny_vllm, PROMPT, greedy(4), chat)
-
-
 async def test_check_passes_while_busy(tiny_vllm):
     sampling = greedy(200, ignore_eos=True)
     busy = asyncio.create_task(complete(tiny_vllm, PROMPT, sampling))
@@ -384,7 +340,9 @@ async def test_stopping_ends_open_streams():
         sampling = greedy(900, ignore_eos=True)
         deltas = generator.generate(a_request([5], sampling), [5], sampling)
         await anext(deltas)
-        chat = ChatPrompt([{"role": "user", "content": "x"}], [ADD])
+        chat = ChatPrompt(
+            [{"role": "user", "content": "x"}], [{"type": "function", "function": {"name": "add"}}]
+        )
         with pytest.raises(Refused, match=r"models\.chat\.tool_parser"):
             await complete(generator, [5], sampling, chat)
         await generator.stop()

@@ -30,7 +30,12 @@ def tokenizer():
     return tokenizer
 
 
-def _output_parser(tokenizer, tool_parser: str | None = "hermes", reasoning_parser: str | None = None):
+def _output_parser(
+    tokenizer,
+    tool_parser: str | None = "hermes",
+    reasoning_parser: str | None = None,
+    strictness: str = "auto",
+):
     from backends.vllm.output_parsing import OutputParser
 
     # The parts of a model config that parsers read: its name, and its architecture for call ids.
@@ -40,7 +45,7 @@ def _output_parser(tokenizer, tool_parser: str | None = "hermes", reasoning_pars
         hf_text_config=SimpleNamespace(model_type="llama"),
         hf_config=SimpleNamespace(model_type="llama"),
     )
-    return OutputParser(tool_parser, reasoning_parser, tokenizer, config)
+    return OutputParser(tool_parser, reasoning_parser, tokenizer, config, strictness)
 
 
 def _steps(tokenizer, index, text) -> list[Delta]:
@@ -229,6 +234,53 @@ def test_conversations_without_tools_or_reasoning_are_not_parsed(tokenizer):
 def test_requests_that_cannot_be_parsed_are_refused(tokenizer, parser, chat, message):
     with pytest.raises(Refused, match=message):
         _output_parser(tokenizer, parser).begin(chat, None, PROMPT)
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def _arguments_schema(output_parser, choice: object, **function: object) -> object:
+    """What the grammar of a request with one tool admits as arguments; None without a grammar."""
+    tool = {"type": "function", "function": {"name": "f", **function}}
+    constraint = output_parser.constraint(ChatPrompt(CHAT.messages, [tool], choice), None)
+    if constraint is None:
+        return None
+    found = []
+
+    def search(node: object) -> None:
+        if isinstance(node, dict):
+            found.extend([node["json_schema"]] if "json_schema" in node else [])
+            node = list(node.values())
+        for inner in node if isinstance(node, list) else ():
+            search(inner)
+
+    search(json.loads(constraint.structural_tag))
+    # Hermes's grammar has two forms of each call.
+    assert all(schema == found[0] for schema in found)
+    return found[0]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("strict", [{}, {"strict": False}, {"strict": True}])
+def test_required_calls_follow_the_schema(tokenizer, choice, strict):
+    output_parser = _output_parser(tokenizer)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert _arguments_schema(output_parser, choice, parameters=schema, **strict) == schema
+    for absent in ({}, {"parameters": None}, {"parameters": {}}):
+        assert _arguments_schema(output_parser, choice, **absent, **strict) == {"type": "object"}
+    composed = {"anyOf": [schema]}
+    assert _arguments_schema(output_parser, choice, parameters=composed) == composed
+
+
+def test_strictness_of_calls_that_the_model_chooses(tokenizer):
+    schema = {"type": "object", "properties": {}}
+    found = [
+        _arguments_schema(_output_parser(tokenizer, strictness=level), "auto", parameters=schema)
+        for level in ("auto", "function", "parameter")
+    ]
+    assert found == [None, True, schema]
+    with pytest.raises(ValueError, match="sometimes"):
+        _output_parser(tokenizer, strictness="sometimes")
 
 
 def test_unknown_parsers_list_the_known():

@@ -22,7 +22,10 @@ from controlplane.api.body_parsing import (
 )
 from controlplane.api.errors import Problem
 from controlplane.api.memory_release import MemoryRelease
+from controlplane.api.openai.sampling import chat_prompt, chat_sampling
+from controlplane.api.protocol.anthropic_messages import CountTokensRequest, MessagesRequest
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from controlplane.api.protocol.responses_messages import ResponsesRequest
 from controlplane.api.settings import BodyLimits
 
 names = st.text(max_size=6) | st.sampled_from(['"', "\\", '\\"', "a:b", "[{,", "\\\\"])
@@ -109,8 +112,13 @@ def test_body_within_the_limits(text: bytes):
     check_structure(text, LIMITS)
 
 
-MODELS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest)
+MAPPED = (ResponsesRequest, MessagesRequest, CountTokensRequest)
+MODELS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest, *MAPPED)
 FIELDS = sorted({name for model in MODELS for name in model.model_fields} | {"json", "type", "schema"})
+TYPES = (
+    "message function_call function_call_output reasoning text tool_use tool_result thinking input_text "
+    "output_text image"
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(FIELDS),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=6),
@@ -141,6 +149,51 @@ def test_any_bytes_are_parsed_or_refused_with_an_error_object(body: bytes):
         parse_json(body, BodyLimits())
     except Problem as problem:
         check_error(problem)
+
+
+# Members and types of items and blocks, each with a value that is valid for most of them.
+PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(TYPES.split())},
+    optional={
+        **{name: st.sampled_from(["a", "b"]) for name in ("id", "name", "call_id", "tool_use_id", "text")},
+        **{name: st.just("{}") for name in ("arguments", "thinking", "role")},
+        "role": st.sampled_from(["user", "assistant", "system"]),
+        "input": json_values,
+        "output": st.just("x") | json_values,
+        "content": st.just("x") | json_values,
+    },
+)
+ITEMS = st.lists(PARTS, min_size=1, max_size=4)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": ITEMS}),
+    min_size=1,
+    max_size=3,
+)
+SCHEMAS = st.just({"type": "object"}) | st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=3)
+
+
+@given(
+    ITEMS | st.just("hi"),
+    MESSAGES,
+    st.none() | SCHEMAS,
+    st.none() | st.sampled_from(["auto", "required", {"type": "any"}, {"type": "tool", "name": "f"}]),
+)
+def test_any_mapped_body_becomes_a_chat_or_is_refused(items: Any, messages: Any, schema: Any, choice: Any):
+    tools = [{"type": "function", "name": "f", "parameters": schema}]
+    responses = {"model": "m", "input": items, "tools": tools, "tool_choice": choice}
+    tools = [{"name": "f", "input_schema": schema}]
+    counted = {"model": "m", "messages": messages, "tools": tools, "tool_choice": choice}
+    bodies = (responses, counted | {"max_tokens": 1}, counted)
+    for model, body in zip(MAPPED, bodies, strict=True):
+        try:
+            parsed = parse_body(as_bytes(body), model, BodyLimits())
+            chat = parsed.chat
+            assert chat_prompt(chat).messages
+            assert chat_sampling(chat).n == 1
+            # Strict validation of the same request finds no fault.
+            assert type(chat)(**chat.model_dump(by_alias=True, exclude_none=True)).messages
+        except Problem as problem:
+            check_error(problem)
 
 
 def check_error(problem: Problem) -> None:

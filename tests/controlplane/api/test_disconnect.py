@@ -24,6 +24,8 @@ ASKED = {
     "chat": ("/v1/chat/completions", {"model": CHAT_MODEL, "messages": _HI}),
     "stream": ("/v1/chat/completions", {"model": CHAT_MODEL, "messages": _HI, "stream": True}),
     "prompts": ("/v1/completions", {"model": CHAT_MODEL, "prompt": ["a", "b", "c"], "n": 2, "stream": True}),
+    "response": ("/v1/responses", {"model": CHAT_MODEL, "input": "hi", "stream": True}),
+    "message": ("/v1/messages", {"model": CHAT_MODEL, "messages": _HI, "max_tokens": 9}),
     "embeddings": ("/v1/embeddings", {"model": EMBED_MODEL, "input": ["word"] * 40}),
 }
 

@@ -39,6 +39,22 @@ def rerank(given: bytes) -> bytes:
     return b'{"query":"what","documents":%b}' % given
 
 
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+OUTPUT = b'{"type":"function_call_output","call_id":"c","output":"x"}'
+HUGE_TOOL = b'{"type":"function","name":"f","parameters":{"minimum":%b}}' % (b"9" * 40)
+
+
+def respond(given: bytes) -> bytes:
+    return b'{"model":"%b","input":%b}' % (CHAT_MODEL.encode(), given)
+
+
+def messages(content: bytes) -> bytes:
+    said = b'{"role":"user","content":%b}' % content
+    return b'{"model":"%b","max_tokens":1,"messages":[%b]}' % (CHAT_MODEL.encode(), said)
+
+
 def listed(item: bytes, count: int) -> bytes:
     return b"[" + b",".join([item] * count) + b"]"
 
@@ -109,6 +125,34 @@ BODIES = [
         said(b'{"role":"user","content":"%b"}' % (b"x" * SIZE)),
         "context_length_exceeded",
     ),
+    (
+        "items beyond the limit",
+        RESPONSES,
+        respond(listed(b'{"role":"user","content":"a"}', 4_097)),
+        "invalid_value",
+    ),
+    ("items without fields", RESPONSES, respond(listed(b"{}", 4_096)), "invalid_value"),
+    ("items of unknown type", RESPONSES, respond(listed(b'{"type":"x"}', 15_000)), "invalid_value"),
+    ("an item of megabytes", RESPONSES, respond(b'"%b"' % (b"x" * SIZE)), "context_length_exceeded"),
+    (
+        "parts of an item",
+        RESPONSES,
+        respond(b'[{"role":"user","content":%b}]' % listed(b'{"type":"x"}', 19_000)),
+        "invalid_value",
+    ),
+    ("outputs without calls", RESPONSES, respond(listed(OUTPUT, 4_096)), "invalid_value"),
+    (
+        "tool of megabytes",
+        RESPONSES,
+        respond(b'"a","tools":[{"type":"%b"}]' % (b"x" * SIZE)),
+        "invalid_value",
+    ),
+    ("integer of 40 digits in a tool", RESPONSES, respond(b'"a","tools":[%b]' % HUGE_TOOL), "invalid_value"),
+    ("blocks without fields", MESSAGES, messages(listed(b"{}", 15_000)), "missing_required_parameter"),
+    ("blocks of unknown type", MESSAGES, messages(listed(b'{"type":"x"}', 15_000)), "invalid_value"),
+    ("blocks beyond the limit", MESSAGES, messages(listed(b'{"type":"text"}', 4_097)), "invalid_value"),
+    ("a block of megabytes", MESSAGES, messages(b'"%b"' % (b"x" * SIZE)), "context_length_exceeded"),
+    ("a text to count", COUNT, messages(b'"%b"' % (b"x" * SIZE)), "unknown_parameter"),
     ("unpaired quote", CHAT, b'{"model":"' + b"x" * SIZE, "invalid_json"),
     ("escapes", CHAT, said(b'"%b"' % (b"\\\\" * (SIZE // 2))), "invalid_value"),
 ]

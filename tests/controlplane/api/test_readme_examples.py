@@ -59,4 +59,4 @@ async def test_curl_requests_succeed(curl):
 
 
 def test_examples_were_found():
-    assert (len(CURLS), len(PROGRAMS)) == (6, 4)
+    assert (len(CURLS), len(PROGRAMS)) == (6, 5)

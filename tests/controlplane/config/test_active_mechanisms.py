@@ -19,7 +19,8 @@ UNCONDITIONAL = {
     "classes.NAME": "default e2e_ms priority sheddable ttft_ms",
     "log": "access format level repeat_ms",
     "models": "chat embeddings rerankers",
-    "models.chat": "backend engine hybrid_cache model name reasoning_parser restart stall_ms tool_parser",
+    "models.chat": "backend engine hybrid_cache model name reasoning_parser restart stall_ms "
+    "tool_parser tool_strictness",
     "models.chat.restart": "attempts backoff_ms window_ms",
     "models.embeddings[]": "backend batch_tokens device dimensions dtype max_input_tokens max_running model "
     "name normalize stall_ms threads trust_remote_code",

@@ -5,11 +5,11 @@ from typing import Any
 import orjson
 import pytest
 
+from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ChatChoice, ChatChunkFormat, ShownParts
 from controlplane.api.openai.completions import CompletionChoice
 from controlplane.api.openai.completions import CompletionChunkFormat as CompletionChunkFormat
 from controlplane.api.openai.logprobs import chat_logprobs, completion_logprobs
-from controlplane.api.openai.responses import UsageCounter
 from controlplane.api.openai.streaming import Envelope, Format
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest
 from controlplane.core.generation import Delta, TokenLogprob

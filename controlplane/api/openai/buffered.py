@@ -1,0 +1,174 @@
+"""Buffered responses: collects all choices, then sends one JSON object. Merges several prompts.
+
+The prompts of one HTTP request run concurrently, each as a request with its own lease; if one fails, the
+others are aborted. Choice `i` of prompt `p` has the index `p * n + i`.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import orjson
+from starlette.types import Send
+
+from controlplane.api.post_endpoint import send_json, ticket_headers
+from controlplane.core.generation import Delta, TokenLogprob
+from controlplane.service.gate.gate import Gate
+from controlplane.service.request_jobs import GenerateJob
+from controlplane.service.ticket import Ticket
+
+Opened = tuple[list[Ticket], AsyncIterator[Delta]]
+
+
+@asynccontextmanager
+async def opened_answers(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
+    """Starts all jobs and yields their tickets and one merged stream of deltas, once all are admitted.
+
+    Leaving the context aborts the jobs that still run.
+    """
+    if len(jobs) > 1:
+        async with _merged(gate, jobs) as merged:
+            yield merged
+        return
+    answer = await gate.generate(jobs[0])
+    async with aclosing(answer):
+        yield [answer.ticket], answer
+
+
+@asynccontextmanager
+async def _merged(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
+    # Unbounded, because a full queue would delay finished jobs in releasing memory; max_tokens bounds it.
+    deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+    tickets: dict[int, Ticket] = {}
+    all_admitted = asyncio.Event()
+
+    async def follow(at: int, job: GenerateJob) -> None:
+        answer = await gate.generate(job)
+        async with aclosing(answer):
+            tickets[at] = answer.ticket
+            if len(tickets) == len(jobs):
+                all_admitted.set()
+            async for delta in answer:
+                deltas.put_nowait(replace(delta, index=at * job.sampling.n + delta.index))
+        deltas.put_nowait(None)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            followers = [group.create_task(follow(at, job)) for at, job in enumerate(jobs)]
+            try:
+                await all_admitted.wait()
+                yield [tickets[at] for at in range(len(jobs))], _until_all_ended(deltas, len(jobs))
+            finally:
+                for follower in followers:
+                    follower.cancel()
+    except BaseExceptionGroup as group_error:
+        raise group_error.exceptions[0] from None
+
+
+async def _until_all_ended(deltas: "asyncio.Queue[Delta | None]", running: int) -> AsyncIterator[Delta]:
+    while running:
+        delta = await deltas.get()
+        if delta is None:
+            running -= 1
+        else:
+            yield delta
+
+
+class UsageCounter:
+    """Counts the tokens for `usage`.
+
+    The `n` choices of one prompt share its cached tokens, which are counted once.
+    """
+
+    def __init__(self, prompt_tokens: int, *, n: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._n = n
+        self._completion_tokens = 0
+        self._cached: dict[int, int] = {}
+
+    def count(self, delta: Delta) -> None:
+        """Adds the tokens of `delta`."""
+        self._completion_tokens += len(delta.token_ids)
+        if delta.cached_tokens:
+            prompt = delta.index // self._n
+            self._cached[prompt] = max(delta.cached_tokens, self._cached.get(prompt, 0))
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens so far: of the prompt, of the part of it that was cached, and of the output."""
+        return self._prompt_tokens, sum(self._cached.values()), self._completion_tokens
+
+    def usage(self) -> dict[str, object]:
+        """The `usage` object so far."""
+        used: dict[str, object] = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+        }
+        if self._cached:
+            used["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        return used
+
+
+class Choice(ABC):
+    """Collects the deltas of one choice."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = [text]
+        self.logprobs: list[TokenLogprob] = []
+        self._finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Appends `delta`."""
+        self.text.append(delta.text)
+        self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
+
+    @abstractmethod
+    def fields(self) -> dict[str, object]:
+        """The endpoint's own fields of the choice."""
+
+    def to_json(self, index: int) -> dict[str, object]:
+        """The choice as JSON."""
+        ending = {"finish_reason": self._finish_reason, "stop_reason": self._stop_reason}
+        return {"index": index, **self.fields(), **ending}
+
+
+async def collect(
+    gate: Gate, jobs: Sequence[GenerateJob], tally: UsageCounter, add: Callable[[Delta], object]
+) -> list[Ticket]:
+    """Runs the jobs to their end, counts and adds each delta, and returns the tickets."""
+    async with opened_answers(gate, jobs) as (tickets, deltas):
+        async for delta in deltas:
+            tally.count(delta)
+            add(delta)
+    return tickets
+
+
+async def send_whole(
+    send: Send,
+    gate: Gate,
+    jobs: Sequence[GenerateJob],
+    *,
+    head: Mapping[str, object],
+    choices: Sequence[Choice],
+    tally: UsageCounter,
+) -> None:
+    """Runs the jobs to their end and sends one JSON response.
+
+    Args:
+        send: ASGI send.
+        gate: runs the jobs.
+        jobs: one per prompt.
+        head: fields before `choices`.
+        choices: collectors, by choice index.
+        tally: counts the usage.
+    """
+    tickets = await collect(gate, jobs, tally, lambda delta: choices[delta.index].add(delta))
+    shown = [choice.to_json(index) for index, choice in enumerate(choices)]
+    reply = {**head, "choices": shown, "usage": tally.usage()}
+    await send_json(send, orjson.dumps(reply), ticket_headers(tickets))

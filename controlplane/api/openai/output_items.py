@@ -1,0 +1,216 @@
+"""Serves chats to protocols whose answers are lists of items: OpenAI's Responses and Anthropic's Messages.
+
+An item is the reasoning, a text or one function call. Each is complete before the next begins.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import orjson
+from starlette.types import Send
+
+from controlplane.api.error_dialects import renamed_fields
+from controlplane.api.errors import Failure
+from controlplane.api.openai.buffered import UsageCounter, collect
+from controlplane.api.openai.chat import ShownParts, chat_job
+from controlplane.api.openai.streaming import send_stream
+from controlplane.api.post_endpoint import ParsedRequest, send_json, ticket_headers
+from controlplane.api.protocol.requests import ChatCompletionRequest
+from controlplane.core.errors import BackendFailed
+from controlplane.core.generation import Delta, TokenLogprob
+from controlplane.service.service import Service
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+@dataclass(slots=True)
+class OutputItem:
+    """One item; `call` is the index of the function call that it is."""
+
+    kind: Kind
+    index: int
+    call: int | None = None
+    call_id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text, or the arguments of the call."""
+        return "".join(self.pieces)
+
+
+class ItemChange(NamedTuple):
+    """One step of an item; `piece` and `logprobs` are what a growing item has gained."""
+
+    step: Literal["opened", "grown", "closed"]
+    item: OutputItem
+    piece: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class OutputItems:
+    """The items of one answer, in their order.
+
+    `reasoning_tokens` counts the tokens up to the end of the reasoning.
+    """
+
+    def __init__(self, shown: ShownParts) -> None:
+        self._shown = shown
+        self._tokens = 0
+        self._held: tuple[TokenLogprob, ...] = ()
+        self.items: list[OutputItem] = []
+        self.reasoning_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the model calls a function."""
+        return any(item.kind == "call" for item in self.items)
+
+    def add(self, delta: Delta) -> Iterator[ItemChange]:
+        """Adds `delta` and yields what it changes. Raises BackendFailed if a completed call continues."""
+        self._tokens += len(delta.token_ids)
+        # The text of a token may arrive later than its log probability.
+        self._held += delta.logprobs
+        calls = self._shown.calls(delta)
+        if delta.reasoning:
+            yield from self._grow("reasoning", delta.reasoning)
+            self.reasoning_tokens = self._tokens
+        # A delta of several tokens may have the end of a call and text after it.
+        is_call_open = bool(self.items) and self.items[-1].call is not None
+        if is_call_open and any(call["index"] == self.items[-1].call for call in calls):
+            yield from self._grow_calls(calls)
+            calls = []
+        if delta.text:
+            yield from self._grow("text", delta.text, self._held)
+        yield from self._grow_calls(calls)
+        if delta.reasoning or delta.text or delta.tool_calls:
+            self._held = ()
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def close(self) -> Iterator[ItemChange]:
+        """Completes the last item; an answer without any has one empty text."""
+        if not self.items:
+            yield self._open("text")
+        yield ItemChange("closed", self.items[-1])
+
+    def _grow_calls(self, calls: Iterable[Mapping[str, Any]]) -> Iterator[ItemChange]:
+        for call in calls:
+            function = call.get("function") or {}
+            yield from self._grow(
+                "call",
+                function.get("arguments") or "",
+                call=call["index"],
+                call_id=call.get("id") or "",
+                name=function.get("name") or "",
+            )
+
+    def _grow(
+        self,
+        kind: Kind,
+        piece: str,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        *,
+        call: int | None = None,
+        call_id: str = "",
+        name: str = "",
+    ) -> Iterator[ItemChange]:
+        last = self.items[-1] if self.items else None
+        if last is None or (last.kind, last.call) != (kind, call):
+            if call is not None and any(item.call == call for item in self.items):
+                raise BackendFailed(f"the tool parser continued call {call} after a later item had begun")
+            if last is not None:
+                yield ItemChange("closed", last)
+            yield self._open(kind, call, call_id, name)
+        item = self.items[-1]
+        item.name = item.name or name
+        if piece:
+            item.pieces.append(piece)
+            item.logprobs += logprobs
+            yield ItemChange("grown", item, piece, logprobs)
+
+    def _open(self, kind: Kind, call: int | None = None, call_id: str = "", name: str = "") -> ItemChange:
+        self.items.append(OutputItem(kind, len(self.items), call, call_id, name))
+        return ItemChange("opened", self.items[-1])
+
+
+class ItemEncoder(ABC):
+    """Encodes one answer, as a whole or as a sequence of events."""
+
+    def __init__(self, shown: ShownParts, tally: UsageCounter) -> None:
+        self.output = OutputItems(shown)
+        self.tally = tally
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """The events that announce the answer."""
+
+    @abstractmethod
+    def changed(self, change: ItemChange, *, is_last: bool) -> bytes:
+        """The events of a change; `is_last` at the end of the last item."""
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """The events after the last item."""
+
+    @abstractmethod
+    def fail(self, failure: Failure) -> bytes:
+        """The last event of a stream that failed after it began."""
+
+    @abstractmethod
+    def answer(self) -> Mapping[str, object]:
+        """The complete answer as JSON."""
+
+    def encode(self, delta: Delta) -> bytes:
+        """The events of the items that `delta` opens, continues and completes."""
+        return b"".join(self.changed(change, is_last=False) for change in self.output.add(delta))
+
+    def end(self) -> bytes:
+        """The end of the last item and of the answer."""
+        return b"".join(self.changed(change, is_last=True) for change in self.output.close()) + self.finish()
+
+
+async def serve_chat(
+    service: Service,
+    ask: ParsedRequest[Any],
+    chat: ChatCompletionRequest,
+    send: Send,
+    *,
+    encoder: Callable[[ShownParts, UsageCounter], ItemEncoder],
+    names: Mapping[str, str],
+) -> None:
+    """Runs the chat that `ask` maps onto and sends the answer, buffered or streamed.
+
+    Args:
+        service: runs the chat.
+        ask: the request in its own protocol.
+        chat: the same request to chat.
+        send: ASGI send.
+        encoder: makes the encoder of the answer.
+        names: chat's names of fields in errors, and those of the protocol.
+    """
+    with renamed_fields(names):
+        job = await chat_job(service, ask, chat)
+        tally = UsageCounter(job.request.prompt_tokens, n=1)
+        built = encoder(ShownParts.of(chat), tally)
+        if chat.stream:
+            status = ask.settings.overload_status
+            await send_stream(send, service.gate, [job], encoder=built, tally=tally, overload_status=status)
+            return
+        tickets = await collect(
+            service.gate, [job], tally, lambda delta: deque(built.output.add(delta), maxlen=0)
+        )
+        deque(built.output.close(), maxlen=0)
+        await send_json(send, orjson.dumps(built.answer()), ticket_headers(tickets))
+
+
+def event(kind: str, /, **fields: object) -> bytes:
+    """A server-sent event that has its type in its data, too."""
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"

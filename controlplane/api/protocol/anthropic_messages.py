@@ -1,0 +1,270 @@
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens: Anthropic's protocol, mapped onto chat.
+
+As strict as all other bodies. Imports only `requests` and `types`.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Annotated, Any, Literal, Required, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import TypedDict
+
+from controlplane.api.protocol.requests import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatCompletionRequest,
+    Name,
+    Objectives,
+)
+from controlplane.api.protocol.types import (
+    CLOSED,
+    MAX_PARTS,
+    MAX_STOPS,
+    ResponseFormat,
+    Text,
+    check_tool_choice,
+    conflict,
+    encoded,
+    expecting,
+)
+
+# Members of a block without which it means nothing.
+_REQUIRED = {
+    "text": ("text",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+    "thinking": ("thinking",),
+    "redacted_thinking": (),
+}
+_BLOCK_TYPES = '"text", "tool_use", "tool_result" or "thinking"; the model takes text only'
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def _as_blocks(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class TextBlock(TypedDict, total=False):
+    """A text. `cache_control` is ignored: prefix caching is automatic."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Required[Annotated[Literal["text"], expecting('"text"; the model takes text only')]]
+    text: Required[str]
+    cache_control: Any
+    citations: Any
+
+
+Texts = Annotated[
+    list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_blocks)
+]  # fmt: skip
+
+
+class ContentBlock(TypedDict, total=False):
+    """A block of a message: text, a tool's use or result, or the thinking before them."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Required[Annotated[Literal[*_REQUIRED], expecting(_BLOCK_TYPES)]]  # type: ignore[valid-type]
+    text: str
+    citations: Any
+    id: Text
+    name: Text
+    input: dict[str, Any]
+    caller: Any
+    tool_use_id: Text
+    content: Texts | None
+    is_error: bool
+    thinking: str
+    signature: str
+    data: str
+    cache_control: Any
+
+
+class InputMessage(TypedDict):
+    """One turn of the conversation."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        list[ContentBlock],
+        Field(min_length=1, max_length=MAX_PARTS, fail_fast=True),
+        BeforeValidator(_as_blocks),
+    ]
+
+
+class ClientTool(TypedDict, total=False):
+    """A tool that the client runs."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Annotated[Literal["custom"], expecting('"custom"; server tools are not supported')] | None
+    name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
+    description: str
+    input_schema: Required[dict[str, Any]]
+    strict: bool
+    cache_control: Any
+    eager_input_streaming: Any
+
+
+class ToolUseChoice(TypedDict, total=False):
+    """`tool_choice`."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Required[Literal["auto", "any", "tool", "none"]]
+    name: str
+    disable_parallel_tool_use: bool
+
+
+class Thinking(TypedDict, total=False):
+    """`thinking`: a switch of the chat template. Its budget is not enforced; `max_tokens` is."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Required[Literal["enabled", "adaptive", "disabled"]]
+    budget_tokens: int
+    display: Literal["summarized"] | None
+
+
+class SchemaFormat(TypedDict):
+    """A schema for the output."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(TypedDict, total=False):
+    """`output_config`."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    effort: str | None
+    format: SchemaFormat | None
+
+
+class CountTokensRequest(Objectives):
+    """Body of POST /v1/messages/count_tokens: the fields that make the prompt."""
+
+    model: Name
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: Texts | None = None
+    tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolUseChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = None
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        choice: Any = self.tool_choice or {}
+        if (choice.get("type") == "tool") != ("name" in choice):
+            raise conflict("tool_choice.name", 'is for type "tool" and only for it; make them agree')
+        check_tool_choice(choice.get("type"), choice.get("name"), {tool["name"] for tool in self.tools or ()})
+        uses: set[str] = set()
+        for at, message in enumerate(self.messages):
+            for place, block in enumerate(message["content"]):
+                path = f"messages[{at}].content[{place}]"
+                for name in _REQUIRED[block["type"]]:
+                    if name not in block:
+                        raise conflict(f"{path}.{name}", f"a block of type {block['type']} needs it; add it")
+                if block["type"] == "tool_use":
+                    uses.add(block["id"])
+                elif block["type"] == "tool_result" and block["tool_use_id"] not in uses:
+                    raise conflict(f"{path}.tool_use_id", "no earlier tool_use has this id; send that first")
+        # Here, because a large body is validated in a thread.
+        _ = self.chat_messages
+        return self
+
+    @cached_property
+    def chat_messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat messages."""
+        system = [{"role": "system", "content": _parts(self.system)}] if self.system else []
+        return system + [made for message in self.messages for made in _chat_messages(message)]
+
+    @property
+    def chat(self) -> ChatCompletionRequest:
+        """The same prompt to chat; its parts are valid, because those of this request are."""
+        choice: Any = self.tool_choice
+        config: Any = self.output_config or {}
+        last, form = self.chat_messages[-1], config.get("format")
+        named = (
+            {"type": "function", "function": {"name": choice["name"]}}
+            if choice and "name" in choice
+            else None
+        )
+        return ChatCompletionRequest.model_construct(
+            model=self.model,
+            messages=self.chat_messages,
+            tools=[{"type": "function", "function": _function(tool)} for tool in self.tools or ()] or None,
+            tool_choice=named or (_CHOICES[choice["type"]] if choice else None),
+            parallel_tool_calls=False if choice and choice.get("disable_parallel_tool_use") else None,
+            reasoning_effort=config.get("effort"),
+            chat_template_kwargs={"enable_thinking": self.thinking["type"] != "disabled"}
+            if self.thinking
+            else None,
+            # The output continues a last message of the assistant.
+            continue_final_message=(last["role"] == "assistant" and "tool_calls" not in last) or None,
+            response_format=form
+            and ResponseFormat.model_construct(
+                type="json_schema", json_schema={"name": "output", "schema": form["schema"]}
+            ),
+            service_class=self.service_class,
+            slo=self.slo,
+        )
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+    # Ignored: cannot change the output.
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    # Known, not supported.
+    container: None = None
+    context_management: None = None
+    mcp_servers: None = None
+
+    @property
+    def chat(self) -> ChatCompletionRequest:
+        """The same request to chat."""
+        return super().chat.model_copy(
+            update={
+                "max_completion_tokens": self.max_tokens,
+                "stop": self.stop_sequences,
+                **{name: getattr(self, name) for name in ("stream", "temperature", "top_p", "top_k")},
+            }
+        )
+
+
+def _function(tool: ClientTool) -> dict[str, Any]:
+    stated = {key: tool[key] for key in ("name", "description", "strict") if key in tool}
+    return stated | {"parameters": tool["input_schema"]}
+
+
+def _parts(blocks: list[TextBlock]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": block["text"]} for block in blocks]
+
+
+def _chat_messages(message: InputMessage) -> Iterator[dict[str, Any]]:
+    """One chat message, and before it one for each result of a tool."""
+    made: dict[str, Any] = {"role": message["role"], "content": []}
+    for block in message["content"]:
+        match block["type"]:
+            case "text":
+                made["content"].append({"type": "text", "text": block["text"]})
+            case "thinking":
+                made["reasoning"] = made.get("reasoning", "") + block["thinking"]
+            case "tool_use":
+                function = {"name": block["name"], "arguments": encoded(block["input"], "messages").decode()}
+                call = {"id": block["id"], "type": "function", "function": function}
+                made.setdefault("tool_calls", []).append(call)
+            case "tool_result":
+                content = _parts(block.get("content") or [])
+                yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
+    if len(made) > 2 or made["content"]:
+        yield made | {"content": made["content"] or None}

@@ -1,0 +1,361 @@
+"""Body of POST /v1/responses: the stateless subset of OpenAI's Responses protocol, mapped onto chat.
+
+The whole conversation is in `input`; nothing is stored. As strict as all other bodies. Imports only
+`requests` and `types`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, Required, Self
+
+import orjson
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from controlplane.api.protocol.requests import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatCompletionRequest,
+    Name,
+    Objectives,
+)
+from controlplane.api.protocol.types import (
+    CLOSED,
+    MAX_PARTS,
+    ResponseFormat,
+    Strict,
+    Text,
+    check_tool_choice,
+    conflict,
+    encoded,
+    expecting,
+    only_texts,
+)
+
+_LOGPROBS = "message.output_text.logprobs"
+_MAX_METADATA = 16
+# Members of an item without which it means nothing.
+_REQUIRED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+_ITEM_TYPES = (
+    '"message", "function_call", "function_call_output" or "reasoning"; items that refer to stored state or '
+    "belong to built-in tools are not supported"
+)
+
+
+class ItemPart(TypedDict, total=False):
+    """A text part of an item, as clients write it or as responses return it."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Required[Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]]
+    text: str
+    refusal: str
+    annotations: Any
+    logprobs: Any
+    prompt_cache_breakpoint: Any
+
+
+ItemContent = Annotated[
+    str | Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)],
+    only_texts("input_text", "output_text", "refusal", "text", "reasoning_text", "summary_text"),
+]
+
+
+class InputItem(TypedDict, total=False):
+    """An item of `input`: a message, a function call, its output, or the reasoning before them.
+
+    Responses are sent back as items, so that all their members are accepted.
+    """
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Annotated[Literal[*_REQUIRED], expecting(_ITEM_TYPES)]  # type: ignore[valid-type]
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: ItemContent
+    phase: Any
+    call_id: Text
+    name: Text
+    arguments: str
+    output: ItemContent
+    summary: ItemContent
+    encrypted_content: str
+    caller: Any
+
+
+class FunctionTool(TypedDict, total=False):
+    """A function tool, whose members are those of chat's `function`."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Required[
+        Annotated[
+            Literal["function"], expecting('"function"; built-in tools are not supported, offer functions')
+        ]
+    ]
+    name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+    defer_loading: Literal[False]
+    allowed_callers: None
+    output_schema: Any
+
+
+class NamedFunction(TypedDict):
+    """A `tool_choice` that requires one function."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(TypedDict, total=False):
+    """`text.format`; members but `type` belong to json_schema."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Required[Literal["text", "json_object", "json_schema"]]
+    name: Text
+    schema: dict[str, Any]
+    strict: bool | None
+    description: str | None
+
+
+class TextOptions(Strict):
+    """`text`: the format of the output. Only the default verbosity is accepted."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningOptions(Strict):
+    """`reasoning`: the effort for the chat template. The reasoning is returned whole, not as a summary."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ObfuscationOptions(Strict):
+    """`stream_options`; padding against traffic analysis is not sent."""
+
+    include_obfuscation: bool | None = None
+
+
+def _as_items(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("shape", "expected {expected}", {"expected": "a string or a list of items"})
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    # Clients send responses back with every member that their release knows, most of them null.
+    return [_stated(item) if isinstance(item, dict) else item for item in value]
+
+
+def _stated(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if value is not None}
+
+
+class ResponsesRequest(Objectives):
+    """Body of POST /v1/responses."""
+
+    model: Name
+    input: Annotated[
+        list[InputItem],
+        Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+        BeforeValidator(_as_items),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | NamedFunction,
+            expecting('"none", "auto", "required" or {"type": "function", "name": …}'),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: Annotated[list[str], Field(max_length=_MAX_METADATA, fail_fast=True)] | None = None
+    stream: bool | None = None
+    stream_options: ObfuscationOptions | None = None
+    # Returned as it is.
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=_MAX_METADATA),
+        ]
+        | None
+    ) = None
+
+    # Ignored: cannot change the output.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+
+    # Only the value of a stateless, immediate response is accepted.
+    store: bool | None = None
+    background: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled"] | None = None
+
+    # Known, not supported.
+    access_programs: None = None
+    context_management: None = None
+    conversation: None = None
+    image: None = None
+    max_tool_calls: None = None
+    moderation: None = None
+    previous_response_id: None = None
+    # Not as those above: in other bodies the name has other meanings.
+    prompt: Any = None
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        if self.store:
+            raise conflict("store", "responses are not stored; send false, and all earlier items in input")
+        if self.background:
+            raise conflict("background", "a response ends with its connection; leave it out")
+        if self.prompt is not None:
+            raise conflict("prompt", "stored prompts are not supported; send the text itself in input")
+        choice = self.tool_choice
+        names = {tool["name"] for tool in self.tools or ()}
+        check_tool_choice(choice, choice["name"] if isinstance(choice, dict) else None, names)
+        chosen = self.text.format if self.text else None
+        if chosen and chosen["type"] == "json_schema" and not {"name", "schema"} <= chosen.keys():
+            raise conflict("text.format", 'of type "json_schema" needs name and schema; add them')
+        _check_items(self.input)
+        # Here, because a large body is validated in a thread.
+        _ = self.messages, self.echo
+        return self
+
+    @cached_property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat messages."""
+        return [*_instructions(self.instructions), *_messages(self.input)]
+
+    @cached_property
+    def echo(self) -> dict[str, orjson.Fragment]:
+        """The tools and the format as the response repeats them, encoded."""
+        empty = {"description": None, "parameters": None, "strict": None}
+        form = (self.text.format if self.text else None) or {"type": "text"}
+        tools = encoded([empty | tool for tool in self.tools or ()], "tools")
+        text = encoded({"format": form, "verbosity": "medium"}, "text.format")
+        return {"tools": orjson.Fragment(tools), "text": orjson.Fragment(text)}
+
+    @property
+    def chat(self) -> ChatCompletionRequest:
+        """The same request to chat; its parts are valid, because those of this one are."""
+        wants_logprobs = self.top_logprobs is not None or _LOGPROBS in (self.include or ())
+        choice = self.tool_choice
+        return ChatCompletionRequest.model_construct(
+            model=self.model,
+            messages=self.messages,
+            max_completion_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stream=self.stream,
+            tools=[{"type": "function", "function": _function(tool)} for tool in self.tools or ()] or None,
+            tool_choice=_named(choice["name"]) if isinstance(choice, dict) else choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=_response_format(self.text),
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            logprobs=wants_logprobs or None,
+            top_logprobs=self.top_logprobs if wants_logprobs else None,
+            service_class=self.service_class,
+            slo=self.slo,
+        )
+
+
+def _check_items(items: Sequence[InputItem]) -> None:
+    """Raises `conflict` for an item without its members, or an output without its call."""
+    calls: set[str] = set()
+    for at, item in enumerate(items):
+        kind = item.get("type", "message")
+        for name in _REQUIRED[kind]:
+            if name not in item:
+                raise conflict(f"input[{at}].{name}", f"an item of type {kind} needs it; add it")
+        if kind == "function_call":
+            calls.add(item["call_id"])
+        elif kind == "function_call_output" and item["call_id"] not in calls:
+            raise conflict(
+                f"input[{at}].call_id",
+                "no earlier function_call has this id; send the call before its output",
+            )
+
+
+def _named(name: str) -> Any:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _function(tool: FunctionTool) -> Any:
+    given: Mapping[str, Any] = tool
+    return {key: given[key] for key in ("name", "description", "parameters", "strict") if key in given}
+
+
+def _response_format(text: TextOptions | None) -> ResponseFormat | None:
+    chosen = text.format if text else None
+    if chosen is None:
+        return None
+    schema = {"name": chosen["name"], "schema": chosen["schema"]} if chosen["type"] == "json_schema" else None
+    return ResponseFormat.model_construct(type=chosen["type"], json_schema=schema)
+
+
+def _instructions(text: str | None) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _messages(items: Iterable[InputItem]) -> Iterable[dict[str, Any]]:
+    """Chat messages of items; consecutive items of the assistant are one message."""
+    turn: dict[str, Any] | None = None
+    for item in items:
+        kind, role = item.get("type", "message"), item.get("role")
+        if kind == "function_call_output" or (kind == "message" and role != "assistant"):
+            if turn is not None:
+                yield turn
+            turn = None
+            if kind == "message":
+                yield {"role": role, "content": _content(item.get("content"))}
+            else:
+                yield {
+                    "role": "tool",
+                    "tool_call_id": item["call_id"],
+                    "content": _content(item.get("output")),
+                }
+            continue
+        turn = turn or {"role": "assistant", "content": None}
+        if kind == "message":
+            turn["content"] = [*(turn["content"] or ()), *_parts(item.get("content"))]
+        elif kind == "reasoning":
+            turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item)
+        else:
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)
+    if turn is not None:
+        yield turn
+
+
+def _content(content: str | list[ItemPart] | None) -> str | list[dict[str, str]]:
+    return content if isinstance(content, str) else _parts(content)
+
+
+def _parts(content: str | list[ItemPart] | None) -> list[dict[str, str]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [{"type": "text", "text": part.get("text") or part.get("refusal") or ""} for part in content or ()]
+
+
+def _reasoning(item: InputItem) -> str:
+    return "".join(part["text"] for part in _parts(item.get("content") or item.get("summary")))

@@ -1,0 +1,298 @@
+"""/v1/messages through Anthropic's client, unmodified; events, mapping and refusals on the wire."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import anthropic
+import orjson
+import pytest
+
+from backends.testing.scripted import Script
+from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
+from controlplane.core.generation import ChatPrompt, Sampling
+from controlplane.service.request_jobs import Caller
+from tests.controlplane.api.scripted_server import CHAT_MODEL, HELLO, TEXT, Stage, listening, staged
+
+PATH = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+SECRET = "sk-ant-tests"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD: dict[str, Any] = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
+CALLS = (
+    {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": '}},
+    {"index": 0, "function": {"arguments": "1}"}},
+    {"index": 1, "id": "call_2", "type": "function", "function": {"name": "add", "arguments": "{}"}},
+)
+CALLING = Script(tokens=3, words=("Sure", "."), reasoning_words=("Hm",), tool_calls=CALLS)
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"model": CHAT_MODEL, "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]} | fields
+
+
+@pytest.fixture
+async def locked() -> AsyncIterator[Stage]:
+    key = ApiKey(hashlib.sha256(SECRET.encode()).hexdigest(), Caller("tests"))
+    async with staged(ApiSettings(api_keys=(key,))) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def client(locked: Stage) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with (
+        listening(locked.app) as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key=SECRET, max_retries=0) as client,
+    ):
+        yield client
+
+
+def conversation(stage: Stage) -> tuple[ChatPrompt, Sampling]:
+    run = stage.generator.runs[-1]
+    assert run.chat is not None and run.sampling is not None
+    return run.chat, run.sampling
+
+
+async def test_create(client: anthropic.AsyncAnthropic, locked: Stage):
+    locked.generator.default = replace(HELLO, cached_tokens=2)
+    message = await client.messages.create(**asked(system="Be short."))
+    [block] = message.content
+    assert block.type == "text"
+    assert (block.text, message.stop_reason, message.role) == (TEXT, "end_turn", "assistant")
+    assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (9, 2)
+    assert message.usage.output_tokens == 3
+
+
+async def test_stream(client: anthropic.AsyncAnthropic, locked: Stage):
+    locked.generator.default = CALLING
+    async with client.messages.stream(**asked(tools=[ADD])) as stream:
+        texts = [text async for text in stream.text_stream]
+        final = await stream.get_final_message()
+    assert texts == ["Sure", "."]
+    assert [block.type for block in final.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert [block.input for block in final.content if block.type == "tool_use"] == [{"a": 1}, {}]
+    assert (final.stop_reason, final.usage.output_tokens) == ("tool_use", 3)
+    whole = await client.messages.create(**asked(tools=[ADD]))
+    assert [block.to_dict() for block in whole.content] == [block.to_dict() for block in final.content]
+
+
+async def test_tool_loop(client: anthropic.AsyncAnthropic, locked: Stage):
+    locked.generator.upcoming.append(CALLING)
+    history: list[Any] = [{"role": "user", "content": "1+1"}]
+    first = await client.messages.create(**asked(messages=history, tools=[ADD], system="Add."))
+    uses = [block for block in first.content if block.type == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": use.id, "content": f"{use.input}"} for use in uses]
+    history += [
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]},
+    ]
+    second = await client.messages.create(**asked(messages=history, tools=[ADD], system="Add."))
+    assert second.stop_reason == "end_turn"
+
+    def call(name: str, arguments: str) -> dict[str, Any]:
+        return {"id": name, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+    def text(value: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": value}]
+
+    chat, _ = conversation(locked)
+    assert chat.messages == [
+        {"role": "system", "content": text("Add.")},
+        {"role": "user", "content": text("1+1")},
+        {
+            "role": "assistant",
+            "reasoning": "Hm",
+            "content": text("Sure."),
+            "tool_calls": [call("call_1", '{"a":1}'), call("call_2", "{}")],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": text("{'a': 1}")},
+        {"role": "tool", "tool_call_id": "call_2", "content": text("{}")},
+        {"role": "user", "content": text("Go on.")},
+    ]
+    assert chat.tools == [
+        {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
+    ]
+
+
+async def test_count_tokens(client: anthropic.AsyncAnthropic):
+    messages: Any = [{"role": "user", "content": "hi"}]
+    counted = await client.messages.count_tokens(model=CHAT_MODEL, messages=messages, system="Be short.")
+    message = await client.messages.create(**asked(system="Be short."))
+    assert counted.input_tokens == message.usage.input_tokens == 11
+
+
+async def test_options_become_those_of_chat(client: anthropic.AsyncAnthropic, locked: Stage):
+    await client.messages.create(
+        **asked(stop_sequences=["END"], metadata={"user_id": "u"}),
+        extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 7},
+        thinking={"type": "disabled"},
+        output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        extra_headers={"x-service-class": "standard"},
+    )
+    chat, sampling = conversation(locked)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
+    assert (sampling.stop, sampling.max_tokens) == (("END",), 20)
+    assert sampling.structure == {"type": "json_schema", "schema": SCHEMA}
+    assert chat.template_options == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+async def test_tool_choice(
+    client: anthropic.AsyncAnthropic, locked: Stage, choice: dict[str, Any], expected: object
+):
+    await client.messages.create(**asked(tools=[ADD], tool_choice=choice))
+    assert conversation(locked)[0].tool_choice == expected
+
+
+async def test_parallel_use_can_be_disabled(client: anthropic.AsyncAnthropic, locked: Stage):
+    locked.generator.default = CALLING
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    message = await client.messages.create(**asked(tools=[ADD], tool_choice=choice))
+    assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
+
+
+async def test_last_message_of_the_assistant_is_continued(client: anthropic.AsyncAnthropic, locked: Stage):
+    history = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "The sum is"}]
+    await client.messages.create(**asked(messages=history))
+    options = conversation(locked)[0].template_options
+    assert options == {"continue_final_message": True, "add_generation_prompt": False}
+
+
+async def test_stop_reasons(client: anthropic.AsyncAnthropic, locked: Stage):
+    message = await client.messages.create(**asked(max_tokens=2))
+    assert message.stop_reason == "max_tokens"
+    cut = ({**CALLS[0], "function": {"name": "add", "arguments": '{"a": '}},)
+    locked.generator.default = replace(CALLING, tool_calls=cut)
+    message = await client.messages.create(**asked(tools=[ADD]))
+    assert message.content[-1].input == {"INVALID_JSON": '{"a": '}
+
+
+async def test_stop_sequence_is_named():
+    from controlplane.api.anthropic import MessageEncoder
+    from controlplane.api.openai.buffered import UsageCounter
+    from controlplane.api.openai.chat import ShownParts
+    from controlplane.core.generation import Delta
+
+    shown = ShownParts(has_logprobs=False, is_single_call=False, hides_reasoning=False)
+    encoder = MessageEncoder("m", "model", shown, UsageCounter(1, n=1))
+    encoder.encode(Delta(0, "a", (1,), finish_reason="stop", stop_reason="END"))
+    assert b'{"stop_reason":"stop_sequence","stop_sequence":"END"}' in encoder.end()
+
+
+async def test_events_are_in_anthropics_order(stage: Stage):
+    stage.generator.default = CALLING
+    answer = await stage.http.post(PATH, json=asked(stream=True, tools=[ADD]))
+    blocks = [block.split("\n", 1) for block in answer.text.strip().split("\n\n")]
+    found = [orjson.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in found]
+    block = ("content_block_start", "content_block_delta", "content_block_stop")
+    two_deltas = (*block[:2], *block[1:])
+    assert [event["type"] for event in found] == [
+        *("message_start", *block, *two_deltas, *two_deltas, *block),
+        *("message_delta", "message_stop"),
+    ]
+    assert found[0]["message"]["usage"]["input_tokens"] == 2
+    assert found[0]["message"]["stop_reason"] is None
+    kinds = [event["delta"]["type"] for event in found if event["type"] == "content_block_delta"]
+    assert kinds == ["thinking_delta", *["text_delta"] * 2, *["input_json_delta"] * 3]
+
+
+async def test_stream_that_fails_raises(client: anthropic.AsyncAnthropic, locked: Stage):
+    locked.generator.default = replace(HELLO, request_fails_after=2)
+    with pytest.raises(anthropic.APIStatusError, match="the model's engine failed"):
+        async with client.messages.stream(**asked()) as stream:
+            _ = [text async for text in stream.text_stream]
+
+
+async def test_errors_have_anthropics_types(client: anthropic.AsyncAnthropic, locked: Stage):
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await client.messages.create(**asked(model="nobody"))
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.AuthenticationError):
+        await client.with_options(api_key="wrong").messages.create(**asked())
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await client.messages.create(**asked(extra_body={"wish": 1}))
+    assert refused.value.body["error"]["param"] == "wish"
+    locked.generator.upcoming.append(replace(HELLO, engine_fails_after=0))
+    with pytest.raises(anthropic.APIStatusError) as down:
+        await client.messages.create(**asked())
+    assert (down.value.status_code, down.value.body["error"]["type"]) == (503, "overloaded_error")
+
+
+async def test_errors_outside_the_endpoint_have_the_same_shape():
+    async with staged(ApiSettings(limits=BodyLimits(max_body=1_000))) as stage:
+        large = await stage.http.post(PATH, content=b"x" * 2_000)
+        assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
+        wrong = await stage.http.get(PATH)
+        assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
+        other = await stage.http.post("/v1/messages_of_others", json={})
+        assert "type" not in other.json()
+
+
+def said(role: str = "user", **block: Any) -> dict[str, Any]:
+    return asked(messages=[{"role": role, "content": [block]}])
+
+
+ENDLESS = {"$ref": "#"}
+REFUSED = [
+    (PATH, {"model": CHAT_MODEL, "max_tokens": 1}, "messages", "add it"),
+    (COUNT, {"model": CHAT_MODEL}, "messages", "add it"),
+    (PATH, {"model": CHAT_MODEL, "messages": asked()["messages"]}, "max_tokens", "add it"),
+    (PATH, asked(messages=[]), "messages", "at least 1 item"),
+    (PATH, asked(max_tokens=0), "max_tokens", "greater than or equal to 1"),
+    (PATH, asked(max_tokens=255), "messages", "lower max_tokens"),
+    (PATH, asked(temperature=1.5), "temperature", "less than or equal to 1"),
+    (PATH, asked(context_management={}), "context_management", "shorten the conversation"),
+    (PATH, asked(mcp_servers=[]), "mcp_servers", "offer their tools"),
+    (PATH, asked(container="c"), "container", "code execution"),
+    (PATH, asked(n=2), "n", "unknown field"),
+    (
+        PATH,
+        asked(tools=[{"type": "web_search_20250305", "name": "web_search"}]),
+        "tools[0].type",
+        "server tools",
+    ),
+    (PATH, asked(tools=[{"name": "f"}]), "tools[0].input_schema", "add it"),
+    (PATH, asked(tools=[ADD | {"input_schema": ENDLESS}]), "tools[0].input_schema", "tools[0].input_schema"),
+    (PATH, asked(tool_choice={"type": "any"}), "tool_choice", "tools is empty"),
+    (PATH, asked(tools=[ADD], tool_choice={"type": "tool", "name": "sub"}), "tool_choice", "not in tools"),
+    (PATH, asked(tools=[ADD], tool_choice={"type": "tool"}), "tool_choice.name", "make them agree"),
+    (
+        PATH,
+        asked(output_config={"format": {"type": "json_schema", "schema": ENDLESS}}),
+        "output_config.format.schema",
+        "refers back to itself",
+    ),
+    (PATH, said(type="image", source={}), "messages[0].content[0].type", "text only"),
+    (
+        COUNT,
+        said(type="document", source={}) | {"max_tokens": None},
+        "messages[0].content[0].type",
+        "text only",
+    ),
+    (PATH, said(type="text"), "messages[0].content[0].text", "add it"),
+    (PATH, said(type="tool_result", tool_use_id="t"), "messages[0].content[0].tool_use_id", "no earlier"),
+    (PATH, said("assistant", type="tool_use", id="t", name="n"), "messages[0].content[0].input", "add it"),
+    (PATH, said("tool", type="text", text="x"), "messages[0].role", "'user'"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "message"), REFUSED)
+async def test_refusal_names_field_rule_and_remedy(
+    stage: Stage, path: str, body: dict[str, Any], param: str, message: str
+):
+    answer = await stage.http.post(path, json={k: v for k, v in body.items() if v is not None})
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param), error
+    assert message in error["message"]
+    assert not stage.generator.runs

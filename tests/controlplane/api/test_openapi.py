@@ -1,0 +1,110 @@
+"""/openapi.json and /docs: each POST path has its bodies, and answers have only the members described."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from backends.testing.scripted import Script
+from controlplane.api.protocol import answers
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, Stage
+
+CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SCRIPT = Script(tokens=4, words=("a", "b"), reasoning_words=("Hm",), tool_calls=(CALL,), cached_tokens=1)
+HI = [{"role": "user", "content": "hi"}]
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+CHAT = {"model": CHAT_MODEL, "messages": HI, "logprobs": True, "top_logprobs": 1}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+ANSWERS: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
+    ("/v1/chat/completions", CHAT | {"tools": TOOLS}, answers.ChatCompletion),
+    ("/v1/completions", {"model": CHAT_MODEL, "prompt": "hi", "logprobs": 1}, answers.TextCompletion),
+    ("/v1/embeddings", {"model": EMBED_MODEL, "input": "hi"}, answers.EmbeddingList),
+    (
+        "/v1/responses",
+        {
+            "model": CHAT_MODEL,
+            "input": "hi",
+            "tools": [{"type": "function", **FUNCTION}],
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 1,
+            "metadata": {"a": "b"},
+        },
+        answers.ResponseObject,
+    ),
+    (
+        "/v1/messages",
+        {
+            "model": CHAT_MODEL,
+            "messages": HI,
+            "max_tokens": 9,
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        },
+        answers.AnthropicMessage,
+    ),
+    ("/v1/messages/count_tokens", {"model": CHAT_MODEL, "messages": HI}, answers.TokenCount),
+]
+
+
+def unknown_members(value: Any, schema: dict[str, Any], defined: dict[str, Any], path: str = "") -> list[str]:
+    """Members of `value` that its schema does not name."""
+    if "$ref" in schema:
+        return unknown_members(value, defined[schema["$ref"].rsplit("/", 1)[1]], defined, path)
+    if "anyOf" in schema:
+        return min((unknown_members(value, each, defined, path) for each in schema["anyOf"]), key=len)
+    if isinstance(value, list):
+        items = schema.get("items", {})
+        return [
+            name
+            for at, each in enumerate(value)
+            for name in unknown_members(each, items, defined, f"{path}[{at}]")
+        ]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return []
+    known = schema["properties"]
+    found = [f"{path}.{name}" for name in value.keys() - known.keys()]
+    for name in value.keys() & known.keys():
+        found += unknown_members(value[name], known[name], defined, f"{path}.{name}")
+    return found
+
+
+@pytest.mark.parametrize(("path", "body", "model"), ANSWERS)
+async def test_answers_are_described(stage: Stage, path: str, body: dict[str, Any], model: type[BaseModel]):
+    stage.generator.default = SCRIPT if "tools" in body else replace(HELLO, cached_tokens=1)
+    answer = await stage.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    model.model_validate_json(answer.content)
+    schema = (await stage.http.get("/openapi.json")).json()
+    described = schema["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert described == {"$ref": f"#/components/schemas/{model.__name__}"}
+    assert unknown_members(answer.json(), described, schema["components"]["schemas"]) == []
+
+
+async def test_each_path_describes_its_bodies_and_errors(stage: Stage):
+    schema = (await stage.http.get("/openapi.json")).json()
+    posts = {path: each["post"] for path, each in schema["paths"].items() if "post" in each}
+    mapped = {path: post for path, post in posts.items() if not path.startswith("/admin")}
+    assert {"/v1/responses", "/v1/messages", "/v1/rerank", "/tokenize"} <= mapped.keys()
+    for path, post in mapped.items():
+        assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"], path
+        failure = post["responses"]["default"]["content"]["application/json"]["schema"]
+        assert failure == {"$ref": "#/components/schemas/ErrorResponse"}
+        assert post["responses"]["200"]["content"]["application/json"]["schema"], path
+    assert "text/event-stream" in mapped["/v1/messages"]["responses"]["200"]["content"]
+    assert "text/event-stream" not in mapped["/v1/embeddings"]["responses"]["200"]["content"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_errors_are_described(stage: Stage, path: str):
+    answer = await stage.http.post(path, json={})
+    found = answers.ErrorResponse.model_validate_json(answer.content)
+    assert (found.type, found.error.code) == (
+        "error" if "messages" in path else None,
+        "missing_required_parameter",
+    )
+
+
+async def test_docs_show_the_schema(stage: Stage):
+    page = await stage.http.get("/docs")
+    assert page.status_code == 200
+    assert "/openapi.json" in page.text
