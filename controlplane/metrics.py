@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Outcome, Reason
-from controlplane.core.request import Kind, Request, Timeline
+from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass
 
 # vLLM's buckets, so that its dashboards need only another prefix.
@@ -92,6 +92,7 @@ class Metrics:
     def __init__(self, classes: Collection[ServiceClass] = (), kinds: Collection[Kind] = tuple(Kind)) -> None:
         """Creates every counter of these classes and kinds at 0, so that `rate` counts the first event."""
         self.registry = CollectorRegistry()
+        self.device_time = dict.fromkeys(Owner, 0.0)
         self.described: list[SeriesInfo] = []
         self._read_elsewhere: list[Series] = []
         self._readings: Readings = {}
@@ -229,6 +230,11 @@ class Metrics:
         self.balloon_bytes = self._gauge(
             "engine_balloon_bytes",
             "KV-cache bytes withheld from the engine, for other owners to use.",
+            "owner",
+        )
+        self.device_seconds = self._total(
+            "device_seconds_total",
+            "Time of engine steps and embedding passes, each without what the other adds to it.",
             "owner",
         )
         self.engine_running = self._gauge(

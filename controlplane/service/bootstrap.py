@@ -48,6 +48,7 @@ from controlplane.service.prediction.length_training import (
 )
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.prediction.rate_observer import RateObserver
+from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.engine_control import EngineConfigurator
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
@@ -278,7 +279,7 @@ def build_service(
         rerankers: reranking engines, not started.
         device_memory: called once the backends run; without it the quotas are static.
         monitor: builds the memory monitor, given what to call when the withheld bytes change.
-        clock: another clock than the host's; then nothing is trained in the background.
+        clock: another clock than the host's; then nothing is trained or sampled in the background.
         ticks: runs the quota ticks.
         lengths: replaces the length predictor that the configuration names.
     """
@@ -300,7 +301,6 @@ def build_service(
         clock or MonotonicClock(),
         predictor,
         metrics,
-        FailOpen(metrics),
     )
     return Service(
         config,
@@ -313,6 +313,7 @@ def build_service(
         ),
         timer=ticks or SchedulerTimer(),
         training=_training_of(config, predictor) if clock is None else None,
+        is_sampled=clock is None,
     )
 
 
@@ -334,14 +335,14 @@ def _parts(
     clock: Clock,
     predictor: LengthPredictor,
     metrics: Metrics,
-    fail_open: FailOpen,
 ) -> Parts:
     """Builds what depends on the backends' sizes; `rerankers` are in `embedders`, too. Raises ConfigError."""
     generators = {name: supervisor.generator for name, supervisor in supervisors.items()}
     pool = shared_pool(config, generators, embedders, device_memory)
     shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
     ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
-    rates, lengths = RateLimiter(_tenant_limits(config)), GuardedLengthPredictor(predictor, fail_open)
+    fail_open, rates = FailOpen(metrics), RateLimiter(_tenant_limits(config))
+    lengths = GuardedLengthPredictor(predictor, fail_open)
     dispatcher = Dispatcher(
         clock,
         ledger,
@@ -352,7 +353,7 @@ def _parts(
         metrics,
         rates,
         TenantQueues(_tenant_weights(config)),
-        explain_requests=config.server.explain_requests,
+        RequestRecorder(clock, remembered=config.server.explain_requests),
     )
     RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
     outages = EngineOutages(dispatcher, supervisors)
@@ -394,5 +395,4 @@ def _tenant_limits(config: Config) -> dict[str, TenantLimits]:
 def _tenant_weights(config: Config) -> dict[str, float]:
     """The weights of all tenants, 1 by default; empty if no tenant states one, which turns fairness off."""
     stated = {name: tenant.weight for name, tenant in config.tenants.items()}
-    is_any = any(weight is not None for weight in stated.values())
-    return {name: weight or 1.0 for name, weight in stated.items()} if is_any else {}
+    return {name: weight or 1.0 for name, weight in stated.items()} if any(stated.values()) else {}

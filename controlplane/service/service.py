@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 from controlplane.config import Config
-from controlplane.config.reconfigure import changed
+from controlplane.config.reconfigure import changeable, changed
+from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
 from controlplane.service.gate.policies import Policies
+from controlplane.service.live_feed import LiveFeed
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.length_training import LengthTraining
@@ -37,12 +39,13 @@ class Parts:
 class Service:
     """Starts the backends, builds the gate on what they report, and stops everything in stages.
 
-    `gate`, `intake` and `status` exist from `start` on.
+    `gate`, `intake`, `status` and `live` exist from `start` on.
     """
 
     gate: Gate
     intake: Intake
     status: ServiceStatus
+    live: LiveFeed
 
     def __init__(
         self,
@@ -55,8 +58,13 @@ class Service:
         configurator: EngineConfigurator,
         timer: PeriodicTimer,
         training: LengthTraining | None,
+        is_sampled: bool,
     ) -> None:
-        """`build` is called once all backends have started. `supervisors` own the LLM engines."""
+        """`build` is called once all backends have started. `supervisors` own the LLM engines.
+
+        `is_sampled` starts the samples of the live feed, which need a clock that runs by itself.
+        """
+        self._is_sampled = is_sampled
         self.config = config
         self.quota_controller: QuotaController | None = None
         self.monitor: MemoryMonitor | None = None
@@ -84,6 +92,7 @@ class Service:
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
+            self.live = LiveFeed(self.status)
             if self.quota_controller is not None:
                 await self.quota_controller.start()
                 self._timer.schedule_periodic(
@@ -94,8 +103,11 @@ class Service:
             if self.monitor is not None:
                 self.monitor.start(self.config.pool.monitor_ms / 1_000)
             for supervisor in self._supervisors:
-                on_down = partial(self.gate.outages.begin, supervisor.model)
-                supervisor.supervise(on_down, self._engine_restarted)
+                supervisor.supervise(
+                    partial(self._engine_died, supervisor.model), partial(self._engine_restarted, supervisor)
+                )
+            if self._is_sampled:
+                self.live.start()
         except BaseException:
             await stop_all(self._supervision(), self._periodic_work(), self._engines())
             raise
@@ -106,6 +118,7 @@ class Service:
         if not self._is_started:
             return
         self._is_started = False
+        self.live.stop()
         drain: Stage = {"the drain": self.drain}
         await stop_all(self._supervision(), self._periodic_work(), drain, self._engines())
 
@@ -120,13 +133,18 @@ class Service:
             for wait in waits:
                 wait.cancel()
 
-    async def _engine_restarted(self) -> None:
+    def _engine_died(self, model: str, error: BackendDown, reject: Reject) -> None:
+        self.live.engine_down(model, str(error))
+        self.gate.outages.begin(model, error, reject)
+
+    async def _engine_restarted(self, supervisor: EngineSupervisor) -> None:
         """Gives a new engine what its predecessor had been told since the start."""
         async with self._reconfiguring:
             await self._configurator.engine_restarted()
         if self.quota_controller is not None:
             await self.quota_controller.engine_restarted()
         self.gate.engine_restarted()
+        self.live.engine_up(supervisor.model, supervisor.start_seconds)
 
     def _supervision(self) -> Stage:
         return {f"the supervisor of {supervisor.model}": supervisor.stop for supervisor in self._supervisors}
@@ -171,5 +189,6 @@ class Service:
             config = changed(self.config, content)
             policies = self._policies_of(config)
             await self._configurator.apply(config.engine_options())
+            self.live.configured(changeable(self.config), changeable(config))
             self.config = config
             self.gate.set_policies(policies)

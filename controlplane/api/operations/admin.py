@@ -1,4 +1,6 @@
-"""The /admin endpoints for state, configuration and drain; they need the admin key."""
+"""The /admin endpoints for state, live feed, configuration and drain; they need the admin key."""
+
+from secrets import token_hex
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,15 +16,25 @@ from controlplane.config.reconfigure import changeable
 from controlplane.core.errors import BackendDown, BackendFailed
 from controlplane.service.service import Service
 
+_MAX_DIGITS = 18
+
 
 def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
-    """Routes of /admin/state, /admin/config and /admin/drain."""
+    """Routes of /admin/state, /admin/live, /admin/config and /admin/drain."""
     routes = APIRouter()
+    instance = token_hex(8)
 
     @routes.get("/admin/state", response_model=None)
     async def show_state(request: Request) -> Response:
         require_admin(request.headers, settings)
         return json_response(service.status.state())
+
+    @routes.get("/admin/live", response_model=None)
+    async def show_live(request: Request) -> Response:
+        """Returns the samples and events after number `since`, at most 64 KiB of them, oldest first."""
+        require_admin(request.headers, settings)
+        body = service.live.since(_since(request.query_params.get("since", "0")), instance)
+        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
     @routes.get("/admin/config", response_model=None)
     async def show_config(request: Request) -> Response:
@@ -57,3 +69,12 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
         return json_response(changeable(service.config))
 
     return routes
+
+
+def _since(given: str) -> int:
+    if not given.isascii() or not given.isdigit() or len(given) > _MAX_DIGITS:
+        message = (
+            f"since={given[:80]!r}: should be the `next` of the last answer, a number from 0; send 0 for all"
+        )
+        raise Problem(400, message, param="since", code="invalid_value")
+    return int(given)

@@ -20,7 +20,7 @@ from controlplane.metrics import Metrics
 from controlplane.policy.gate.admission import wait_bound
 from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.gate.scheduling_cycle import run_cycle
-from controlplane.service.decision_history import Basis, Decided, Preempted, basis_of
+from controlplane.service.decision_history import Basis, Decided, basis_of
 from controlplane.service.gate.device_contention import embedding_time_slack
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
@@ -34,6 +34,7 @@ from controlplane.service.gate.snapshot import SnapshotBuilder
 from controlplane.service.gate.waiting_queue import WaitingQueue
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
+from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import DecisionFailed, Ticket
 from predictors.timing.online_step_time import rate_models
@@ -56,8 +57,7 @@ class Dispatcher:
         metrics: Metrics,
         rates: RateLimiter,
         tenants: TenantQueues,
-        *,
-        explain_requests: int = 0,
+        recorder: RequestRecorder,
     ) -> None:
         self._clock = clock
         self._policies = policies
@@ -72,11 +72,12 @@ class Dispatcher:
         self._departures: set[asyncio.Task[None]] = set()
         self.health = HealthTracker("requests fail without a decision", "requests are decided again")
         self.ledger = ledger
+        self.recorder = recorder
         self.on_refusal: Callable[[Owner, Defer | Reject], None] = lambda owner, refusal: None
         self.paces = rate_models(next((g.step_cost for g in generators.values()), None), embedders.values())
         self._engine_leases: EngineLeases | None = None
-        if policies.engine_precedence is not None:
-            self._engine_leases = EngineLeases(generators, ledger, self._tickets, policies.engine_precedence)
+        if (precedence := policies.engine_precedence) is not None:
+            self._engine_leases = EngineLeases(generators, ledger, self._tickets, precedence, recorder)
             self.paces[Owner.LLM] = self._engine_leases.pace
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
@@ -92,17 +93,9 @@ class Dispatcher:
         )
         self._retry_spacer = RetrySpacer()
         self.accounting = Accounting(
-            ledger,
-            metrics,
-            rates,
-            tenants,
-            lengths,
-            self.paces,
-            self.ttft,
-            generators,
-            self.prefixes,
-            kept=explain_requests,
-        )
+            ledger, metrics, rates, tenants, lengths, self.paces, self.ttft, generators, self.prefixes,
+            recorder,
+        )  # fmt: skip
 
     def dry_run(self, entry: Waiting) -> DryRun:
         """Returns the decision of a cycle now on a waiting or hypothetical request; changes nothing."""
@@ -200,7 +193,7 @@ class Dispatcher:
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.count_decision(ticket.request.kind, "REJECT", reject.reason)
         if ticket.outcome is None:
-            ticket.history.append(Decided(self._clock.now(), reject, basis))
+            self.recorder.decided(ticket, Decided(self._clock.now(), reject, basis))
             self._close(ticket, outcome)
         ticket.refuse(reject)
 
@@ -306,11 +299,11 @@ class Dispatcher:
                 self.on_refusal(ticket.request.kind.owner, reject)
         for request_id, admit in plan.dispatches:
             with self.failing_on_error(ticket := self._tickets[request_id]):
-                ticket.history.append(Decided(now, admit, self._basis(ticket, view)))
+                self.recorder.decided(ticket, Decided(now, admit, self._basis(ticket, view)))
                 self._dispatch(ticket, admit, now)
         for request_id, defer in plan.deferrals:
             with self.failing_on_error(ticket := self._tickets[request_id]):
-                ticket.history.append(Decided(now, defer, self._basis(ticket, view)))
+                self.recorder.decided(ticket, Decided(now, defer, self._basis(ticket, view)))
                 self._defer(ticket, defer)
 
     def _basis(self, ticket: Ticket, view: PoolView) -> Basis | None:
@@ -377,11 +370,11 @@ class Dispatcher:
         The task ends when the engine has freed its blocks.
         """
         victim = self._tickets[request_id]
+        self.recorder.preempted(victim, self.snapshots.preemption(victim, beneficiary, self._clock.now()))
         self.accounting.release(victim)
         victim.move(Phase.PREEMPTED)
         victim.engine_start = None
         victim.preemptions += 1
-        victim.history.append(Preempted(self._clock.now(), "gate", beneficiary))
         victim.renew_grant()
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)

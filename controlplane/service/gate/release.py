@@ -1,6 +1,5 @@
 """Ends each request once: closes its memory lease, counts its outcome and trains the predictors with it."""
 
-from collections import deque
 from collections.abc import Mapping
 
 from controlplane.core.clock import Duration, Instant, between
@@ -15,6 +14,7 @@ from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
+from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
@@ -38,11 +38,9 @@ class Accounting:
         ttft: TtftPredictor,
         generators: Mapping[str, Generator],
         prefixes: PrefixLeases,
-        *,
-        kept: int,
+        recorder: RequestRecorder,
     ) -> None:
-        """`ended` holds the last `kept` requests that ended, for their explanation."""
-        self.ended: deque[Ticket] = deque(maxlen=kept)
+        self._recorder = recorder
         self._ledger = ledger
         self._prefixes = prefixes
         self._metrics = metrics
@@ -87,6 +85,7 @@ class Accounting:
             if timeline.first_token is None and timeline.dispatched is not None:
                 self._metrics.count_prompt_tokens(ticket.request, ticket.cached_tokens)
                 self._prefixes.report(ticket)
+                self._recorder.first_token(ticket, between(ticket.request.arrival, now))
                 took = between(timeline.dispatched, now)
                 computed = ticket.request.prompt_tokens - ticket.cached_tokens
                 self._paces[Owner.LLM].observe_prefill(computed, took)
@@ -103,7 +102,7 @@ class Accounting:
         if outcome is None:
             outcome = Outcome.MET if all(timeline.objectives_met(request.slo).values()) else Outcome.LATE
         ticket.outcome = outcome
-        self.ended.append(ticket)
+        self._recorder.ended(ticket, now, outcome)
         self._metrics.count_outcome(request, timeline, outcome)
         if ticket.is_explored:
             self._metrics.count_explored(request, outcome)

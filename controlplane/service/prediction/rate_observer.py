@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from controlplane.core.clock import NO_TIME, Duration
+from controlplane.core.clock import NO_TIME, Duration, to_seconds
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.ports import Embedder, EmbeddingPass, Generator, PassLimit
 from controlplane.core.request import Owner
@@ -34,6 +34,7 @@ class RateObserver:
         self._fail_open = fail_open
         # An embedder that yields the CPU to the LLM never calls `_batch_time_limit`.
         self._ceded: Duration | None = NO_TIME
+        self._has_pass_ended = False
 
     def attach(self, generators: Mapping[str, Generator]) -> None:
         """Has the backends call this observer."""
@@ -55,10 +56,23 @@ class RateObserver:
             work = StepWork(done.prefill_tokens, done.decodes, done.cells)
             is_alone = not any(embedder.is_computing for embedder in self._embedders.values())
             paces = self._paces[Owner.LLM]
+            busy = to_seconds(Duration(done.took - done.waited))
+            # A step beside an embedding pass is longer; the difference is the time of the embeddings.
+            is_own = is_alone and not self._has_pass_ended
+            self._metrics.device_time[Owner.LLM] += busy if is_own else min(busy, paces.steps.predict(work))
+            self._has_pass_ended = False
             paces.observe_work(work, done.took, waited=done.waited, is_alone=is_alone, ceded=self._ceded)
+
+    def _alone(self, model: str, done: EmbeddingPass) -> Duration:
+        """The time of a pass without what engine steps beside it add."""
+        inputs = max(1, done.inputs)
+        expected = self._embedders[model].batch_time([done.tokens // inputs] * inputs)
+        return min(done.elapsed, expected) if expected else done.elapsed
 
     def _observe_pass(self, model: str, done: EmbeddingPass) -> None:
         with self._fail_open[Subject.PACE]:
             self._metrics.batch_tokens.observe(done.padded_tokens)
+            self._has_pass_ended = True
+            self._metrics.device_time[Owner.EMBEDDING] += to_seconds(self._alone(model, done))
             paces = self._paces[Owner.EMBEDDING]
             paces.observe_prefill(done.tokens, done.elapsed, model=model)
