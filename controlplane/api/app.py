@@ -19,6 +19,7 @@ from controlplane.api.openai.chat import chat_route
 from controlplane.api.openai.completions import completion_route
 from controlplane.api.openai.embeddings import embedding_route
 from controlplane.api.operations.admin import admin_routes
+from controlplane.api.operations.dashboard import dashboard_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.post_endpoint import EndpointFactory
@@ -104,6 +105,7 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         status_routes(service, settings),
         admin_routes(service, settings),
         explain_routes(service, settings),
+        dashboard_routes(),
     ):
         app.include_router(routes)
     _describe_bodies(app)
