@@ -81,7 +81,8 @@ class RequestRecorder:
         self.kept.append(ticket)
         request, measured = ticket.request, ticket.timeline.measured()
         self.attainment.count(request.service_class.name, outcome)
-        if request.kind is Kind.EMBED and outcome in (Outcome.MET, Outcome.LATE):
+        has_finished = outcome in (Outcome.MET, Outcome.LATE)
+        if request.kind is Kind.EMBED and has_finished:
             self.first_token(ticket, measured["ttft"] or Duration(0))
         objectives = ticket.timeline.objectives_met(request.slo)
         self.records.add(
@@ -90,9 +91,9 @@ class RequestRecorder:
             {
                 **_named(ticket),
                 "outcome": outcome.value,
-                "missed": [name for name, met in objectives.items() if not met],
+                "missed": [name for name, met in objectives.items() if has_finished and not met],
                 "predicted_ttft_ms": _milliseconds(ticket.predicted_ttft),
-                **{f"{name}_ms": _milliseconds(took) for name, took in measured.items()},
+                **{f"{name}_ms": _milliseconds(took) for name, took in measured.items() if has_finished},
                 "tokens": ticket.timeline.output_tokens,
             },
         )

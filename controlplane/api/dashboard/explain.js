@@ -14,7 +14,7 @@ const facts = (pairs) => el("dl", {}, ...pairs.filter(([, value]) => value != nu
 
 /** Opens what the address names: `#explain=ID`. */
 export async function route() {
-  const id = location.hash.startsWith("#explain=") ? decodeURIComponent(location.hash.slice(9)) : null;
+  const id = new URLSearchParams(location.hash.slice(1)).get("explain");
   if (id === shown && id !== null) return;
   shown = id;
   panel.hidden = id === null;

@@ -103,6 +103,8 @@ def test_a_rejection_counts_as_a_miss(bench):
             await b.ask(max_tokens=60)
         b.service.live.sample()
         assert [one["reason"] for one in records(b.service, "rejection")] == ["queue_full"]
+        (ended,) = [one for one in records(b.service, "end") if one["outcome"] == "rejected"]
+        assert ended["missed"] == [] and "ttft_ms" not in ended
         standard = records(b.service, "sample")[0]["classes"]["standard"]
         assert standard["5m"] == {"met": 0, "ended": 1, "burn": 10.0}
         assert standard["waiting"] == 1

@@ -65,6 +65,19 @@ def test_a_reader_pages_through_all_records(size):
     assert answers == {0: 1, 10: 1, 1_000: 1, 30_000: 20}[size]
 
 
+def test_memory_is_flat_once_the_rings_are_full():
+    records = LiveRecords(FixedClock())
+
+    def add(rounds: int) -> int:
+        for number in range(rounds):
+            for kind in RING_SIZES:
+                records.add(kind, Instant(seconds(number)), {"text": "x" * 100})
+        return sum(len(body) for ring in records._rings.values() for _, body in ring)
+
+    full = add(max(RING_SIZES.values()))
+    assert add(10_000) <= 1.05 * full
+
+
 def test_a_record_that_is_too_large_keeps_its_place():
     records = LiveRecords(FixedClock())
     records.add("config", Instant(0), {"text": "x" * 100_000})

@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from backends.testing.scripted import Script
 from tests.chromium import launch_options
@@ -41,10 +43,13 @@ _CHARTS = {"memory", "device", "ttft", "queue", "attainment"}
 
 
 @asynccontextmanager
-async def dashboard(stage: Stage, *, scheme: str = "dark", width: int = 1440) -> AsyncIterator[Any]:
-    """The unlocked page; fails if the page logs an error or calls another server."""
+async def dashboard(
+    stage: Stage, *, scheme: str = "dark", width: int = 1440, prefix: str = ""
+) -> AsyncIterator[Any]:
+    """The unlocked page below a path prefix; fails if the page logs an error or calls another address."""
     options, noise = launch_options(), []
-    async with listening(stage.app) as url, playwright.async_playwright() as driver:
+    app = Starlette(routes=[Mount(prefix, stage.app)]) if prefix else stage.app
+    async with listening(app) as url, playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(**options)
         context = await browser.new_context(
             viewport={"width": width, "height": 1000}, color_scheme=scheme, base_url=url
@@ -53,8 +58,8 @@ async def dashboard(stage: Stage, *, scheme: str = "dark", width: int = 1440) ->
         page.set_default_timeout(10_000)
         page.on("console", lambda message: noise.append(message.text))
         page.on("pageerror", lambda error: noise.append(str(error)))
-        page.on("request", lambda asked: asked.url.startswith(url) or noise.append(asked.url))
-        await page.goto("/dashboard")
+        page.on("request", lambda asked: asked.url.startswith(url + prefix) or noise.append(asked.url))
+        await page.goto(f"{prefix}/dashboard")
         await page.get_by_label("Key", exact=True).fill("root")
         await page.get_by_role("button", name="Open").click()
         await page.locator("#state[data-state=live]").wait_for()
@@ -149,6 +154,14 @@ async def test_every_chart_is_drawn_and_nothing_overflows(scheme: str, width: in
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
             await page.locator(".card", has_text="interactive").click()
             assert await page.locator(".card[aria-pressed=true] .name").inner_text() == "interactive"
+
+
+async def test_the_page_works_below_a_path_prefix():
+    async with staged(SETTINGS) as stage, dashboard(stage, prefix="/gpu-7/tandem") as page:
+        assert page.url.endswith("/gpu-7/tandem/dashboard/")
+        await page.goto("/gpu-7/tandem/")
+        await page.get_by_role("link", name="Dashboard").click()
+        await page.locator("#state[data-state=live]").wait_for()
 
 
 async def test_a_wrong_key_is_refused_and_not_kept():
