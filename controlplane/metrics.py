@@ -1,7 +1,6 @@
 """Prometheus series of the service; labels are enums and configured names, never request ids."""
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,8 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Outcome, Reason
-from controlplane.core.request import Kind, Request, Timeline
+from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass
+from controlplane.metric_series import Readings, Series, SeriesInfo
 
 # vLLM's buckets, so that its dashboards need only another prefix.
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -50,48 +50,13 @@ _OBJECTIVES = {Kind.GENERATE: ("ttft", "tpot", "e2e", "gap"), Kind.EMBED: ("ttft
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesInfo:
-    """Describes one series for the reference page; `kind` is counter, gauge or histogram."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A series whose values are read from other objects at scrape time.
-
-    A label value without a reading is absent from the page: its last value would look current. `is_total`
-    marks a counter, whose name ends in `_total`.
-    """
-
-    name: str
-    text: str
-    label: str | None
-    is_total: bool
-
-    def family(self, values: Mapping[str, float] | float) -> GaugeMetricFamily | CounterMetricFamily:
-        """Returns the metric family with one sample per label value."""
-        kind = CounterMetricFamily if self.is_total else GaugeMetricFamily
-        family = kind(f"tandem_{self.name}", self.text, labels=[self.label] if self.label else [])
-        for label, value in values.items() if isinstance(values, Mapping) else [(None, values)]:
-            family.add_metric([] if label is None else [label], value)
-        return family
-
-
-Readings = Mapping[Series, Mapping[str, float] | float]
-"""Values by label; a number where the series has no label."""
-
-
 class Metrics:
     """All series of one service, in a registry of its own: one process may hold several services."""
 
     def __init__(self, classes: Collection[ServiceClass] = (), kinds: Collection[Kind] = tuple(Kind)) -> None:
         """Creates every counter of these classes and kinds at 0, so that `rate` counts the first event."""
         self.registry = CollectorRegistry()
+        self.device_time = dict.fromkeys(Owner, 0.0)
         self.described: list[SeriesInfo] = []
         self._read_elsewhere: list[Series] = []
         self._readings: Readings = {}
@@ -237,6 +202,11 @@ class Metrics:
         )
         self.balloon_bytes = self._gauge(
             "engine_balloon_bytes", "KV-cache bytes withheld from the engine, for other owners.", "owner"
+        )
+        self.device_seconds = self._total(
+            "device_seconds_total",
+            "Time of engine steps and embedding passes, each without what the other adds to it.",
+            "owner",
         )
         self.engine_running = self._gauge(
             "engine_requests_running", "Requests in the engine's running batch.", "owner"

@@ -75,7 +75,8 @@ def test_the_wheel_is_small_and_carries_configurations_but_no_research(wheel):
     assert wheel.stat().st_size < LARGEST_WHEEL
     names = zipfile.ZipFile(wheel).namelist()
     assert {"controlplane/configs/dev.yaml", "controlplane/configs/colocated.yaml"} <= {*names}
-    assert "controlplane/py.typed" in names
+    assert {"controlplane/py.typed", "controlplane/api/dashboard/index.html"} <= {*names}
+    assert "controlplane/api/dashboard/uPlot.LICENSE.txt" in names
     research = (
         "backends/vllm/simulation/",
         "benchmark_control_plane/experiments/",

@@ -23,6 +23,7 @@ from controlplane.api.openai.embeddings import embedding_route
 from controlplane.api.openai.responses import responses_route
 from controlplane.api.operations.admin import admin_routes
 from controlplane.api.operations.configuration import config_routes
+from controlplane.api.operations.dashboard import dashboard_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.post_endpoint import EndpointFactory
@@ -131,6 +132,7 @@ def create_app(
         admin_routes(service),
         config_routes(service),
         explain_routes(service),
+        dashboard_routes(),
     ):
         app.include_router(routes)
     _describe_bodies(app)

@@ -40,6 +40,8 @@ class PrefixIndex:
         self._readers: dict[int, dict[str, None]] = {}
         self._unused: dict[int, None] = {}
         self._blocks_of: dict[str, Sequence[int]] = {}
+        self.shared_blocks = 0
+        """Blocks that two or more admitted requests use."""
 
     def __len__(self) -> int:
         return len(self._readers) + len(self._unused)
@@ -66,7 +68,9 @@ class PrefixIndex:
         self._blocks_of[request_id] = blocks
         for block in blocks:
             self._unused.pop(block, None)
-            self._readers.setdefault(block, {})[request_id] = None
+            readers = self._readers.setdefault(block, {})
+            readers[request_id] = None
+            self.shared_blocks += len(readers) == 2
         self._trim()
 
     def release(self, request_id: str) -> dict[str, int]:
@@ -81,6 +85,7 @@ class PrefixIndex:
             readers = self._readers[block]
             has_paid = next(iter(readers)) == request_id
             del readers[request_id]
+            self.shared_blocks -= len(readers) == 1
             if not readers:
                 del self._readers[block]
                 self._unused[block] = None

@@ -50,6 +50,7 @@ from controlplane.service.prediction.length_training import (
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.reconfiguration import Reconfiguration
+from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.engine_control import EngineConfigurator
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
@@ -276,7 +277,7 @@ def build_service(
         rerankers: reranking engines, not started.
         device_memory: called once the backends run; without it the quotas are static.
         monitor: builds the memory monitor, given what to call when the withheld bytes change.
-        clock: another clock than the host's; then nothing is trained in the background.
+        clock: another clock than the host's; then nothing is trained or sampled in the background.
         ticks: runs the quota ticks.
         lengths: replaces the length predictor that the configuration names.
     """
@@ -298,7 +299,6 @@ def build_service(
         clock or MonotonicClock(),
         predictor,
         metrics,
-        FailOpen(metrics),
     )
     configurator = EngineConfigurator([g for g in generators if g.has_own_scheduler], config.engine_options())
     return Service(
@@ -310,6 +310,7 @@ def build_service(
         ),
         timer=ticks or SchedulerTimer(),
         training=_training_of(config, predictor) if clock is None else None,
+        is_sampled=clock is None,
     )
 
 
@@ -331,14 +332,13 @@ def _parts(
     clock: Clock,
     predictor: LengthPredictor,
     metrics: Metrics,
-    fail_open: FailOpen,
 ) -> Parts:
     """Builds what depends on the backends' sizes; `rerankers` are in `embedders`, too. Raises ConfigError."""
     generators = {name: supervisor.generator for name, supervisor in supervisors.items()}
     pool = shared_pool(config, generators, embedders, device_memory)
     shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
     ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
-    policies = policies_of(config, generators.values())
+    policies, fail_open = policies_of(config, generators.values()), FailOpen(metrics)
     rates, lengths = RateLimiter(policies.tenant_limits), GuardedLengthPredictor(predictor, fail_open)
     dispatcher = Dispatcher(
         clock,
@@ -350,6 +350,7 @@ def _parts(
         metrics,
         rates,
         TenantQueues(policies.tenant_weights),
+        RequestRecorder(clock, remembered=policies.explained_requests),
     )
     RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
     outages = EngineOutages(dispatcher, supervisors)

@@ -47,11 +47,17 @@ class Preempted:
     It is None where the engine preempted, and where memory was reclaimed for all waiting embeddings. A
     preemption by the engine is found when the request holds blocks again; one that lasts for less than the
     time between two reads of the engine's state is missed.
+    It costs `recompute_tokens`, which the engine must compute again in about `recompute`. `freed_bytes` is
+    what the lease held; None where the engine preempted.
     """
 
     at: Instant
     by: Literal["gate", "engine"]
     beneficiary: str | None = None
+    recompute_tokens: int = 0
+    recompute: Duration | None = None
+    freed_bytes: int | None = None
+    beneficiary_class: str | None = None
 
 
 def basis_of(entry: Waiting, view: PoolView) -> Basis:

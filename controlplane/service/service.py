@@ -7,10 +7,13 @@ from functools import partial
 from typing import Any
 
 from controlplane.config import Config
+from controlplane.config.documents import document_of, masked
+from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
+from controlplane.service.live_feed import LiveFeed, ShownVersion
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.length_training import LengthTraining
@@ -35,12 +38,13 @@ class Parts:
 class Service:
     """Starts the backends, builds the gate on what they report, and stops everything in stages.
 
-    `gate`, `intake` and `status` exist from `start` on.
+    `gate`, `intake`, `status` and `live` exist from `start` on.
     """
 
     gate: Gate
     intake: Intake
     status: ServiceStatus
+    live: LiveFeed
 
     def __init__(
         self,
@@ -51,9 +55,14 @@ class Service:
         reconfiguration: Reconfiguration,
         timer: PeriodicTimer,
         training: LengthTraining | None,
+        is_sampled: bool,
     ) -> None:
-        """`build` is called once all backends have started. `supervisors` own the LLM engines."""
+        """`build` is called once all backends have started. `supervisors` own the LLM engines.
+
+        `is_sampled` starts the samples of the live feed, which need a clock that runs by itself.
+        """
         self.reconfiguration = reconfiguration
+        self._is_sampled = is_sampled
         self.quota_controller: QuotaController | None = None
         self.monitor: MemoryMonitor | None = None
         self._supervisors = supervisors
@@ -67,6 +76,12 @@ class Service:
     def config(self) -> Config:
         """The configuration in force."""
         return self.reconfiguration.active.config
+
+    def _version_shown(self) -> ShownVersion:
+        """What the live feed shows of the configuration in force; no secrets."""
+        active = self.reconfiguration.active
+        classes = active.config.service_classes()
+        return ShownVersion(active.number, classes, masked(document_of(active.config)))
 
     async def start(self) -> None:
         """Starts all backends, then the gate. Raises BackendDown or ConfigError.
@@ -85,6 +100,8 @@ class Service:
             self.reconfiguration.attach(
                 ConfiguredParts(parts.gate, parts.intake, parts.status.metrics, parts.quota_controller)
             )
+            self.live = LiveFeed(self.status, self._version_shown())
+            self.reconfiguration.listeners.append(lambda _: self.live.configured(self._version_shown()))
             if self.quota_controller is not None:
                 await self.quota_controller.start()
                 self._timer.schedule_periodic(
@@ -95,8 +112,11 @@ class Service:
             if self.monitor is not None:
                 self.monitor.start(self.config.pool.monitor_ms / 1_000)
             for supervisor in self._supervisors:
-                on_down = partial(self.gate.outages.begin, supervisor.model)
-                supervisor.supervise(on_down, self._engine_restarted)
+                supervisor.supervise(
+                    partial(self._engine_died, supervisor.model), partial(self._engine_restarted, supervisor)
+                )
+            if self._is_sampled:
+                self.live.start()
         except BaseException:
             await stop_all(self._supervision(), self._periodic_work(), self._engines())
             raise
@@ -108,6 +128,7 @@ class Service:
             return
         self._is_started = False
         self.reconfiguration.close()
+        self.live.stop()
         drain: Stage = {"the drain": self.drain}
         await stop_all(self._supervision(), self._periodic_work(), drain, self._engines())
 
@@ -122,12 +143,17 @@ class Service:
             for wait in waits:
                 wait.cancel()
 
-    async def _engine_restarted(self) -> None:
+    def _engine_died(self, model: str, error: BackendDown, reject: Reject) -> None:
+        self.live.engine_down(model, str(error))
+        self.gate.outages.begin(model, error, reject)
+
+    async def _engine_restarted(self, supervisor: EngineSupervisor) -> None:
         """Gives a new engine what its predecessor had been told since the start."""
         await self.reconfiguration.engine_restarted()
         if self.quota_controller is not None:
             await self.quota_controller.engine_restarted()
         self.gate.engine_restarted()
+        self.live.engine_up(supervisor.model, supervisor.start_seconds)
 
     def _supervision(self) -> Stage:
         return {f"the supervisor of {supervisor.model}": supervisor.stop for supervisor in self._supervisors}

@@ -16,7 +16,7 @@ from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.prediction.length_training import calibration_readings
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
-from controlplane.service.runtime.health_tracker import Fault
+from controlplane.service.runtime.health_tracker import Fault, HealthTracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,33 @@ class ServiceStatus:
 
         And `memory`, while bytes are withheld from the quotas.
         """
+        health = self._health().items()
+        found = {name: each.fault.value for name, each in health if each.fault is not None}
+        if self.monitor is not None and self.monitor.withheld:
+            found["memory"] = "withheld"
+        return found | ({"learning": Fault.DEFECT.value} if self.fail_open.is_failing else {})
+
+    def faults(self) -> dict[str, str]:
+        """The parts that fail now, each in words: engines that are down, and those of `impaired`."""
+        down = {f"engine {name}": each.to_json()["down"] for name, each in self.supervisors.items()}
+        found = {name: str(reason) for name, reason in down.items() if reason is not None}
+        found |= {name: text for name, each in self._health().items() if (text := each.text()) is not None}
+        if self.monitor is not None and self.monitor.withheld:
+            found["memory"] = (
+                f"{self.monitor.withheld:,} bytes are withheld from the quotas, because the device has less "
+                "free memory than was planned"
+            )
+        if self.fail_open.is_failing:
+            found["learning"] = "a predictor fails, and requests continue with its default; see the log"
+        return found
+
+    def _health(self) -> dict[str, HealthTracker]:
         repeated = {
             "decisions": self.dispatcher,
             "quotas": self.quota_controller,
             "memory_monitor": self.monitor,
         }
-        health = {name: work.health for name, work in repeated.items() if work is not None}
-        found = {name: each.fault.value for name, each in health.items() if each.fault is not None}
-        if self.monitor is not None and self.monitor.withheld:
-            found["memory"] = "withheld"
-        return found | ({"learning": Fault.DEFECT.value} if self.fail_open.is_failing else {})
+        return {name: work.health for name, work in repeated.items() if work is not None}
 
     def models(self) -> list[ModelCard]:
         """All served models."""
@@ -145,6 +162,7 @@ class ServiceStatus:
                 **({} if self.quota_controller is None else self.quota_controller.readings(m)),
                 **self.dispatcher.ttft.readings(m),
                 **({} if self.monitor is None else self.monitor.readings(m)),
+                m.device_seconds: {owner.value: busy for owner, busy in m.device_time.items()},
                 m.stall_count: {
                     Owner.LLM: sum(generator.stall_count for generator in self.generators.values()),
                     Owner.EMBEDDING: sum(embedder.stall_count for embedder in self.embedders.values()),

@@ -1,22 +1,35 @@
-"""The /admin endpoints for state and drain; they need the admin key."""
+"""The /admin endpoints for state, live feed and drain; they need the admin key."""
+
+from secrets import token_hex
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane.api.auth import require_admin
+from controlplane.api.errors import Problem
 from controlplane.api.operations.health import json_response
 from controlplane.service.service import Service
 
+_MAX_DIGITS = 18
+
 
 def admin_routes(service: Service) -> APIRouter:
-    """Routes of /admin/state and /admin/drain."""
+    """Routes of /admin/state, /admin/live and /admin/drain."""
     routes = APIRouter()
+    instance = token_hex(8)
 
     @routes.get("/admin/state", response_model=None)
     async def show_state(request: Request) -> Response:
         require_admin(request)
         return json_response(service.status.state())
+
+    @routes.get("/admin/live", response_model=None)
+    async def show_live(request: Request) -> Response:
+        """Returns the samples and events after number `since`, at most 64 KiB of them, oldest first."""
+        require_admin(request)
+        body = service.live.since(_since(request.query_params.get("since", "0")), instance)
+        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
     @routes.post("/admin/drain", response_model=None)
     async def drain(request: Request) -> Response:
@@ -29,3 +42,12 @@ def admin_routes(service: Service) -> APIRouter:
         return json_response({"status": "drained"})
 
     return routes
+
+
+def _since(given: str) -> int:
+    if not given.isascii() or not given.isdigit() or len(given) > _MAX_DIGITS:
+        message = (
+            f"since={given[:80]!r}: should be the `next` of the last answer, a number from 0; send 0 for all"
+        )
+        raise Problem(400, message, param="since", code="invalid_value")
+    return int(given)

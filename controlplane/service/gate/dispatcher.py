@@ -20,7 +20,7 @@ from controlplane.metrics import Metrics
 from controlplane.policy.gate.admission import wait_bound
 from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.gate.scheduling_cycle import run_cycle
-from controlplane.service.decision_history import Basis, Decided, Preempted, basis_of
+from controlplane.service.decision_history import Basis, Decided, basis_of
 from controlplane.service.gate.device_contention import embedding_time_slack
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
@@ -34,6 +34,7 @@ from controlplane.service.gate.snapshot import SnapshotBuilder
 from controlplane.service.gate.waiting_queue import WaitingQueue
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
+from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import DecisionFailed, Ticket
 from predictors.timing.online_step_time import rate_models
@@ -56,6 +57,7 @@ class Dispatcher:
         metrics: Metrics,
         rates: RateLimiter,
         tenants: TenantQueues,
+        recorder: RequestRecorder,
     ) -> None:
         self._clock = clock
         self._policies = policies
@@ -70,11 +72,12 @@ class Dispatcher:
         self._departures: set[asyncio.Task[None]] = set()
         self.health = HealthTracker("requests fail without a decision", "requests are decided again")
         self.ledger = ledger
+        self.recorder = recorder
         self.on_refusal: Callable[[Owner, Defer | Reject], None] = lambda owner, refusal: None
         self.paces = rate_models(next((g.step_cost for g in generators.values()), None), embedders.values())
         self._engine_leases: EngineLeases | None = None
-        if policies.engine_precedence is not None:
-            self._engine_leases = EngineLeases(generators, ledger, self._tickets, policies.engine_precedence)
+        if (precedence := policies.engine_precedence) is not None:
+            self._engine_leases = EngineLeases(generators, ledger, self._tickets, precedence, recorder)
             self.paces[Owner.LLM] = self._engine_leases.pace
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
@@ -82,17 +85,9 @@ class Dispatcher:
         self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, embedders, *parts)
         self._retry_spacer = RetrySpacer()
         self.accounting = Accounting(
-            ledger,
-            metrics,
-            rates,
-            tenants,
-            lengths,
-            self.paces,
-            self.ttft,
-            generators,
-            self.prefixes,
-            kept=policies.explained_requests,
-        )
+            ledger, metrics, rates, tenants, lengths, self.paces, self.ttft, generators, self.prefixes,
+            recorder,
+        )  # fmt: skip
 
     @property
     def config_version(self) -> int:
@@ -195,7 +190,7 @@ class Dispatcher:
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.count_decision(ticket.request.kind, "REJECT", reject.reason)
         if ticket.outcome is None:
-            ticket.history.append(Decided(self._clock.now(), reject, basis, self._policies.version))
+            self.recorder.decided(ticket, Decided(self._clock.now(), reject, basis, self._policies.version))
             self._close(ticket, outcome)
         ticket.refuse(reject)
 
@@ -309,7 +304,8 @@ class Dispatcher:
                 self._defer(ticket, defer)
 
     def _record(self, ticket: Ticket, decision: Admit | Defer, view: PoolView, now: Instant) -> None:
-        ticket.history.append(Decided(now, decision, self._basis(ticket, view), self._policies.version))
+        basis = self._basis(ticket, view)
+        self.recorder.decided(ticket, Decided(now, decision, basis, self._policies.version))
 
     def _basis(self, ticket: Ticket, view: PoolView) -> Basis | None:
         return None if ticket.entry is None else basis_of(ticket.entry, view)
@@ -375,11 +371,11 @@ class Dispatcher:
         The task ends when the engine has freed its blocks.
         """
         victim = self._tickets[request_id]
+        self.recorder.preempted(victim, self.snapshots.preemption(victim, beneficiary, self._clock.now()))
         self.accounting.release(victim)
         victim.move(Phase.PREEMPTED)
         victim.engine_start = None
         victim.preemptions += 1
-        victim.history.append(Preempted(self._clock.now(), "gate", beneficiary))
         victim.renew_grant()
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)

@@ -6,7 +6,7 @@ is forwarded, but the lease holds what the engine holds: nothing before the star
 
 from collections.abc import Mapping
 
-from controlplane.core.clock import Instant
+from controlplane.core.clock import Instant, scaled
 from controlplane.core.engine_reports import EngineState
 from controlplane.core.errors import BackendDown
 from controlplane.core.memory_ledger import LeaseTable, MemoryLedger
@@ -15,6 +15,7 @@ from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner
 from controlplane.policy.engine.cutoff_at_gate import EnginePrecedence
 from controlplane.service.decision_history import Preempted
+from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ReportedPace
 
@@ -31,10 +32,12 @@ class EngineLeases:
         ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
         goes_before: EnginePrecedence,
+        recorder: RequestRecorder,
     ) -> None:
         self._generators = generators
         self._ledger = ledger
         self._tickets = tickets
+        self._recorder = recorder
         self._held: dict[str, int] = {}
         self._last: EngineState | None = None
         self.precedes = goes_before
@@ -63,7 +66,9 @@ class EngineLeases:
                 ticket.blocks_lost = now
             elif ticket.blocks_lost is not None:
                 # Only now is it known that the request was preempted and had not finished.
-                ticket.history.append(Preempted(ticket.blocks_lost, "engine"))
+                done = ticket.request.prompt_tokens + ticket.timeline.output_tokens
+                took = None if self.pace.pace is None else scaled(self.pace.pace.per_prompt_token, done)
+                self._recorder.preempted(ticket, Preempted(ticket.blocks_lost, "engine", None, done, took))
                 ticket.blocks_lost = None
             per_step = ticket.footprint.per_step if size else 0
             self._ledger.set_reported(ticket.lease, held=size, per_step=per_step)

@@ -92,7 +92,8 @@ def render_history(ticket: Ticket, now: Instant) -> dict[str, object]:
 def _event(event: Decided | Preempted, arrival: Instant) -> dict[str, object]:
     at = {"at_ms": _milliseconds(between(arrival, event.at))}
     if isinstance(event, Preempted):
-        return {**at, "decision": "PREEMPTED", "by": event.by, "for": event.beneficiary}
+        cost = {"recompute_tokens": event.recompute_tokens, "recompute_ms": _milliseconds(event.recompute)}
+        return {**at, "decision": "PREEMPTED", "by": event.by, "for": event.beneficiary, **cost}
     numbers = {} if event.basis is None else _numbers(event.basis, event.decision.wait, event.at)
     return {**at, **_rendered(event.decision), "config_version": event.version, **numbers}
 

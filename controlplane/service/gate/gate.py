@@ -130,7 +130,7 @@ class Gate:
         request that waits, `now` is a dry run.
         """
         dispatcher, now, found = self.dispatcher, self._clock.now(), []
-        for ticket in (*dispatcher.accounting.ended, *dispatcher.tickets()):
+        for ticket in (*dispatcher.recorder.kept, *dispatcher.tickets()):
             if request_id in (ticket.request.id, ticket.request.id.rpartition("-")[0]):
                 waits = ticket.entry is not None and ticket.lease is None and ticket.outcome is None
                 run = render_dry_run(dispatcher.dry_run(ticket.entry)) if waits and ticket.entry else None

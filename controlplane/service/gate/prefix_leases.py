@@ -96,5 +96,12 @@ class PrefixLeases:
         shared, paid = index.shared(ticket.request.id)
         return shared * index.block_tokens, self._bytes(ticket, paid)
 
+    def shared_bytes(self) -> int:
+        """Bytes of the blocks that two or more admitted requests use, each block counted once."""
+        return sum(
+            index.shared_blocks * self._geometries[model].bytes_per_block
+            for model, index in self._indexes.items()
+        )
+
     def _bytes(self, ticket: Ticket, blocks: int) -> int:
         return blocks * self._geometries[ticket.request.model].bytes_per_block

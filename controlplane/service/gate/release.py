@@ -1,6 +1,5 @@
 """Ends each request once: closes its memory lease, counts its outcome and trains the predictors with it."""
 
-from collections import deque
 from collections.abc import Mapping
 
 from controlplane.core.clock import Duration, Instant, between
@@ -16,6 +15,7 @@ from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
+from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.change_guard import AttainmentHistory
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
@@ -40,11 +40,9 @@ class Accounting:
         ttft: TtftPredictor,
         generators: Mapping[str, Generator],
         prefixes: PrefixLeases,
-        *,
-        kept: int,
+        recorder: RequestRecorder,
     ) -> None:
-        """`ended` holds the last `kept` requests that ended, for their explanation."""
-        self.ended: deque[Ticket] = deque(maxlen=kept)
+        self._recorder = recorder
         self.attainment = AttainmentHistory()
         self._ledger = ledger
         self._prefixes = prefixes
@@ -62,8 +60,7 @@ class Accounting:
         """Limits, weighs and remembers requests by `policies` from now on."""
         self._rates.set_limits(policies.tenant_limits)
         self._tenants.set_weights(policies.tenant_weights)
-        if policies.explained_requests != self.ended.maxlen:
-            self.ended = deque(self.ended, maxlen=policies.explained_requests)
+        self._recorder.remember(policies.explained_requests)
 
     def release(self, ticket: Ticket) -> None:
         """Closes the lease without ending the request."""
@@ -97,6 +94,7 @@ class Accounting:
             if timeline.first_token is None and timeline.dispatched is not None:
                 self._metrics.count_prompt_tokens(ticket.request, ticket.cached_tokens)
                 self._prefixes.report(ticket)
+                self._recorder.first_token(ticket, between(ticket.request.arrival, now))
                 took = between(timeline.dispatched, now)
                 computed = ticket.request.prompt_tokens - ticket.cached_tokens
                 self._paces[Owner.LLM].observe_prefill(computed, took)
@@ -113,7 +111,7 @@ class Accounting:
         if outcome is None:
             outcome = Outcome.MET if all(timeline.objectives_met(request.slo).values()) else Outcome.LATE
         ticket.outcome = outcome
-        self.ended.append(ticket)
+        self._recorder.ended(ticket, now, outcome)
         self._metrics.count_outcome(request, timeline, outcome)
         self.attainment.count(request.service_class.name, outcome, now)
         if ticket.is_explored:

@@ -10,6 +10,7 @@ from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Running, Share
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
+from controlplane.service.decision_history import Preempted
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
@@ -55,6 +56,20 @@ class SnapshotBuilder:
             )
             for ticket in self.tickets.values()
             if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
+        )
+
+    def preemption(self, ticket: Ticket, beneficiary: str | None, now: Instant) -> Preempted:
+        """The record of a preemption by the gate, and what it costs; the ticket's lease is still open."""
+        done = ticket.request.prompt_tokens + ticket.timeline.output_tokens - self.prefixes.shared(ticket)[0]
+        pace, gainer = self.paces[ticket.request.kind.owner].pace, self.tickets.get(beneficiary or "")
+        return Preempted(
+            now,
+            "gate",
+            beneficiary,
+            done,
+            None if pace is None else scaled(pace.per_prompt_token, done),
+            None if ticket.lease is None else self.ledger.lease_state(ticket.lease)[0],
+            None if gainer is None else gainer.request.service_class.name,
         )
 
     def service_time(self, ticket: Ticket) -> Duration | None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controlplane.core.device import DeviceProbe, DeviceReading
-from controlplane.metrics import Metrics, Readings
+from controlplane.metric_series import Readings
+from controlplane.metrics import Metrics
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.runtime.timers import LoopTimer
 

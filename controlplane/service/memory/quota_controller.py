@@ -10,7 +10,7 @@ memory does not confirm is not in force: the failed tick restores the former quo
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -23,7 +23,8 @@ from controlplane.core.errors import BackendFailed, Refused
 from controlplane.core.memory_ledger import MemoryLedger, Quota
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Request
-from controlplane.metrics import Metrics, Readings
+from controlplane.metric_series import Readings
+from controlplane.metrics import Metrics
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.sharing.lending import Sharing, target_next, usable_bytes
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals, use_ceiling
@@ -38,6 +39,9 @@ from predictors.load.series import LEVELS
 # Between a tick and an early one. Nominal quotas move by elapsed time, so earlier ticks would move them no
 # further.
 _MIN_TICK_GAP = milliseconds(5)
+
+OnMove = Callable[[Mapping[Owner, int], Mapping[Owner, int], Mapping[Owner, float]], None]
+"""Called with the quotas before and after a change, and the urgency of each owner."""
 
 _HEALTH_MESSAGES = ("quota changes are suspended", "quota changes resumed")
 
@@ -62,6 +66,7 @@ class QuotaController:
     urgency: Mapping[Owner, float] = field(init=False, default_factory=lambda: dict.fromkeys(Owner, 0.0))
     reclaimed_bytes: int = field(init=False, default=0)
     moves: int = field(init=False, default=0)
+    on_move: OnMove = field(init=False, default=lambda before, after, urgency: None)
     withheld: int = field(init=False, default=0)
     health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_HEALTH_MESSAGES))
     _generator: Generator = field(init=False)
@@ -213,7 +218,9 @@ class QuotaController:
             self._set(Owner.LLM, llm)
         room = self._not_withheld(self._memory.workspace_room(state))
         self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._unclaimed_bytes)), now)
-        self.moves += usable != self.usable
+        if usable != self.usable:
+            self.moves += 1
+            self.on_move(self.usable, usable, self.urgency)
         self.usable = usable
         self.dispatcher.decide()
 

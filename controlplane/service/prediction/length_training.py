@@ -12,7 +12,8 @@ from pathlib import Path
 
 from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
-from controlplane.metrics import Metrics, Readings
+from controlplane.metric_series import Readings
+from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
 from controlplane.service.runtime.timers import PeriodicTimer, SchedulerTimer
 from predictors.output_length import checkpoint

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from controlplane.core.clock import NO_TIME, Duration
+from controlplane.core.clock import NO_TIME, Duration, to_seconds
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.ports import Embedder, EmbeddingPass, Generator, PassLimit
 from controlplane.core.request import Owner
@@ -58,11 +58,22 @@ class RateObserver:
             is_shared = self._has_pass_ended or any(e.is_computing for e in self._embedders.values())
             self._has_pass_ended = False
             paces = self._paces[Owner.LLM]
+            busy = to_seconds(Duration(done.took - done.waited))
+            # A step beside an embedding pass is longer; the difference is the time of the embeddings.
+            own = min(busy, paces.steps.predict(work)) if is_shared else busy
+            self._metrics.device_time[Owner.LLM] += own
             paces.observe_work(work, done.took, waited=done.waited, is_alone=not is_shared, ceded=self._ceded)
+
+    def _alone(self, model: str, done: EmbeddingPass) -> Duration:
+        """The time of a pass without what engine steps beside it add."""
+        inputs = max(1, done.inputs)
+        expected = self._embedders[model].batch_time([done.tokens // inputs] * inputs)
+        return min(done.elapsed, expected) if expected else done.elapsed
 
     def _observe_pass(self, model: str, done: EmbeddingPass) -> None:
         self._has_pass_ended = True
         with self._fail_open[Subject.PACE]:
             self._metrics.batch_tokens.observe(done.padded_tokens)
+            self._metrics.device_time[Owner.EMBEDDING] += to_seconds(self._alone(model, done))
             paces = self._paces[Owner.EMBEDDING]
             paces.observe_prefill(done.tokens, done.elapsed, model=model)

@@ -11,7 +11,8 @@ from controlplane.core.clock import Duration, Instant, between, to_milliseconds,
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
-from controlplane.metrics import Metrics, Readings
+from controlplane.metric_series import Readings
+from controlplane.metrics import Metrics
 from controlplane.policy.gate.ordering import work_before_deadline
 from controlplane.service.ticket import EngineStart, Ticket
 from predictors.calibration import LEVEL, Calibration

@@ -40,7 +40,8 @@ class EngineSupervisor:
         self._policy = policy
         generator.on_down = self._engine_died
         self._attempts: list[float] = []
-        self._start_seconds = 0.0
+        self.start_seconds = 0.0
+        """How long the last start took."""
         self._longest_start = 0.0
         self._down: str | None = None
         self._up_at: float | None = None
@@ -93,7 +94,7 @@ class EngineSupervisor:
 
     def to_json(self) -> dict[str, object]:
         """State for the operator."""
-        return {"down": self._down, "restarts": self.restarts, "start_seconds": self._start_seconds}
+        return {"down": self._down, "restarts": self.restarts, "start_seconds": self.start_seconds}
 
     def _engine_died(self, reason: str) -> None:
         self._died.set()
@@ -139,15 +140,15 @@ class EngineSupervisor:
             await self._stop_engine()
             return False
         self._down = None
-        log.warning("restart %d of %s succeeded in %.1f s", number, model, self._start_seconds)
+        log.warning("restart %d of %s succeeded in %.1f s", number, model, self.start_seconds)
         return True
 
     async def _timed_start(self) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         await self.generator.start()
-        self._start_seconds = loop.time() - began
-        self._longest_start = max(self._longest_start, self._start_seconds)
+        self.start_seconds = loop.time() - began
+        self._longest_start = max(self._longest_start, self.start_seconds)
 
     async def _stop_engine(self) -> None:
         try:
@@ -178,7 +179,7 @@ class EngineSupervisor:
     def _expected_up(self) -> float | None:
         """Predicted time at which the engine serves after a failure now; None if it is not restarted."""
         delay = self._next_delay()
-        return None if delay is None else asyncio.get_running_loop().time() + delay + self._start_seconds
+        return None if delay is None else asyncio.get_running_loop().time() + delay + self.start_seconds
 
     def _seconds_until_up(self) -> float | None:
         """Predicted time until the engine serves again, at least a second; None if it is not restarted."""

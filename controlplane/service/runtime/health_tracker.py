@@ -63,6 +63,10 @@ class HealthTracker:
             log.info("%s after %d failures", self.recovered_message, self._consecutive)
             self.fault, self._message, self._consecutive = None, None, 0
 
+    def text(self) -> str | None:
+        """What fails and why; None if the last run succeeded."""
+        return None if self.fault is None else f"{self.failing_message}: {self._message}"
+
     def to_json(self) -> dict[str, object]:
         """The present fault and its message, and the failures so far by fault."""
         counts = {fault.value: count for fault, count in self.failures.items()}

@@ -1,10 +1,8 @@
 """The page in Chromium: light and dark, at desktop and phone size.
 
-Skipped where there is no Chromium; on Debian and Ubuntu `apt-get install chromium` brings one.
+Skipped where there is no Chromium (`tests/chromium.py`).
 """
 
-import os
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +12,12 @@ import pytest
 
 from benchmark_control_plane.report.page import render
 from tests import experiments
+from tests.chromium import launch_options
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 pytestmark = pytest.mark.browser
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 DESK, PHONE = (1280, 900), (390, 844)
 
 # Every visible chart: its box, and whether it contains a shape with an extent.
@@ -59,13 +56,9 @@ _CONTRASTS = """() => {
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    path = os.environ.get("TANDEM_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
-    if path is None:
-        pytest.skip("no Chromium on this machine: install one, or name it in TANDEM_BROWSER")
-    # Chromium's sandbox does not start as root, and continuous integration runs as root.
-    flags = [*_FLAGS, "--no-sandbox"] if os.geteuid() == 0 else _FLAGS
+    options = launch_options()
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=flags)
+        browser = driver.chromium.launch(**options)
         yield browser
         browser.close()
 

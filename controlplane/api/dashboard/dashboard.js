@@ -1,0 +1,101 @@
+// The page: key, time window, theme, pause; everything else is in panels, tables and explain.
+
+import { readTheme, redrawAll } from "./charts.js";
+import { route } from "./explain.js";
+import { Feed, adminKey } from "./feed.js";
+import { count, el } from "./format.js";
+import { Panels } from "./panels.js";
+import { Tables } from "./tables.js";
+
+const THEMES = ["auto", "dark", "light"];
+const part = (id) => document.getElementById(id);
+const view = {
+  seconds: Number(sessionStorage.getItem("tandem-window")) || 900,
+  theme: localStorage.getItem("tandem-theme") ?? "auto",
+  focus: null,
+  frozenAt: null,
+  setFocus(name) { view.focus = name; draw(); },
+};
+let panels, tables, lastAnswer = 0;
+
+function draw() {
+  panels.update();
+  tables.update();
+}
+
+function changed(feed) {
+  lastAnswer = Date.now();
+  part("unlock").hidden = true;
+  part("board").hidden = false;
+  part("forget").hidden = false;
+  const models = Object.values(feed.about.models).flat();
+  part("models").textContent = models.join(" · ");
+  showState(feed.last ? "live" : "wait", feed.last ? "live" : "waiting for the first sample");
+  const faults = Object.entries(feed.last?.faults ?? {});
+  part("faults").replaceChildren(...faults.map(([name, text]) => el("p", { "data-part": name }, el("b", {}, name.replaceAll("_", " ")), text)));
+  if (view.frozenAt === null) draw();
+}
+
+function failed(error) {
+  if (error.status === 401 || error.status === 403) {
+    feed.stop();
+    adminKey.forget();
+    part("board").hidden = true;
+    part("forget").hidden = true;
+    part("unlock").hidden = false;
+    if (error.status === 403 || lastAnswer || part("key").dataset.tried) part("why").textContent = error.message;
+    showState("wait", "locked");
+    part("key").focus();
+    return;
+  }
+  const silent = lastAnswer ? `no answer for ${count(Math.round((Date.now() - lastAnswer) / 1000))} s` : "no answer";
+  showState("bad", `${silent}: ${error.message}`);
+}
+
+function showState(state, text) {
+  part("state").dataset.state = view.frozenAt === null ? state : "wait";
+  part("state").textContent = view.frozenAt === null ? text : "paused";
+}
+
+function setTheme(theme) {
+  view.theme = theme;
+  document.documentElement.dataset.theme = theme;
+  localStorage.setItem("tandem-theme", theme);
+  part("theme").textContent = `Theme: ${theme}`;
+  redrawAll();
+  if (panels) draw();
+}
+
+function setWindow(seconds) {
+  view.seconds = seconds;
+  sessionStorage.setItem("tandem-window", seconds);
+  for (const button of part("window").children) button.setAttribute("aria-pressed", String(Number(button.dataset.seconds) === seconds));
+  if (panels) draw();
+}
+
+const feed = new Feed(changed, failed);
+part("window").addEventListener("click", ({ target }) => target.dataset.seconds && setWindow(Number(target.dataset.seconds)));
+part("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf(view.theme) + 1) % THEMES.length]));
+part("pause").addEventListener("click", ({ target }) => {
+  view.frozenAt = view.frozenAt === null ? feed.last?.time ?? null : null;
+  target.setAttribute("aria-pressed", String(view.frozenAt !== null));
+  showState("live", "live");
+  if (view.frozenAt === null) draw();
+});
+part("forget").addEventListener("click", () => { adminKey.forget(); location.reload(); });
+part("unlock").addEventListener("submit", (event) => {
+  event.preventDefault();
+  adminKey.set(part("key").value);
+  part("key").dataset.tried = "yes";
+  part("key").value = "";
+  feed.poll().then(route);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(view.theme));
+
+readTheme();
+setTheme(view.theme);
+setWindow(view.seconds);
+panels = new Panels(feed, view);
+tables = new Tables(feed, view);
+feed.start();
+if (adminKey.get()) route();

@@ -1,0 +1,97 @@
+// Reads /admin/live once a second and keeps its records: 900 samples and the events of each kind.
+
+const KEPT = {
+  sample: 900, admission: 300, deferral: 200, rejection: 250, end: 450, preemption: 300, quota: 300,
+  restart: 60, config: 60, fault: 80,
+};
+const PERIOD_MS = 1000;
+const HIDDEN_PERIOD_MS = 10000;
+const KEY = "tandem-admin-key";
+
+export const adminKey = {
+  get: () => sessionStorage.getItem(KEY),
+  set: (key) => sessionStorage.setItem(KEY, key),
+  forget: () => sessionStorage.removeItem(KEY),
+};
+
+/** GET of an admin endpoint, relative to the page. Throws an Error with `status` and the server's message. */
+export async function admin(path) {
+  const response = await fetch(new URL(`../admin/${path}`, document.baseURI), {
+    headers: { authorization: `Bearer ${adminKey.get() ?? ""}` },
+    cache: "no-store",
+  });
+  const body = await response.json().catch(() => ({}));
+  if (!response.ok) {
+    throw Object.assign(new Error(body.error?.message ?? `HTTP ${response.status}`), { status: response.status });
+  }
+  return body;
+}
+
+export class Feed {
+  /** `changed(feed)` is called after each answer, `failed(error)` after each failure. */
+  constructor(changed, failed) {
+    this.changed = changed;
+    this.failed = failed;
+    this.reset(null);
+  }
+
+  reset(instance) {
+    this.instance = instance;
+    this.next = 0;
+    this.offset = null;
+    this.about = { classes: {}, models: {}, target: 0.9 };
+    this.records = Object.fromEntries(Object.keys(KEPT).map((kind) => [kind, []]));
+  }
+
+  start() {
+    document.addEventListener("visibilitychange", () => document.hidden || this.poll());
+    this.poll();
+  }
+
+  stop() {
+    clearTimeout(this.timer);
+    this.isStopped = true;
+  }
+
+  async poll() {
+    clearTimeout(this.timer);
+    this.isStopped = false;
+    if (this.isPolling) return;
+    this.isPolling = true;
+    try {
+      while (this.take(await admin(`live?since=${this.next}`)));
+      this.changed(this);
+    } catch (error) {
+      this.failed(error);
+    } finally {
+      this.isPolling = false;
+    }
+    if (!this.isStopped) this.timer = setTimeout(() => this.poll(), document.hidden ? HIDDEN_PERIOD_MS : PERIOD_MS);
+  }
+
+  /** Adds the records of one answer; true if there are more to ask for. */
+  take(answer) {
+    if (this.instance !== null && answer.instance !== this.instance) {
+      // The server was restarted: its numbers begin anew.
+      this.reset(answer.instance);
+      return true;
+    }
+    this.instance = answer.instance;
+    this.about = answer.about ?? this.about;
+    // The server sends its monotonic clock; the browser's clock gives the time of day.
+    this.offset ??= Date.now() / 1000 - answer.now;
+    for (const record of answer.records) {
+      const ring = this.records[record.type];
+      if (ring === undefined) continue;
+      record.time = record.at + this.offset;
+      ring.push(record);
+      if (ring.length > KEPT[record.type]) ring.shift();
+    }
+    this.next = answer.next;
+    return answer.more;
+  }
+
+  get last() {
+    return this.records.sample.at(-1);
+  }
+}

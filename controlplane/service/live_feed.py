@@ -1,0 +1,278 @@
+"""Samples the service once a second for the live feed, and records changes of its parts as events.
+
+A sample reads ledger, tickets and predictors, and changes nothing; it does not ask the engines. Between two
+samples, quota moves are merged into one event. Samples need a timer, which only a served application starts;
+in virtual time a caller takes them with `sample`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from controlplane.core.clock import Duration, Instant, to_milliseconds, to_seconds
+from controlplane.core.request import Owner
+from controlplane.core.slo import ServiceClass
+from controlplane.metric_series import Readings
+from controlplane.service.attainment_windows import TARGET, WINDOWS
+from controlplane.service.prediction.length_training import calibration_readings
+from controlplane.service.runtime.health_tracker import HealthTracker
+from controlplane.service.runtime.timers import LoopTimer
+from controlplane.service.status import ServiceStatus
+
+PERIOD_SECONDS = 1.0
+# More would not fit into an answer.
+_MAX_CLASSES = 50
+_MAX_TEXT = 500
+_MAX_CHANGES = 20
+
+
+@dataclass(slots=True)
+class MergedMoves:
+    """Quota moves since the last sample: first and last quotas, and the urgency at the largest move."""
+
+    before: Mapping[Owner, int]
+    after: Mapping[Owner, int]
+    urgency: Mapping[Owner, float]
+    largest: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShownVersion:
+    """One version of the configuration: its number, its classes by name, and its document."""
+
+    number: int
+    classes: Mapping[str, ServiceClass]
+    document: Mapping[str, object]
+
+
+class LiveFeed:
+    """The sampler of one started service."""
+
+    def __init__(self, status: ServiceStatus, version: ShownVersion) -> None:
+        self._version = version
+        self._status = status
+        self._recorder = status.dispatcher.recorder
+        self._timer = LoopTimer()
+        self._health = HealthTracker("the live feed has no new samples", "the live feed has samples again")
+        self._moves: MergedMoves | None = None
+        self._faults: dict[str, str] = {}
+        self._busy = dict(status.metrics.device_time)
+        self._restarts = self._worker_restarts()
+        self._sampled_at = self._recorder.records.clock.now()
+        if status.quota_controller is not None:
+            status.quota_controller.on_move = self._moved
+        self._add("config", {"version": version.number, "changes": {}})
+
+    def start(self) -> None:
+        """Samples every second from now on."""
+        self._timer.schedule_periodic(PERIOD_SECONDS, self._sample_or_fail)
+
+    def stop(self) -> None:
+        """Ends sampling."""
+        self._timer.stop()
+
+    def since(self, number: int, instance: str) -> bytes:
+        """The records after `number` as JSON (`LiveRecords.since`); with 0 also what does not change.
+
+        `instance` names this start of the server, since its numbers begin anew with each.
+        """
+        about = {"instance": instance} | ({"about": self._about()} if number == 0 else {})
+        return self._recorder.records.since(number, about)
+
+    def engine_down(self, model: str, reason: str) -> None:
+        """Records the death of an LLM engine."""
+        self._add("restart", {"part": "engine", "model": model, "state": "down", "text": reason[:_MAX_TEXT]})
+
+    def engine_up(self, model: str, took: float) -> None:
+        """Records the restart of an LLM engine, which took so many seconds."""
+        self._add("restart", {"part": "engine", "model": model, "state": "up", "seconds": round(took, 3)})
+
+    def configured(self, version: ShownVersion) -> None:
+        """Records a change of the configuration: each changed key with its former and its new value."""
+        changes = dict(list(_differences(self._version.document, version.document))[:_MAX_CHANGES])
+        self._version = version
+        self._add("config", {"version": version.number, "changes": changes})
+
+    def sample(self) -> None:
+        """Takes one sample now, and records what has changed since the last one."""
+        status, recorder = self._status, self._recorder
+        now = recorder.records.clock.now()
+        elapsed = max(1e-3, to_seconds(Duration(now - self._sampled_at)))
+        self._sampled_at = now
+        recorder.attainment.advance(now)
+        self._record_changes()
+        owners, classes = self._owners_and_classes(now)
+        busy, self._busy = self._busy, dict(status.metrics.device_time)
+        shares = {owner.value: round((self._busy[owner] - busy[owner]) / elapsed, 4) for owner in Owner}
+        self._add(
+            "sample",
+            {
+                "pool_bytes": status.ledger.capacity,
+                "withheld_bytes": status.monitor.withheld if status.monitor else 0,
+                "owners": owners,
+                "classes": classes,
+                "device": shares,
+                "calibration": self._calibration(),
+                "faults": self._faults,
+                "config_version": self._version.number,
+            },
+        )
+
+    def _sample_or_fail(self) -> None:
+        try:
+            self.sample()
+        except Exception as error:
+            self._health.failed(error)
+        else:
+            self._health.succeeded()
+
+    def _add(self, kind: str, fields: Mapping[str, object]) -> None:
+        records = self._recorder.records
+        records.add(kind, records.clock.now(), fields)
+
+    def _about(self) -> dict[str, object]:
+        classes = list(self._version.classes.values())[:_MAX_CLASSES]
+        return {
+            "target": TARGET,
+            "models": {
+                Owner.LLM.value: list(self._status.generators)[:_MAX_CLASSES],
+                Owner.EMBEDDING.value: list(self._status.embedders)[:_MAX_CLASSES],
+            },
+            "classes": {
+                each.name: {
+                    "priority": each.priority,
+                    "sheddable": each.sheddable,
+                    "objectives_ms": {
+                        name: to_milliseconds(value)
+                        for name, value in asdict(each.slo).items()
+                        if value is not None
+                    },
+                }
+                for each in classes
+            },
+        }
+
+    def _owners_and_classes(self, now: Instant) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+        status = self._status
+        names = list(self._version.classes)[:_MAX_CLASSES]
+        counts = {name: [0, 0] for name in names}
+        held: dict[str, dict[str, int]] = {owner.value: {} for owner in Owner}
+        leases: dict[str, float] = {}
+        for owner in Owner:
+            table = status.ledger.table(owner)
+            leases.update(zip(table.ids, table.base.tolist(), strict=True))
+        for ticket in status.dispatcher.tickets():
+            request = ticket.request
+            name = request.service_class.name
+            if (count := counts.get(name)) is None:
+                continue
+            count[ticket.lease is not None] += 1
+            if (size := leases.get(request.id)) is not None:
+                of_class = held[request.kind.owner.value]
+                of_class[name] = of_class.get(name, 0) + int(size)
+        owners: dict[str, object] = {
+            owner.value: {**self._owner(owner), "held_by_class": held[owner.value]} for owner in Owner
+        }
+        windows = {name: self._recorder.attainment.within(length, now) for name, length in WINDOWS.items()}
+        first_tokens = self._recorder.take_first_tokens()
+        classes: dict[str, dict[str, object]] = {}
+        for name, (waiting, running) in counts.items():
+            classes[name] = {"waiting": waiting, "running": running}
+            classes[name] |= {key: of[name].to_json() for key, of in windows.items() if name in of}
+            if (found := first_tokens.get(name)) is not None:
+                classes[name] |= {
+                    "first_tokens": found.count,
+                    "ttft_ms": round(found.actual_ms / found.count, 1),
+                    "predicted_ttft_ms": round(found.predicted_ms / found.count, 1),
+                }
+        return owners, classes
+
+    def _owner(self, owner: Owner) -> dict[str, float]:
+        status, ledger = self._status, self._status.ledger
+        quota, controller = ledger.quota(owner).nominal, status.quota_controller
+        owned = quota if controller is None else controller.owned[owner]
+        usable = quota if controller is None else controller.usable[owner]
+        return {
+            "quota_bytes": quota,
+            "owned_bytes": owned,
+            "lent_bytes": max(0, owned - usable),
+            "held_bytes": ledger.held(owner),
+            "deficit_bytes": ledger.deficit(owner),
+            "shared_prefix_bytes": status.dispatcher.prefixes.shared_bytes() if owner is Owner.LLM else 0,
+            "waiting": status.dispatcher.waiting(owner),
+            "running": status.dispatcher.running(owner),
+            "urgency": 0.0 if controller is None else round(controller.urgency[owner], 4),
+        }
+
+    def _calibration(self) -> dict[str, dict[str, object]]:
+        """Coverage of the 0.9 quantile and mean absolute error of each predictor, by class or by level."""
+        status, metrics = self._status, self._status.metrics
+        found: Readings = {
+            **calibration_readings(status.lengths, metrics),
+            **status.dispatcher.ttft.readings(metrics),
+            **({} if status.quota_controller is None else status.quota_controller.readings(metrics)),
+        }
+        shown = {
+            "length": (metrics.coverage, metrics.length_error),
+            "ttft": (metrics.ttft_coverage, metrics.ttft_error),
+            "embedding_load": (metrics.forecast_coverage, None),
+        }
+        return {
+            name: {
+                "coverage": _rounded(found.get(coverage)),
+                **({} if error is None else {"error": _rounded(found.get(error))}),
+            }
+            for name, (coverage, error) in shown.items()
+            if coverage in found
+        }
+
+    def _moved(
+        self, before: Mapping[Owner, int], after: Mapping[Owner, int], urgency: Mapping[Owner, float]
+    ) -> None:
+        size = max(abs(after[owner] - before[owner]) for owner in Owner)
+        merged = self._moves
+        if merged is None:
+            self._moves = MergedMoves(before, after, urgency, size, 1)
+            return
+        merged.after = after
+        merged.count += 1
+        if size > merged.largest:
+            merged.largest, merged.urgency = size, urgency
+
+    def _record_changes(self) -> None:
+        if (moves := self._moves) is not None:
+            self._moves = None
+            fields: dict[str, object] = {"moves": moves.count, "largest_bytes": moves.largest}
+            for key, values in (("from", moves.before), ("to", moves.after), ("urgency", moves.urgency)):
+                fields[key] = {owner.value: values[owner] for owner in Owner}
+            self._add("quota", fields)
+        restarts = self._worker_restarts()
+        for model, count in restarts.items():
+            if count > self._restarts.get(model, 0):
+                self._add("restart", {"part": "worker", "model": model, "state": "up"})
+        self._restarts = restarts
+        faults = {name: text[:_MAX_TEXT] for name, text in self._status.faults().items()}
+        for name in faults.keys() - self._faults.keys():
+            self._add("fault", {"part": name, "state": "began", "text": faults[name]})
+        for name in self._faults.keys() - faults.keys():
+            self._add("fault", {"part": name, "state": "ended", "text": self._faults[name]})
+        self._faults = faults
+
+    def _worker_restarts(self) -> dict[str, int]:
+        return {embedder.model: embedder.restarts for embedder in self._status.embedders.values()}
+
+
+def _rounded(values: Mapping[str, float] | float | None) -> dict[str, float]:
+    return {k: round(v, 4) for k, v in values.items()} if isinstance(values, Mapping) else {}
+
+
+def _differences(
+    before: Mapping[str, object], after: Mapping[str, object], path: str = ""
+) -> Iterable[tuple[str, list[str]]]:
+    """The changed keys as dotted paths, each with its former and its new value as text."""
+    for key in sorted({*before, *after}):
+        was, now = before.get(key), after.get(key)
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            yield from _differences(was, now, f"{path}{key}.")
+        elif was != now:
+            yield f"{path}{key}", ["none" if value is None else str(value)[:100] for value in (was, now)]

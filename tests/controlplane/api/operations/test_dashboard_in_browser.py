@@ -1,0 +1,174 @@
+"""The dashboard in Chromium on a served application: what happens in the service is seen on the page."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from backends.testing.scripted import Script
+from tests.chromium import launch_options
+from tests.controlplane.api.operations.test_admin import ADMIN, SETTINGS
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    MAX_RUNNING,
+    Stage,
+    listening,
+    staged,
+    until,
+)
+
+playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+
+pytestmark = pytest.mark.browser
+
+CLASSES = {
+    "interactive": {"priority": 5, "ttft_ms": 5_000, "default": True},
+    "batch": {"priority": 0, "sheddable": False},
+}
+CHAT = "/v1/completions"
+# Charts are drawn on canvases: how many pixels of each have a color.
+_DRAWN = """() => [...document.querySelectorAll('[data-chart] canvas')].map((canvas) => {
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let drawn = 0;
+  for (let at = 3; at < pixels.length; at += 4) drawn += pixels[at] > 0;
+  return [canvas.closest('[data-chart]').dataset.chart, drawn];
+})"""
+_CHARTS = {"memory", "device", "ttft", "queue", "attainment"}
+
+
+@asynccontextmanager
+async def dashboard(
+    stage: Stage, *, scheme: str = "dark", width: int = 1440, prefix: str = ""
+) -> AsyncIterator[Any]:
+    """The unlocked page below a path prefix; fails if the page logs an error or calls another address."""
+    options, noise = launch_options(), []
+    app = Starlette(routes=[Mount(prefix, stage.app)]) if prefix else stage.app
+    async with listening(app) as url, playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(**options)
+        context = await browser.new_context(
+            viewport={"width": width, "height": 1000}, color_scheme=scheme, base_url=url
+        )
+        page = await context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: noise.append(message.text))
+        page.on("pageerror", lambda error: noise.append(str(error)))
+        page.on("request", lambda asked: asked.url.startswith(url + prefix) or noise.append(asked.url))
+        await page.goto(f"{prefix}/dashboard")
+        await page.get_by_label("Key", exact=True).fill("root")
+        await page.get_by_role("button", name="Open").click()
+        await page.locator("#state[data-state=live]").wait_for()
+        yield page
+        await browser.close()
+    # Chromium reports the first answer, which asks for the key.
+    assert [text for text in noise if "401" not in text] == []
+
+
+def body(**more: object) -> dict[str, object]:
+    return {"model": CHAT_MODEL, "prompt": "Hello", **more}
+
+
+async def stepped(stage: Stage, asking: list[asyncio.Task[httpx.Response]]) -> list[int]:
+    while not all(task.done() for task in asking):
+        stage.generator.allow()
+        await asyncio.sleep(0)
+    return [task.result().status_code for task in asking]
+
+
+async def test_a_preemption_a_rejection_and_a_restart_are_seen():
+    sections = {"classes": CLASSES, "admission": {"engine_queue": 0, "max_waiting": 2}}
+    async with staged(SETTINGS, is_stepped=True, **sections) as stage, dashboard(stage) as page:
+        stage.generator.default = Script(tokens=60)
+
+        def ask(name: str, service_class: str, tokens: int = 60) -> asyncio.Task[httpx.Response]:
+            headers = {"x-request-id": name, "x-service-class": service_class}
+            return asyncio.create_task(stage.http.post(CHAT, json=body(max_tokens=tokens), headers=headers))
+
+        batch = [ask(f"batch-{n}", "batch") for n in range(MAX_RUNNING)]
+        await stage.generator.until_runs(MAX_RUNNING)
+        stage.generator.allow(5)
+        await until(lambda: all(t.timeline.output_tokens >= 5 for t in stage.service.gate.tickets()))
+        urgent = [ask("urgent", "interactive", 3)]
+        await stage.generator.until_runs(MAX_RUNNING + 1)
+        row = page.locator("#rows-preemptions .event").first
+        await row.wait_for()
+        assert "batch-" in await row.inner_text() and "urgent" in await row.inner_text()
+        assert "tokens again" in await row.inner_text()
+        waiting = [ask(f"late-{n}", "batch") for n in range(2)]
+        await until(lambda: any(task.done() for task in waiting))
+        rejected = page.locator("#rows-decisions .event", has_text="queue is full")
+        await rejected.first.wait_for()
+        statuses = await stepped(stage, batch + urgent + waiting)
+        assert sorted(statuses) == [200] * 6 + [429]
+
+        await rejected.first.get_by_role("link").click()
+        panel = page.get_by_role("complementary")
+        await panel.get_by_text("rejected", exact=True).first.wait_for()
+        assert "queue is full" in await panel.inner_text()
+        await page.keyboard.press("Escape")
+        await panel.wait_for(state="hidden")
+
+        stage.generator.die("killed by the test")
+        down = page.locator("#rows-happenings .event", has_text="killed by the test")
+        await down.first.wait_for()
+        await page.locator("#rows-happenings .event", has_text="serves again").first.wait_for()
+
+
+async def test_a_quota_move_a_change_and_a_fault_are_seen():
+    quota = {"tick_ms": 10_000}
+    sections = {"classes": CLASSES, "pool": {"kv_allocator": "kvcached"}, "quota": quota}
+    async with staged(SETTINGS, **sections) as stage, dashboard(stage) as page:
+        controller = stage.service.quota_controller
+        controller.withhold(3 << 20)
+        await controller.tick_now()
+        await page.locator("#rows-quotas .event").first.wait_for()
+        change = {"scheduling": {"ordering": "fcfs"}}
+        assert (await stage.http.put("/admin/config", json=change, headers=ADMIN)).status_code == 200
+        row = page.locator("#rows-happenings .event", has_text="version 2")
+        await row.wait_for()
+        assert "scheduling.ordering: none → fcfs" in await row.inner_text()
+        stage.service.gate.dispatcher.health.failed(RuntimeError("made by the test"))
+        banner = page.locator("#faults p", has_text="requests fail without a decision: made by the test")
+        await banner.wait_for()
+        stage.service.gate.dispatcher.health.succeeded()
+        await banner.wait_for(state="detached")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390], ids=["desk", "phone"])
+async def test_every_chart_is_drawn_and_nothing_overflows(scheme: str, width: int):
+    async with staged(SETTINGS, classes=CLASSES) as stage:
+        for _ in range(3):
+            await stage.http.post(CHAT, json=body())
+            await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "x"})
+        async with dashboard(stage, scheme=scheme, width=width) as page:
+            await page.get_by_role("button", name="1 min").click()
+            assert await page.locator(".card").count() == len(CLASSES)
+            drawn = dict(await page.evaluate(_DRAWN))
+            assert drawn.keys() == _CHARTS and min(drawn.values()) > 100
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width
+            await page.locator(".card", has_text="interactive").click()
+            assert await page.locator(".card[aria-pressed=true] .name").inner_text() == "interactive"
+
+
+async def test_the_page_works_below_a_path_prefix():
+    async with staged(SETTINGS) as stage, dashboard(stage, prefix="/gpu-7/tandem") as page:
+        assert page.url.endswith("/gpu-7/tandem/dashboard/")
+        await page.goto("/gpu-7/tandem/")
+        await page.get_by_role("link", name="Dashboard").click()
+        await page.locator("#state[data-state=live]").wait_for()
+
+
+async def test_a_wrong_key_is_refused_and_not_kept():
+    async with staged(SETTINGS) as stage, dashboard(stage) as page:
+        await page.get_by_role("button", name="Forget key").click()
+        await page.get_by_label("Key", exact=True).fill("wrong")
+        await page.get_by_role("button", name="Open").click()
+        await page.get_by_text("unknown admin key").wait_for()
+        assert await page.evaluate("sessionStorage.getItem('tandem-admin-key')") is None
+        assert await page.locator("#board").is_hidden()

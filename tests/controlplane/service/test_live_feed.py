@@ -1,0 +1,223 @@
+"""The live feed on virtual time, with scripted engines and on the simulated machine."""
+
+import asyncio
+import json
+
+import pytest
+
+from backends.testing.scripted import ScriptedGenerator
+from benchmark_control_plane.simulator import simulation
+from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.core.errors import Refused
+from controlplane.core.request import Owner, Request
+from controlplane.service.ticket import Rejected
+from tests.controlplane.service.gate.test_explain import read
+from tests.controlplane.service.memory.test_quota_controller import CLASSES, MACHINE, QUOTA, mixed
+
+
+def records(service, kind: str | None = None, since: int = 0) -> list[dict]:
+    """All records, read page by page."""
+    found, more = [], True
+    while more:
+        answer = json.loads(service.live.since(since, "test"))
+        found += answer["records"]
+        since, more = answer["next"], answer["more"]
+    return [one for one in found if kind in (None, one["type"])]
+
+
+def test_a_request_leaves_its_decision_its_end_and_its_times(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=4, service_class="interactive"))
+        await read(await b.ask(max_tokens=4, service_class="interactive"))
+        b.service.live.sample()
+        decided, ended = records(b.service, "admission"), records(b.service, "end")
+        assert [(one["victims"], one["class"], one["kind"]) for one in decided] == [
+            (0, "interactive", "generate")
+        ] * 2
+        assert [one["id"] for one in ended] == [one["id"] for one in decided]
+        assert ended[1]["outcome"] == "met" and ended[1]["missed"] == []
+        assert ended[1]["ttft_ms"] == pytest.approx(100, abs=1)
+        (sample,) = records(b.service, "sample")
+        quick = sample["classes"]["interactive"]
+        assert quick["5m"] == quick["1h"] == {"met": 2, "ended": 2, "burn": 0.0}
+        # The first request had no forecast, since no step had been observed.
+        assert quick["first_tokens"] == 1 and quick["ttft_ms"] == pytest.approx(100, abs=1)
+        b.service.live.sample()
+        assert "first_tokens" not in records(b.service, "sample")[1]["classes"]["interactive"]
+
+    bench(scenario)
+
+
+def test_a_sample_shows_memory_by_owner_and_class(bench):
+    async def scenario(b):
+        reading = [
+            asyncio.create_task(read(await b.ask(max_tokens=60, service_class=name)))
+            for name in ("batch", "batch", "interactive")
+        ]
+        await asyncio.sleep(1)
+        b.service.live.sample()
+        (sample,) = records(b.service, "sample")
+        llm, ledger = sample["owners"]["llm"], b.service.gate.dispatcher.ledger
+        assert llm["held_bytes"] == sum(llm["held_by_class"].values()) == ledger.held(Owner.LLM) > 0
+        assert llm["quota_bytes"] + sample["owners"]["embedding"]["quota_bytes"] == sample["pool_bytes"]
+        assert llm["held_by_class"]["batch"] == 2 * llm["held_by_class"]["interactive"]
+        assert {name: one["running"] for name, one in sample["classes"].items()} == {
+            "interactive": 1, "standard": 0, "batch": 2,
+        }  # fmt: skip
+        assert sample["faults"] == {} and sample["config_version"] == 1
+        await asyncio.gather(*reading)
+
+    bench(scenario)
+
+
+def test_a_preemption_names_beneficiary_and_cost(bench):
+    async def scenario(b):
+        await read(await b.ask(max_tokens=60))
+        text = asyncio.create_task(read(await b.ask(max_tokens=60, service_class="batch")))
+        await b.generator.until_runs(2)
+        await asyncio.sleep(1.05)
+        await read(await b.ask(max_tokens=2, service_class="interactive"))
+        await text
+        (found,) = records(b.service, "preemption")
+        victim, urgent = b.ended[2].request, b.ended[1].request
+        assert (found["id"], found["class"], found["by"]) == (victim.id, "batch", "gate")
+        assert (found["for"], found["for_class"]) == (urgent.id, "interactive")
+        # Ten tokens at 0.1 s each had been generated.
+        assert found["recompute_tokens"] == victim.prompt_tokens + 10
+        assert found["recompute_ms"] > 0 and found["freed_bytes"] > 0
+
+    bench(
+        scenario,
+        generator=ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=0.1),
+        admission={"engine_queue": 0},
+    )
+
+
+def test_a_rejection_counts_as_a_miss(bench):
+    async def scenario(b):
+        reading = asyncio.create_task(read(await b.ask(max_tokens=60)))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(b.ask(max_tokens=60))
+        await asyncio.sleep(0)
+        with pytest.raises(Rejected):
+            await b.ask(max_tokens=60)
+        b.service.live.sample()
+        assert [one["reason"] for one in records(b.service, "rejection")] == ["queue_full"]
+        (ended,) = [one for one in records(b.service, "end") if one["outcome"] == "rejected"]
+        assert ended["missed"] == [] and "ttft_ms" not in ended
+        standard = records(b.service, "sample")[0]["classes"]["standard"]
+        assert standard["5m"] == {"met": 0, "ended": 1, "burn": 10.0}
+        assert standard["waiting"] == 1
+        await reading
+        await read(await waiting)
+
+    bench(
+        scenario,
+        generator=ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=0.1),
+        admission={"engine_queue": 0, "max_waiting": 1},
+    )
+
+
+def test_a_death_of_the_engine_and_its_restart_are_events(bench):
+    async def scenario(b):
+        b.generator.die("killed by the test")
+        b.service.live.sample()
+        (fault,) = records(b.service, "fault")
+        assert (fault["part"], fault["state"]) == ("engine scripted", "began")
+        assert "killed by the test" in fault["text"]
+        await asyncio.sleep(5)
+        b.service.live.sample()
+        down, up = records(b.service, "restart")
+        assert (down["part"], down["state"], down["model"]) == ("engine", "down", "scripted")
+        assert "killed by the test" in down["text"]
+        assert (up["part"], up["state"]) == ("engine", "up")
+        assert [one["state"] for one in records(b.service, "fault")] == ["began", "ended"]
+        assert records(b.service, "sample")[-1]["faults"] == {}
+
+    bench(scenario)
+
+
+def test_a_restarted_worker_and_a_fault_are_events(bench):
+    async def scenario(b):
+        b.embedder.restarts += 2
+        b.service.gate.dispatcher.health.failed(Refused("no"))
+        b.service.live.sample()
+        b.service.gate.dispatcher.health.succeeded()
+        b.service.live.sample()
+        (restart,) = records(b.service, "restart")
+        assert (restart["part"], restart["model"]) == ("worker", b.embedder.model)
+        began, ended = records(b.service, "fault")
+        assert began["text"] == ended["text"] == "requests fail without a decision: no"
+        assert (began["state"], ended["state"]) == ("began", "ended")
+        assert [list(one["faults"]) for one in records(b.service, "sample")] == [["decisions"], []]
+
+    bench(scenario)
+
+
+def test_a_change_of_the_configuration_is_an_event(bench):
+    async def scenario(b):
+        await b.service.reconfigure({"scheduling": {"ordering": "fcfs"}})
+        b.service.live.sample()
+        first, second = records(b.service, "config")
+        assert (first["version"], second["version"]) == (1, 2)
+        assert second["changes"] == {"scheduling.ordering": ["least-slack", "fcfs"]}
+        assert records(b.service, "sample")[0]["config_version"] == 2
+
+    bench(scenario, scheduling={"ordering": "least-slack"})
+
+
+def test_the_first_answer_describes_the_classes(bench):
+    async def scenario(b):
+        first, later = (json.loads(b.service.live.since(number, "one")) for number in (0, 1))
+        about = first["about"]
+        assert about["classes"]["interactive"] == {
+            "priority": 5, "sheddable": True, "objectives_ms": {"ttft": 1000.0},
+        }  # fmt: skip
+        assert about["target"] == 0.9
+        assert about["models"] == {"llm": [b.generator.model], "embedding": [b.embedder.model]}
+        assert "about" not in later and later["instance"] == "one"
+
+    bench(scenario)
+
+
+def test_a_failed_sample_is_logged_and_the_next_one_is_taken(bench, caplog):
+    async def scenario(b):
+        status = b.service.status
+        b.service.live.start()
+        status.faults = lambda: 1 / 0
+        await asyncio.sleep(2.5)
+        assert records(b.service, "sample") == []
+        del status.faults
+        await asyncio.sleep(3)
+        assert len(records(b.service, "sample")) == 3
+
+    bench(scenario)
+    assert caplog.text.count("the live feed has no new samples") == 1
+
+
+def test_the_simulated_machine_is_sampled_in_virtual_time():
+    offered, sections = sorted(mixed(), key=lambda one: one.at), {"classes": CLASSES, "quota": QUOTA}
+
+    def length(request: Request) -> int:
+        return offered[int(request.id.partition("-")[0])].output_tokens
+
+    async def main() -> list[dict]:
+        config = simulation.config_of(sections, has_pool=True)
+        generator, embedder = simulation.engines(MACHINE, length, config)
+        async with simulation.started(generator, embedder, MACHINE, config) as service:
+            service.live.start()
+            await simulation._all_clients(service, offered)
+            return records(service)
+
+    found = run(main())
+    samples = [one for one in found if one["type"] == "sample"]
+    assert [one["at"] for one in samples] == [float(n) for n in range(1, len(samples) + 1)]
+    assert max(one["device"]["llm"] for one in samples) > 0.5
+    assert max(one["device"]["embedding"] for one in samples) > 0.005
+    moves = [one for one in found if one["type"] == "quota"]
+    assert 0 < len(moves) <= len(samples)
+    assert all(set(one["urgency"]) == set(one["from"]) == {"llm", "embedding"} for one in moves)
+    assert max(one["moves"] for one in moves) > 1
+    lent = [one["owners"][owner]["lent_bytes"] for one in samples for owner in ("llm", "embedding")]
+    assert max(lent) > 0
+    assert len([one for one in found if one["type"] == "end"]) == len(offered)
