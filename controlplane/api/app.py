@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane import __version__
+from controlplane.api.auth import is_router_key
 from controlplane.api.errors import Problem, error_response, failure_of
 from controlplane.api.middleware import RequestMiddleware
 from controlplane.api.openai.chat import chat_route
@@ -85,7 +86,11 @@ def create_app(service: Service, settings: ApiSettings, *, owns_service: bool = 
         docs_url=None,
         redoc_url=None,
     )
-    app.add_middleware(RequestMiddleware, max_body_bytes=settings.limits.max_body)
+
+    def load_header(router_key: bytes) -> bytes | None:
+        return service.load_reporter.text().encode() if is_router_key(router_key, settings) else None
+
+    app.add_middleware(RequestMiddleware, max_body_bytes=settings.limits.max_body, load_header=load_header)
     if origins := service.config.server.cors:
         app.add_middleware(
             CORSMiddleware,

@@ -56,6 +56,7 @@ def settings_of(config: Config, *, context_tokens: int) -> ApiSettings:
         api_keys=keys,
         admin_key_sha256=config.server.admin_key_sha256,
         metrics_key_sha256=config.server.metrics_key_sha256,
+        router_key_sha256=config.server.router_key_sha256,
         limits=BodyLimits(
             max_body=limits.body_bytes(context_tokens),
             inline_body=limits.inline_body,

@@ -44,12 +44,14 @@ class ConnectionLimits:
 class ApiSettings:
     """Without `api_keys` every caller is ANONYMOUS.
 
-    Without `admin_key_sha256` /admin is disabled; without `metrics_key_sha256` /metrics needs no key.
+    Without `admin_key_sha256` /admin is disabled; without `metrics_key_sha256` /metrics needs no key; without
+    `router_key_sha256` no answer carries a load report.
     """
 
     api_keys: tuple[ApiKey, ...] = ()
     admin_key_sha256: str | None = None
     metrics_key_sha256: str | None = None
+    router_key_sha256: str | None = None
     limits: BodyLimits = BodyLimits()
     overload_status: int = 429
     ready_timeout_s: float = 5.0

@@ -12,6 +12,7 @@ from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
+from controlplane.service.gate.load_reporter import LoadReporter
 from controlplane.service.gate.policies import Policies
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
@@ -37,12 +38,13 @@ class Parts:
 class Service:
     """Starts the backends, builds the gate on what they report, and stops everything in stages.
 
-    `gate`, `intake` and `status` exist from `start` on.
+    `gate`, `intake`, `status` and `load_reporter` exist from `start` on.
     """
 
     gate: Gate
     intake: Intake
     status: ServiceStatus
+    load_reporter: LoadReporter
 
     def __init__(
         self,
@@ -83,6 +85,12 @@ class Service:
                 raise errors[0]
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
+            self.load_reporter = LoadReporter(
+                self.gate,
+                lambda: self.config.service_classes().values(),
+                self.status.generators,
+                self.status.embedders,
+            )
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
             if self.quota_controller is not None:
                 await self.quota_controller.start()

@@ -1,10 +1,10 @@
-"""The /admin endpoints for state, configuration and drain; they need the admin key."""
+"""The /admin endpoints for state, load, configuration and drain; they need the admin key."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from controlplane.api.auth import require_admin
+from controlplane.api.auth import require_admin, require_router
 from controlplane.api.body_parsing import parse_json
 from controlplane.api.errors import Problem
 from controlplane.api.operations.health import json_response
@@ -16,13 +16,24 @@ from controlplane.service.service import Service
 
 
 def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
-    """Routes of /admin/state, /admin/config and /admin/drain."""
+    """Routes of /admin/state, /admin/load, /admin/config and /admin/drain."""
     routes = APIRouter()
 
     @routes.get("/admin/state", response_model=None)
     async def show_state(request: Request) -> Response:
         require_admin(request.headers, settings)
         return json_response(service.status.state())
+
+    @routes.get("/admin/load", response_model=None)
+    async def show_load(request: Request, *, tenants: bool = False, prefixes: bool = False) -> Response:
+        """Returns the load report for routers; the key of the routers suffices.
+
+        Tokens by tenant and the digest of the prefix cache make it larger, and are added on demand.
+        """
+        require_router(request.headers, settings)
+        load = service.load_reporter
+        body = load.whole(has_tenants=tenants, has_prefixes=prefixes) if tenants or prefixes else load.text()
+        return Response(body, media_type="application/json")
 
     @routes.get("/admin/config", response_model=None)
     async def show_config(request: Request) -> Response:

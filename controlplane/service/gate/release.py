@@ -13,6 +13,7 @@ from controlplane.metrics import Metrics
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
+from controlplane.service.gate.served_work import ServedWork
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
@@ -43,6 +44,7 @@ class Accounting:
     ) -> None:
         """`ended` holds the last `kept` requests that ended, for their explanation."""
         self.ended: deque[Ticket] = deque(maxlen=kept)
+        self.served = ServedWork()
         self._ledger = ledger
         self._prefixes = prefixes
         self._metrics = metrics
@@ -104,6 +106,7 @@ class Accounting:
             outcome = Outcome.MET if all(timeline.objectives_met(request.slo).values()) else Outcome.LATE
         ticket.outcome = outcome
         self.ended.append(ticket)
+        self.served.ended(request, outcome, timeline.output_tokens, now)
         self._metrics.count_outcome(request, timeline, outcome)
         if ticket.is_explored:
             self._metrics.count_explored(request, outcome)
