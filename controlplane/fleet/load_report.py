@@ -6,7 +6,7 @@ is not served now. Times in the JSON are milliseconds, and microseconds per toke
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from controlplane.fleet.prefix_digest import PrefixDigest
@@ -81,10 +81,7 @@ class LoadReport:
         return max(intercepts.values(), default=0.0) if known is None else known
 
     def body(self) -> str:
-        """JSON of the figures without age, served tokens and prefixes; ASCII, without braces around it.
-
-        Raises ValueError if the report is larger than `MAX_REPORT_BYTES`.
-        """
+        """JSON of the figures without age, served tokens and prefixes; ASCII, without braces around it."""
         figures = {
             "epoch": self.epoch,
             "number": self.number,
@@ -102,13 +99,7 @@ class LoadReport:
             "use": round(self.utilisation, 3),
             "met": {name: round(share, 3) for name, share in self.attainment.items()},
         }
-        text = json.dumps(figures, separators=(",", ":"))
-        if len(text) > MAX_REPORT_BYTES - len(',"age_ms":12345678.9'):
-            raise ValueError(
-                f"the load report has {len(text)} bytes for {len(self.models)} models and "
-                f"{len(self.attainment)} classes; shorten their names or serve fewer on one box"
-            )
-        return text[1:-1]
+        return json.dumps(figures, separators=(",", ":"))[1:-1]
 
     def to_text(self) -> str:
         """The whole report as JSON."""
@@ -119,6 +110,30 @@ class LoadReport:
             extra["prefixes"] = self.prefixes.to_json()
         rest = "," + json.dumps(extra, separators=(",", ":"))[1:-1] if extra else ""
         return dated(self.body() + rest, self.age)
+
+
+def require_small(owners: Mapping[str, str], classes: Collection[str]) -> None:
+    """Raises ValueError if a report with these names may be larger than `MAX_REPORT_BYTES`.
+
+    Args:
+        owners: owner of each served model, by the model's name.
+        classes: names of the service classes.
+    """
+    waits = OwnerLoad(dict.fromkeys(classes, 99_999.9), 99_999.9, 10**12)
+    largest = LoadReport(
+        epoch="0" * 12,
+        number=10**9,
+        age=99_999.9,
+        models={name: ModelLoad(owner, 0.012345678, 10**6) for name, owner in owners.items()},
+        owners=dict.fromkeys(owners.values(), waits),
+        utilisation=99.999,
+        attainment=dict.fromkeys(classes, 0.999),
+    )
+    if (size := len(largest.to_text())) > MAX_REPORT_BYTES:
+        raise ValueError(
+            f"the load report of {len(owners)} models and {len(classes)} classes may have {size} bytes; a "
+            f"header should have at most {MAX_REPORT_BYTES}, so shorten the names or serve fewer on one box"
+        )
 
 
 def dated(body: str, age: float) -> str:

@@ -4,10 +4,18 @@ No function here calls another one, so that `numba.njit` compiles each as it sta
 runs these functions and no copy of them.
 """
 
-from collections.abc import Sequence
+from typing import Protocol
 
 REQUEST_TOKENS = 32
 """Prompt tokens whose work a request costs in addition to its prompt: it lengthens the decode steps."""
+
+
+class RunningSums(Protocol):
+    """A sequence of numbers, or an array."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: int, /) -> float: ...
 
 
 def predicted_ttft(
@@ -25,7 +33,7 @@ def predicted_ttft(
     return intercept + sent_work + per_token * max(1, prompt_tokens - cached_tokens)
 
 
-def drawn_box(cumulative: Sequence[float], draw: float) -> int:
+def drawn_box(cumulative: RunningSums, draw: float) -> int:
     """Index of a box, drawn with probability proportional to its weight.
 
     Args:
@@ -43,7 +51,7 @@ def drawn_box(cumulative: Sequence[float], draw: float) -> int:
     return low
 
 
-def drawn_other(cumulative: Sequence[float], first: int, draw: float) -> int:
+def drawn_other(cumulative: RunningSums, first: int, draw: float) -> int:
     """Index of a box other than `first`, drawn as by `drawn_box`; `first` if there is no other."""
     last = len(cumulative) - 1
     if last == 0:

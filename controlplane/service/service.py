@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from controlplane.config import Config
+from controlplane.config import Config, ConfigError
 from controlplane.config.reconfigure import changed
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder
@@ -85,12 +85,7 @@ class Service:
                 raise errors[0]
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
-            self.load_reporter = LoadReporter(
-                self.gate,
-                lambda: self.config.service_classes().values(),
-                self.status.generators,
-                self.status.embedders,
-            )
+            self.load_reporter = self._load_reporter()
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
             if self.quota_controller is not None:
                 await self.quota_controller.start()
@@ -108,6 +103,21 @@ class Service:
             await stop_all(self._supervision(), self._periodic_work(), self._engines())
             raise
         self._is_started = True
+
+    def _load_reporter(self) -> LoadReporter:
+        """Raises ConfigError if routers are configured and a report would be too large for them."""
+        reporter = LoadReporter(
+            self.gate,
+            lambda: self.config.service_classes().values(),
+            self.status.generators,
+            self.status.embedders,
+        )
+        if self.config.server.router_key_sha256 is not None:
+            try:
+                reporter.require_small()
+            except ValueError as error:
+                raise ConfigError(f"server.router_key_sha256: {error}") from error
+        return reporter
 
     async def stop(self) -> None:
         """Stops periodic work, drains, then stops the backends; without a start it does nothing."""

@@ -2,7 +2,7 @@
 
 A busy box rejects a request that would be late behind the work in its engine, at arrival and while it waits.
 Of the TPOT guard (`controlplane.policy.gate.tpot_guard`) rule 2 is modelled: a step with one more sequence
-stays within the objective, less the share of time that prefill takes. Rule 1, chances of all requests, is not.
+stays within the objective, less the share of time that prefill takes. Rule 1, the chances of others, is not.
 """
 
 from benchmark_control_plane.simulator.cluster.binary_heaps import EventHeap, push_event

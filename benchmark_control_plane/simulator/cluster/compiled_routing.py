@@ -87,7 +87,7 @@ def new_routers(scenario: FleetScenario, workload: Workload) -> RouterArrays:
     speeds = np.array(scenario.speeds or np.ones(boxes), np.float64)
     weights = speeds if scenario.knows_speeds else np.ones(boxes)
     groups = int(workload.group.max(initial=-1)) + 1
-    pairs = [np.zeros((routers, boxes)) for _ in range(4)]
+    pairs = (routers, boxes)
     return RouterArrays(
         scenario.box.per_prompt_token / speeds,
         np.cumsum(weights),
@@ -96,8 +96,11 @@ def new_routers(scenario: FleetScenario, workload: Workload) -> RouterArrays:
         np.full(boxes, -np.inf),
         np.zeros(boxes),
         np.zeros(boxes),
-        *pairs,
-        np.zeros((routers, boxes), np.int32),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs, np.int32),
         np.zeros(routers, np.int64),
         np.full((routers, max(1, groups)), -1, np.int32),
         np.full(routers, RoutingOptions().retry_burst),

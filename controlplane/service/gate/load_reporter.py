@@ -15,7 +15,7 @@ from controlplane.core.pool_view import Pace, Share, Waiting
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass
-from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad, dated
+from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad, dated, require_small
 from controlplane.policy.gate.admission import predicted_wait
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.service.gate.gate import Gate
@@ -50,8 +50,13 @@ class LoadReporter:
         self._number = 0
         self._made: tuple[Instant, str] | None = None
 
+    def require_small(self) -> None:
+        """Raises ValueError if the names of models and classes make a report too large for a header."""
+        owners = {name: owner.value for owner, backends in self._backends.items() for name in backends}
+        require_small(owners, [each.name for each in self._classes()])
+
     def text(self) -> str:
-        """The report as JSON: at most 1,000 bytes, at most 50 ms old."""
+        """The report as JSON, at most 50 ms old."""
         now = self._gate.clock.now()
         if self._made is None or between(self._made[0], now) >= _LONGEST_AGE:
             self._made = (now, self.report().body())

@@ -15,6 +15,7 @@ from controlplane.fleet.load_report import (
     OwnerLoad,
     dated,
     parse_report,
+    require_small,
 )
 from controlplane.fleet.prefix_digest import PrefixDigest
 
@@ -58,10 +59,11 @@ def test_the_largest_report_is_within_its_limit_and_in_ascii() -> None:
     assert parse_report(text) == LARGE
 
 
-def test_a_report_that_does_not_fit_is_refused_with_the_reason() -> None:
-    models = {f"{'name' * 30}-{at}": ModelLoad("llm", 1e-6, 1) for at in range(9)}
-    with pytest.raises(ValueError, match="9 models and 1 classes; shorten their names"):
-        replace(REPORT, models=models).body()
+def test_names_that_make_a_report_too_large_are_refused_with_the_reason() -> None:
+    classes = [f"service-class-{at}" for at in range(5)]
+    require_small({name: model.owner for name, model in LARGE.models.items()}, classes)
+    with pytest.raises(ValueError, match=r"9 models and 5 classes may have .* bytes.*shorten the names"):
+        require_small({f"{'name' * 20}-{at}": "llm" for at in range(9)}, classes)
 
 
 def test_names_that_are_not_ascii_are_escaped() -> None:

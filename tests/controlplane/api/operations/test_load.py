@@ -6,6 +6,7 @@ from hashlib import sha256
 import pytest
 
 from controlplane.api.settings import ApiSettings
+from controlplane.config import ConfigError
 from controlplane.core.prefix_index import block_hashes
 from controlplane.core.request import Owner
 from controlplane.fleet.load_report import HEADER_LOAD, MAX_REPORT_BYTES, parse_report
@@ -102,6 +103,17 @@ async def test_a_box_that_drains_and_a_model_whose_engine_is_down_are_not_served
         assert stage.service.load_reporter.report().models.keys() == {EMBED_MODEL, RERANK_MODEL}
         await stage.service.drain()
         assert stage.service.load_reporter.report().models == {}
+
+
+async def test_a_server_for_routers_does_not_start_with_names_that_do_not_fit_into_a_header() -> None:
+    classes = {f"{'long-' * 20}{at}": {"ttft_ms": 100, "default": at == 0} for at in range(5)}
+    with pytest.raises(
+        ConfigError, match=r"server.router_key_sha256: the load report of 3 models and 5 classes"
+    ):
+        async with staged(classes=classes, server={"router_key_sha256": SETTINGS.router_key_sha256}):
+            pass
+    async with staged(classes=classes) as stage:
+        assert len(stage.service.load_reporter.text()) > MAX_REPORT_BYTES
 
 
 async def test_tokens_of_tenants_and_the_prefix_digest_are_given_on_demand() -> None:
