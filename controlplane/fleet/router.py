@@ -73,7 +73,7 @@ class RoutedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenBox:
     """The chosen box, its predicted TTFT in seconds (None without a report), and the prefill it is given."""
 
     box: str
@@ -189,15 +189,16 @@ class Router:
         last = known.report
         if last is not None and last.epoch == report.epoch and report.number < last.number:
             return
-        if last is None or last.models.keys() != report.models.keys():
-            self._pools.clear()
+        changed = [m for m, pool in self._pools.items() if (box in pool.places) != (m in report.models)]
+        for model in changed:
+            del self._pools[model]
         if report.prefixes is not None or last is None or last.epoch != report.epoch:
             known.prefixes = report.prefixes
         known.report, known.described_at = report, described_at
         # What was sent just before the report was made may not have arrived by then.
         known.sent = [sent for sent in known.sent if sent.at > described_at - self.options.transit]
 
-    def choose(self, request: RoutedRequest, now: float, draws: tuple[float, float]) -> Choice | None:
+    def choose(self, request: RoutedRequest, now: float, draws: tuple[float, float]) -> ChosenBox | None:
         """The box for a new request; None if no box serves its model. `sent` records that it is used."""
         pool = self._pool(request.model)
         if not pool.names:
@@ -208,14 +209,14 @@ class Router:
         other = drawn_other(pool.cumulative, first, draws[1])
         return self._better(pool.names[first], pool.names[other], request, now)
 
-    def sent(self, request: RoutedRequest, choice: Choice, now: float) -> None:
+    def sent(self, request: RoutedRequest, choice: ChosenBox, now: float) -> None:
         """Records that a request is sent to the box that was chosen for it."""
         self._retries = min(self.options.retry_burst, self._retries + self.options.retry_share)
         self._record(request, choice, now)
 
     def refused(
         self, request: RoutedRequest, refusals: Sequence[Refusal], now: float, draw: float
-    ) -> Choice | float:
+    ) -> ChosenBox | float:
         """Another box to send a refused request to, or the Retry-After in seconds to answer with.
 
         After one refusal, another box is tried if the budget allows it and its forecast leaves room; the try
@@ -238,7 +239,7 @@ class Router:
         self._record(request, choice, now)
         return choice
 
-    def _record(self, request: RoutedRequest, choice: Choice, now: float) -> None:
+    def _record(self, request: RoutedRequest, choice: ChosenBox, now: float) -> None:
         box = self._boxes.get(choice.box)
         if box is None:
             return
@@ -266,7 +267,7 @@ class Router:
     def _may_serve(self, box: _Box, model: str) -> bool:
         return box.report is None or model in box.report.models
 
-    def _better(self, first: str, other: str, request: RoutedRequest, now: float) -> Choice:
+    def _better(self, first: str, other: str, request: RoutedRequest, now: float) -> ChosenBox:
         if first == other:
             return self._choice(first, request)
         is_other = is_better(
@@ -296,11 +297,11 @@ class Router:
             intercept, box.sent_work(request), load.per_token, request.prompt_tokens, cached
         )
 
-    def _choice(self, name: str, request: RoutedRequest) -> Choice:
+    def _choice(self, name: str, request: RoutedRequest) -> ChosenBox:
         load = self._boxes[name].load_of(request.model)
         tokens = REQUEST_TOKENS + max(1, request.prompt_tokens - self._cached_tokens(name, request))
         work = 0.0 if load is None else load.per_token * tokens
-        return Choice(name, self._ttft(name, request), work)
+        return ChosenBox(name, self._ttft(name, request), work)
 
     def _cached_tokens(self, name: str, request: RoutedRequest) -> int:
         """Leading tokens that the box has: by its digest, or if it sent none, by what it was sent last."""

@@ -20,8 +20,8 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     Fate,
     FleetResult,
     FleetScenario,
+    FleetWorkload,
     RoutingPolicy,
-    Workload,
 )
 
 _POLICIES = (
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sections = {"scheduling": {"ordering": options.ordering, "priority_head_start_ms": 0}}
         cells = []
         for boxes, rate, name in product(options.boxes, options.rates, options.policies):
-            workload = Workload.drawn(boxes * rate, options.seconds, options.seed)
+            workload = FleetWorkload.drawn(boxes * rate, options.seconds, options.seed)
             scenario = FleetScenario(boxes, policy=RoutingPolicy[name], routers=2, ttft=options.ttft)
             cells.append(_cell(scenario, workload, rate, sections))
         found: dict[str, object] = {"ordering": options.ordering, "cells": cells, "order": _order(cells)}
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _cell(
-    scenario: FleetScenario, workload: Workload, rate: float, sections: dict[str, Any]
+    scenario: FleetScenario, workload: FleetWorkload, rate: float, sections: dict[str, Any]
 ) -> dict[str, Any]:
     exact, fast = simulate_exactly(scenario, workload, sections), simulate_fleet(scenario, workload)
     return {

@@ -1,4 +1,4 @@
-"""Measures what a load report costs a box: to make, to attach to an answer, and in bytes.
+"""Measures what a load report costs a box, to make, to attach and in bytes, and what a choice costs a router.
 
 A simulated box holds the stated numbers of running requests, of two classes. Attaching makes a report only if
 the last one is 50 ms old. Times of single calls in microseconds on this machine.
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from random import Random
 
 import numpy as np
 
@@ -20,11 +21,13 @@ from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
 from benchmark_control_plane.simulator.simulation import Machine, config_of, engines, started
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.generation import Sampling
-from controlplane.fleet.load_report import parse_report
+from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad, parse_report
+from controlplane.fleet.router import RoutedRequest, Router
 from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.service import Service
 
 _RUNNING = (0, 16, 64, 256)
+_BOXES = (8, 1_000)
 _CLASSES = {
     "interactive": {"ttft_ms": 60_000, "tpot_ms": 1_000, "priority": 1, "default": True},
     "batch": {"ttft_ms": 120_000},
@@ -42,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.calls < 10:
             raise BadInput(f"--calls {options.calls}: must be at least 10")
         found: dict[str, object]
-        found = {"by_running_requests": [run(_costs(running, options.calls)) for running in _RUNNING]}
+        found = {
+            "by_running_requests": [run(_costs(running, options.calls)) for running in _RUNNING],
+            "choose_us_by_boxes": {boxes: _choosing(boxes, options.calls) for boxes in _BOXES},
+        }
         if options.results is not None:
             write_json(options.results, found)
         return found
@@ -83,6 +89,19 @@ async def _ask(service: Service, number: int) -> None:
     )
     async for _ in await service.gate.generate(job):
         pass
+
+
+def _choosing(boxes: int, calls: int) -> dict[str, float]:
+    """Time in which a router chooses one of so many boxes."""
+    router, draws = Router(), Random(1)
+    load = OwnerLoad({"interactive": 0.04}, 0.03, 2**33)
+    report = LoadReport("a", 1, 0.0, {"chat": ModelLoad("llm", 3e-5, 131_072)}, {"llm": load})
+    for box in range(boxes):
+        router.add(str(box))
+        router.heard(str(box), report, 0.0)
+    request = RoutedRequest("chat", "interactive", 900, 0.5)
+    router.choose(request, 0.0, (0.0, 0.0))
+    return _timed(lambda: router.choose(request, 0.1, (draws.random(), draws.random())), calls)
 
 
 def _timed(call: Callable[[], object], calls: int) -> dict[str, float]:

@@ -28,8 +28,8 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     Fate,
     FleetResult,
     FleetScenario,
+    FleetWorkload,
     RoutingPolicy,
-    Workload,
 )
 
 _PERIODS = (0.05, 0.2, 0.5, 1.0, 5.0)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def command() -> dict[str, object]:
         if min(options.rate, options.seconds, *options.boxes) <= 0:
             raise BadInput("--rate, --seconds and --boxes: must be above 0")
-        simulate_fleet(FleetScenario(2), Workload.drawn(4, 1, 1))
+        simulate_fleet(FleetScenario(2), FleetWorkload.drawn(4, 1, 1))
         found: dict[str, object] = {
             "study": options.study,
             "boxes": options.boxes,
@@ -134,7 +134,7 @@ def _rate_at(scenario: FleetScenario, options: argparse.Namespace) -> float:
         middle = (low * high) ** 0.5
         seconds = max(options.seconds, 2_000 / (scenario.boxes * middle))
         kept = fmean(
-            simulate_fleet(scenario, Workload.drawn(middle * scenario.boxes, seconds, seed)).attainment
+            simulate_fleet(scenario, FleetWorkload.drawn(middle * scenario.boxes, seconds, seed)).attainment
             for seed in options.seeds
         )
         low, high = (middle, high) if kept >= _KEPT else (low, middle)
@@ -143,7 +143,7 @@ def _rate_at(scenario: FleetScenario, options: argparse.Namespace) -> float:
 
 def _scale(options: argparse.Namespace) -> Iterable[Row]:
     for boxes in options.boxes:
-        workload = Workload.drawn(options.rate * boxes, options.seconds, options.seeds[0])
+        workload = FleetWorkload.drawn(options.rate * boxes, options.seconds, options.seeds[0])
         scenario = FleetScenario(boxes, routers=16, ttft=_TTFT)
         found = simulate_fleet(scenario, workload)
         yield {
@@ -170,7 +170,7 @@ def _mean(
     rate = options.rate * scenario.boxes * factor
     rows = []
     for seed in options.seeds:
-        workload = Workload.drawn(rate, options.seconds, seed, **(load or {}))
+        workload = FleetWorkload.drawn(rate, options.seconds, seed, **(load or {}))
         rows.append(_figures(simulate_fleet(replace(scenario, seed=seed), workload)))
     means = {name: round(fmean(row[name] for row in rows), 2) for name in rows[0]}
     spread = max(row["met_percent"] for row in rows) - min(row["met_percent"] for row in rows)

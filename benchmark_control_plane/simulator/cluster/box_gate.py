@@ -8,9 +8,9 @@ stays within the objective, less the share of time that prefill takes. Rule 1, t
 from benchmark_control_plane.simulator.cluster.binary_heaps import EventHeap, push_event
 from benchmark_control_plane.simulator.cluster.box_steps import (
     BoxArrays,
+    BoxCost,
     Connections,
     RequestArrays,
-    StepCost,
     memory_time,
     plan_step,
     span,
@@ -42,7 +42,7 @@ def _found(boxes: BoxArrays, requests: RequestArrays, g: int, request: int, now:
 
 
 @compiled
-def wait_for_start(cost: StepCost, boxes: BoxArrays, requests: RequestArrays, g: int) -> float:
+def wait_for_start(cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, g: int) -> float:
     """Seconds until the next end where the first prompt lacks memory or a slot, and then for the queue.
 
     As in the gate, the queue drains as a fluid through the whole memory.
@@ -60,7 +60,7 @@ def wait_for_start(cost: StepCost, boxes: BoxArrays, requests: RequestArrays, g:
 
 
 @compiled
-def intercept_of(cost: StepCost, boxes: BoxArrays, requests: RequestArrays, g: int) -> float:
+def intercept_of(cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, g: int) -> float:
     """Forecast for an empty prompt, as in the load report: wait, half a step, prompts ahead, one step."""
     step = step_seconds(cost, boxes, g, 0)
     busy = 0.5 * step if boxes.running[g] + boxes.todo[g] > 0 else 0.0
@@ -69,7 +69,7 @@ def intercept_of(cost: StepCost, boxes: BoxArrays, requests: RequestArrays, g: i
 
 
 @compiled
-def keeps_tpot(cost: StepCost, boxes: BoxArrays, requests: RequestArrays, g: int, request: int) -> bool:
+def keeps_tpot(cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, g: int, request: int) -> bool:
     """Rule 2 of the gate's TPOT guard: whether a step with one more sequence stays within the objective."""
     in_engine = boxes.tail[g] - boxes.head[g]
     cells = boxes.cells[g] + requests.prompt[request]
@@ -84,7 +84,7 @@ def keeps_tpot(cost: StepCost, boxes: BoxArrays, requests: RequestArrays, g: int
 
 @compiled
 def is_late(
-    cost: StepCost, boxes: BoxArrays, requests: RequestArrays, g: int, request: int, now: float
+    cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, g: int, request: int, now: float
 ) -> bool:
     """Whether a busy box rejects the request, because it would be late behind the work in the engine."""
     if not cost.has_admission or boxes.running[g] + boxes.todo[g] == 0:
@@ -104,7 +104,7 @@ def _enter_engine(boxes: BoxArrays, requests: RequestArrays, g: int, request: in
 
 @compiled
 def admit_waiting(
-    cost: StepCost, boxes: BoxArrays, requests: RequestArrays, opened: Connections, g: int, now: float
+    cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, opened: Connections, g: int, now: float
 ) -> None:
     """Gives waiting requests to the engine, in order, until one would break the TPOT objective."""
     size = boxes.waiting.shape[1]
@@ -123,7 +123,7 @@ def admit_waiting(
 
 @compiled
 def enqueue(
-    cost: StepCost, boxes: BoxArrays, requests: RequestArrays, heap: EventHeap, opened: Connections, g: int,
+    cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, heap: EventHeap, opened: Connections, g: int,
     request: int, now: float,
 ) -> None:  # fmt: skip
     """Gives a request to the box; the step in flight, or that of the run of decode steps, ends first."""

@@ -17,7 +17,13 @@ import numpy.typing as npt
 
 from benchmark_control_plane.simulator.cluster.binary_heaps import EventHeap, pop_end, push_end, push_event
 from benchmark_control_plane.simulator.cluster.compiling import compiled
-from benchmark_control_plane.simulator.cluster.scenario import Fate, FleetScenario, Floats, Ints, Workload
+from benchmark_control_plane.simulator.cluster.scenario import (
+    Fate,
+    FleetScenario,
+    FleetWorkload,
+    Floats,
+    Ints,
+)
 
 # As in `predictors.timing.online_step_time`.
 _DECAY = 0.998
@@ -81,7 +87,7 @@ class RequestArrays(NamedTuple):
     box: npt.NDArray[np.int32]
 
 
-class StepCost(NamedTuple):
+class BoxCost(NamedTuple):
     """Numbers of `BoxModel` and the objectives."""
 
     step: float
@@ -96,10 +102,10 @@ class StepCost(NamedTuple):
     has_admission: bool
 
 
-def cost_of(scenario: FleetScenario) -> StepCost:
+def cost_of(scenario: FleetScenario) -> BoxCost:
     """The numbers that the compiled functions use."""
     box = scenario.box
-    return StepCost(
+    return BoxCost(
         box.step, box.per_prompt_token, box.per_sequence, box.per_cell,
         box.step_tokens, float(box.kv_tokens), box.max_running, scenario.ttft, scenario.tpot,
         scenario.has_admission,
@@ -144,7 +150,7 @@ def new_boxes(scenario: FleetScenario, queue: int) -> BoxArrays:
     )
 
 
-def new_requests(workload: Workload) -> RequestArrays:
+def new_requests(workload: FleetWorkload) -> RequestArrays:
     """The requests before the start."""
     count = len(workload)
     return RequestArrays(
@@ -159,21 +165,21 @@ def new_requests(workload: Workload) -> RequestArrays:
 
 
 @compiled
-def step_seconds(cost: StepCost, boxes: BoxArrays, g: int, tokens: int) -> float:
+def step_seconds(cost: BoxCost, boxes: BoxArrays, g: int, tokens: int) -> float:
     """Seconds of the next step of box `g` if it reads so many prompt tokens."""
     work = cost.step + cost.token * tokens + cost.sequence * boxes.running[g] + cost.cell * boxes.cells[g]
     return work / boxes.speed[g]
 
 
 @compiled
-def span(cost: StepCost, boxes: BoxArrays, g: int, steps: int) -> float:
+def span(cost: BoxCost, boxes: BoxArrays, g: int, steps: int) -> float:
     """Seconds of so many steps that read nothing."""
     growth = cost.cell * boxes.running[g] / boxes.speed[g]
     return steps * step_seconds(cost, boxes, g, 0) + growth * steps * (steps - 1) * 0.5
 
 
 @compiled
-def steps_until(cost: StepCost, boxes: BoxArrays, g: int, seconds: float) -> int:
+def steps_until(cost: BoxCost, boxes: BoxArrays, g: int, seconds: float) -> int:
     """Steps that read nothing, until one ends at or after so many seconds; at least 1."""
     base = step_seconds(cost, boxes, g, 0)
     half = 0.5 * cost.cell * boxes.running[g] / boxes.speed[g]
@@ -196,7 +202,7 @@ def memory_time(requests: RequestArrays, request: int) -> float:
 
 @compiled
 def plan_step(
-    cost: StepCost, boxes: BoxArrays, requests: RequestArrays, heap: EventHeap, g: int, now: float
+    cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, heap: EventHeap, g: int, now: float
 ) -> None:
     """Composes the next step, or the steps until the next end, and schedules their end."""
     size = boxes.queue.shape[1]
@@ -236,7 +242,7 @@ def plan_step(
 
 @compiled
 def end_steps(
-    cost: StepCost, boxes: BoxArrays, requests: RequestArrays, opened: Connections, g: int, now: float
+    cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, opened: Connections, g: int, now: float
 ) -> None:
     """Ends the steps in flight: prompts that were read get their first token, and complete requests end.
 

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from benchmark_control_plane.simulator.cluster.compiling import compiled
 from benchmark_control_plane.simulator.cluster.scenario import (
     FleetScenario,
+    FleetWorkload,
     Floats,
     Ints,
     RoutingPolicy,
-    Workload,
 )
 from controlplane.fleet import routing_rules
 from controlplane.fleet.router import RoutingOptions
@@ -81,7 +81,7 @@ def numbers_of(scenario: FleetScenario) -> RoutingNumbers:
     )  # fmt: skip
 
 
-def new_routers(scenario: FleetScenario, workload: Workload) -> RouterArrays:
+def new_routers(scenario: FleetScenario, workload: FleetWorkload) -> RouterArrays:
     """Routers that have heard of no box yet."""
     boxes, routers = scenario.boxes, scenario.routers
     speeds = np.array(scenario.speeds or np.ones(boxes), np.float64)

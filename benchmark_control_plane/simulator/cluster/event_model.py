@@ -16,8 +16,8 @@ from benchmark_control_plane.simulator.cluster.binary_heaps import EventHeap, ne
 from benchmark_control_plane.simulator.cluster.box_gate import admit_waiting, enqueue, intercept_of, is_late
 from benchmark_control_plane.simulator.cluster.box_steps import (
     BoxArrays,
+    BoxCost,
     RequestArrays,
-    StepCost,
     cost_of,
     end_steps,
     lose_all,
@@ -45,9 +45,9 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     Fate,
     FleetResult,
     FleetScenario,
+    FleetWorkload,
     Floats,
     Ints,
-    Workload,
 )
 
 _PHASES = 16
@@ -63,7 +63,7 @@ class Faults(NamedTuple):
     is_start: Ints
 
 
-def simulate_fleet(scenario: FleetScenario, workload: Workload) -> FleetResult:
+def simulate_fleet(scenario: FleetScenario, workload: FleetWorkload) -> FleetResult:
     """Runs the workload until every request has ended."""
     requests = new_requests(workload)
     boxes, routers = new_boxes(scenario, _QUEUE), new_routers(scenario, workload)
@@ -87,7 +87,7 @@ def _faults(scenario: FleetScenario) -> Faults:
 
 @compiled
 def _report(
-    cost: StepCost, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays, phase: int
+    cost: BoxCost, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays, phase: int
 ) -> None:
     """Makes the reports of the boxes of one phase."""
     for box in range(phase, len(boxes.speed), _PHASES):
@@ -105,7 +105,7 @@ def _publish(boxes: BoxArrays, routers: RouterArrays, phase: int, described_at: 
 
 @compiled
 def _accepts(
-    cost: StepCost, boxes: BoxArrays, requests: RequestArrays, box: int, request: int, now: float
+    cost: BoxCost, boxes: BoxArrays, requests: RequestArrays, box: int, request: int, now: float
 ) -> bool:
     waiting = boxes.waiting_tail[box] - boxes.waiting_head[box]
     return waiting < boxes.waiting.shape[1] and not is_late(cost, boxes, requests, box, request, now)
@@ -132,7 +132,7 @@ def _second_box(
 
 @compiled
 def _arrive(
-    cost: StepCost, numbers: RoutingNumbers, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays,
+    cost: BoxCost, numbers: RoutingNumbers, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays,
     heap: EventHeap, request: int,
 ) -> int:  # fmt: skip
     """Routes a request and gives it to a box, or ends it; returns the second tries."""
@@ -173,7 +173,7 @@ def _apply_fault(
 
 @compiled
 def _finish(
-    cost: StepCost, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays, heap: EventHeap
+    cost: BoxCost, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays, heap: EventHeap
 ) -> int:
     """Handles the earliest end of steps; returns 1, or 0 for an entry that is out of date."""
     now, box, version = heap.time[0], heap.box[0], heap.version[0]
@@ -188,7 +188,7 @@ def _finish(
 
 @compiled
 def _run(
-    cost: StepCost, numbers: RoutingNumbers, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays,
+    cost: BoxCost, numbers: RoutingNumbers, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays,
     heap: EventHeap, faults: Faults, period: float, delay: float,
 ) -> tuple[int, int]:  # fmt: skip
     """The loop over all events; returns their number and that of second tries."""

@@ -21,8 +21,8 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     Fate,
     FleetResult,
     FleetScenario,
+    FleetWorkload,
     RoutingPolicy,
-    Workload,
 )
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
 from benchmark_control_plane.simulator.simulation import Machine, config_of, engines, started
@@ -34,7 +34,7 @@ from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.prefix_index import block_hashes
 from controlplane.core.request import Request
 from controlplane.fleet.load_report import LoadReport
-from controlplane.fleet.router import Choice, Refusal, RoutedRequest, Router
+from controlplane.fleet.router import ChosenBox, Refusal, RoutedRequest, Router
 from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
@@ -46,7 +46,7 @@ _CALLER = Caller("fleet")
 
 
 def simulate_exactly(
-    scenario: FleetScenario, workload: Workload, sections: Mapping[str, Any] | None = None
+    scenario: FleetScenario, workload: FleetWorkload, sections: Mapping[str, Any] | None = None
 ) -> FleetResult:
     """Runs the workload until every request has ended.
 
@@ -76,13 +76,13 @@ class _Routed:
     number: int
     router: int
     box: int
-    choice: Choice | None = None
+    choice: ChosenBox | None = None
 
 
 class _Fleet:
     """Boxes, routers and what came of the requests."""
 
-    def __init__(self, scenario: FleetScenario, workload: Workload) -> None:
+    def __init__(self, scenario: FleetScenario, workload: FleetWorkload) -> None:
         self.scenario, self.workload = scenario, workload
         self.services: list[Service] = []
         self.steps = self.retries = 0
@@ -166,7 +166,7 @@ class _Fleet:
         second = self._routers[routed.router].refused(
             self._request(number), [refusal], now, self._draw(number, 2)
         )
-        if not isinstance(second, Choice):
+        if not isinstance(second, ChosenBox):
             return None
         self.retries += 1
         return _Routed(number, routed.router, int(second.box))
@@ -218,7 +218,7 @@ class _Fleet:
         self.steps += 1
 
 
-async def _play(scenario: FleetScenario, workload: Workload, sections: Mapping[str, Any]) -> _Fleet:
+async def _play(scenario: FleetScenario, workload: FleetWorkload, sections: Mapping[str, Any]) -> _Fleet:
     fleet, model = _Fleet(scenario, workload), scenario.box
 
     def length(request: Request) -> int:

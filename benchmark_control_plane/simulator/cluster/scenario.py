@@ -53,7 +53,7 @@ class BoxModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class FleetWorkload:
     """Requests in the order of arrival; arrays of one length.
 
     `group` is the shared prefix that a prompt begins with, -1 without one, and `shared` its tokens.

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from controlplane.fleet.load_report import parse_report
-from controlplane.fleet.router import Choice
+from controlplane.fleet.router import ChosenBox
 
 PAGE = Path("docs/fleet.md").read_text(encoding="utf-8")
 
@@ -18,7 +18,7 @@ def block(language: str) -> str:
 def test_the_program_runs() -> None:
     names: dict[str, object] = {}
     exec(block("python"), names)
-    assert isinstance(names["choice"], Choice)
+    assert isinstance(names["choice"], ChosenBox)
     # Without a report of the other box nothing says that it has room.
     assert names["second"] == 3.0
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from controlplane.core.prefix_index import block_hashes
 from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad
 from controlplane.fleet.prefix_digest import PrefixDigest
-from controlplane.fleet.router import Choice, Refusal, RoutedRequest, Router, RoutingOptions
+from controlplane.fleet.router import ChosenBox, Refusal, RoutedRequest, Router, RoutingOptions
 
 ASK = RoutedRequest("chat", "interactive", 1_000, objective=1.0)
 
@@ -43,7 +43,7 @@ def fleet(*intercepts: float, options: RoutingOptions | None = None) -> Router:
 
 def chosen(
     router: Router, request: RoutedRequest = ASK, now: float = 0.0, draws: tuple[float, float] = (0, 0)
-) -> Choice:
+) -> ChosenBox:
     choice = router.choose(request, now, draws)
     assert choice is not None
     return choice
@@ -120,7 +120,7 @@ def test_a_silent_box_is_avoided_and_among_silent_ones_the_first_drawn_is_used()
 def test_a_new_box_is_used_before_its_first_report() -> None:
     router = Router()
     router.add("box-0")
-    assert chosen(router) == Choice("box-0", None, 0.0)
+    assert chosen(router) == ChosenBox("box-0", None, 0.0)
 
 
 def test_a_box_that_does_not_serve_the_model_is_left_out() -> None:
@@ -185,7 +185,7 @@ def test_a_refused_request_is_tried_once_more_where_there_is_room() -> None:
     router = fleet(0.9, 0.5)
     first = Refusal("box-0", 4.0)
     second = router.refused(ASK, [first], 0.0, 0.0)
-    assert isinstance(second, Choice)
+    assert isinstance(second, ChosenBox)
     assert second.box == "box-1"
     assert router.refused(ASK, [first, Refusal("box-1", 3.0)], 0.0, 0.0) == 3.0
 
@@ -199,12 +199,12 @@ def test_a_refused_request_is_not_tried_where_the_forecast_leaves_no_room() -> N
 def test_retries_have_a_budget_of_a_tenth() -> None:
     router = fleet(0.9, 0.0, options=RoutingOptions(retry_burst=1.0))
     refusal = [Refusal("box-0", 4.0)]
-    assert isinstance(router.refused(ASK, refusal, 0.0, 0.0), Choice)
+    assert isinstance(router.refused(ASK, refusal, 0.0, 0.0), ChosenBox)
     assert router.refused(ASK, refusal, 0.0, 0.0) == 4.0
     for _ in range(10):
         router.sent(ASK, chosen(router, now=9.0), 9.0)
     router.heard("box-1", report(0.0, number=2), 9.5)
-    assert isinstance(router.refused(ASK, refusal, 9.5, 0.0), Choice)
+    assert isinstance(router.refused(ASK, refusal, 9.5, 0.0), ChosenBox)
     assert router.refused(ASK, refusal, 9.5, 0.0) == 4.0
 
 
@@ -254,7 +254,7 @@ def test_a_choice_is_a_living_box_that_serves_the_model_and_its_retry_another_on
         assert choice.work >= 0.0
         router.sent(ASK, choice, now)
         second = router.refused(ASK, [Refusal(choice.box, 2.0)], now, draw)
-        if isinstance(second, Choice):
+        if isinstance(second, ChosenBox):
             assert second.box in serving - {choice.box}
             assert second.ttft is not None
             assert second.ttft < 0.7

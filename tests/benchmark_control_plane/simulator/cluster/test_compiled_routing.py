@@ -9,8 +9,8 @@ from benchmark_control_plane.simulator.cluster import compiled_routing as compil
 from benchmark_control_plane.simulator.cluster.scenario import (
     BoxModel,
     FleetScenario,
+    FleetWorkload,
     RoutingPolicy,
-    Workload,
 )
 from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad
 from controlplane.fleet.router import RoutedRequest, Router
@@ -44,7 +44,7 @@ def test_choices_are_those_of_the_library(
 ) -> None:
     empty = np.zeros(0, np.int64)
     scenario = FleetScenario(5, MODEL, tuple(speeds), routers=1, seed=seed)
-    groups = Workload(np.zeros(1), empty, empty, np.array([3]), empty)
+    groups = FleetWorkload(np.zeros(1), empty, empty, np.array([3]), empty)
     arrays, numbers = compiled.new_routers(scenario, groups), compiled.numbers_of(scenario)
     router = Router()
     for box, speed in enumerate(speeds):
@@ -93,7 +93,7 @@ def test_draws_are_uniform_and_depend_on_each_number() -> None:
 )
 def test_the_other_policies(policy: RoutingPolicy, expected: list[int] | None) -> None:
     scenario = FleetScenario(4, policy=policy, routers=1)
-    arrays = compiled.new_routers(scenario, Workload.drawn(10, 1, 1, groups=2, shared_tokens=16))
+    arrays = compiled.new_routers(scenario, FleetWorkload.drawn(10, 1, 1, groups=2, shared_tokens=16))
     numbers = compiled.numbers_of(scenario)
     chosen = [int(compiled.choose(arrays, numbers, 0, at, 100, 1, 16, 0.0)) for at in range(5)]
     assert chosen == (expected or [chosen[0]] * 5)

@@ -12,22 +12,22 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     BoxModel,
     Fate,
     FleetScenario,
+    FleetWorkload,
     RoutingPolicy,
-    Workload,
 )
 
 BOX = BoxModel(step=0.01, per_prompt_token=1e-4, per_sequence=1e-3, per_cell=1e-6, step_tokens=256)
 OPEN = FleetScenario(1, BOX, has_admission=False, ttft=1e6, tpot=1e6)
 
 
-def of(*rows: tuple[float, int, int]) -> Workload:
+def of(*rows: tuple[float, int, int]) -> FleetWorkload:
     """A workload of (arrival, prompt tokens, output tokens)."""
     at, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
     none = np.zeros(len(rows), np.int64)
-    return Workload(at.astype(np.float64), prompt, output, none - 1, none)
+    return FleetWorkload(at.astype(np.float64), prompt, output, none - 1, none)
 
 
-def every_step(box: BoxModel, load: Workload) -> list[float]:
+def every_step(box: BoxModel, load: FleetWorkload) -> list[float]:
     """TTFT of each request by the engine's rule, one step after another."""
     now, ttft, number = 0.0, [0.0] * len(load), 0
     queue: list[list[int]] = []
@@ -95,7 +95,7 @@ def test_a_faster_box_takes_less_time() -> None:
 
 
 def test_runs_are_equal_for_equal_seeds_only() -> None:
-    load = Workload.drawn(200, 5, 1, groups=20, shared_tokens=256)
+    load = FleetWorkload.drawn(200, 5, 1, groups=20, shared_tokens=256)
     scenario = FleetScenario(10, seed=3)
     hashes = [
         simulate_fleet(each, load).trace_hash for each in (scenario, scenario, replace(scenario, seed=4))
@@ -106,7 +106,7 @@ def test_runs_are_equal_for_equal_seeds_only() -> None:
 @pytest.mark.parametrize("policy", list(RoutingPolicy))
 def test_every_request_ends_under_overload_with_memory_short(policy: RoutingPolicy) -> None:
     box = BoxModel(kv_tokens=20_000, max_running=16)
-    load = Workload.drawn(200, 4, 2, groups=10, shared_tokens=128, burst=3.0)
+    load = FleetWorkload.drawn(200, 4, 2, groups=10, shared_tokens=128, burst=3.0)
     found = simulate_fleet(FleetScenario(4, box, policy=policy), load)
     assert not np.any(found.fate == Fate.UNFINISHED)
     assert found.share(Fate.REJECTED) > 0.05
@@ -115,7 +115,7 @@ def test_every_request_ends_under_overload_with_memory_short(policy: RoutingPoli
 
 
 def test_a_box_that_dies_loses_its_requests_and_is_avoided_until_it_starts() -> None:
-    load = Workload.drawn(60, 20, 1)
+    load = FleetWorkload.drawn(60, 20, 1)
     scenario = FleetScenario(4, down=((2, 5.0, 12.0),))
     found = simulate_fleet(scenario, load)
     assert 0.0 < found.share(Fate.LOST) < 0.03
@@ -135,7 +135,7 @@ def test_a_prefix_cache_shortens_prompts_where_the_prefix_was_read_before() -> N
 
 
 def test_tandem_keeps_more_objectives_than_random_near_capacity() -> None:
-    load = Workload.drawn(16 * 29, 20, 5)
+    load = FleetWorkload.drawn(16 * 29, 20, 5)
     scenario = FleetScenario(16, ttft=0.5)
     ours, random = (
         simulate_fleet(scenario.with_policy(policy), load).attainment
