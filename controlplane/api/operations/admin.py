@@ -25,12 +25,13 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
         return json_response(service.status.state())
 
     @routes.get("/admin/load", response_model=None)
-    async def show_load(request: Request, *, tenants: bool = False, prefixes: bool = False) -> Response:
+    async def show_load(request: Request) -> Response:
         """Returns the load report for routers; the key of the routers suffices.
 
         Tokens by tenant and the digest of the prefix cache make it larger, and are added on demand.
         """
         require_router(request.headers, settings)
+        tenants, prefixes = _flag(request, "tenants"), _flag(request, "prefixes")
         load = service.load_reporter
         body = load.whole(has_tenants=tenants, has_prefixes=prefixes) if tenants or prefixes else load.text()
         return Response(body, media_type="application/json")
@@ -68,3 +69,12 @@ def admin_routes(service: Service, settings: ApiSettings) -> APIRouter:
         return json_response(changeable(service.config))
 
     return routes
+
+
+def _flag(request: Request, name: str) -> bool:
+    """A query parameter that is true, false or absent. Raises Problem (400) for another value."""
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        message = f"{name}={value[:40]!r}: should be true or false"
+        raise Problem(400, message, param=name, code="invalid_value")
+    return value == "true"

@@ -116,6 +116,14 @@ async def test_a_server_for_routers_does_not_start_with_names_that_do_not_fit_in
         assert len(stage.service.load_reporter.text()) > MAX_REPORT_BYTES
 
 
+async def test_a_flag_is_true_or_false() -> None:
+    async with staged(SETTINGS) as stage:
+        answer = await stage.http.get("/admin/load?prefixes=1", headers=ROUTER)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "prefixes='1': should be true or false"
+        assert (await stage.http.get("/admin/load?tenants=false", headers=ROUTER)).status_code == 200
+
+
 async def test_tokens_of_tenants_and_the_prefix_digest_are_given_on_demand() -> None:
     tenants = {"team": {"api_keys_sha256": [sha256(b"k").hexdigest()]}}
     async with staged(SETTINGS, tenants=tenants) as stage:
