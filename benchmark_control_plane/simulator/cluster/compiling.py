@@ -5,7 +5,7 @@ the folder of the cache is named by a hash of all sources that are compiled here
 """
 
 import hashlib
-import tempfile
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,9 @@ def _cache_folder() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
     for file in (*sorted(Path(__file__).parent.glob("*.py")), Path(routing_rules.__file__)):
         digest.update(file.read_bytes())
-    return str(Path(tempfile.gettempdir()) / f"tandem-numba-{digest.hexdigest()[:16]}")
+    # Compiled code is loaded from there, so it is a folder that only this user writes to.
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return str(caches / "tandem" / f"numba-{digest.hexdigest()[:16]}")
 
 
 _CACHE_FOLDER = _cache_folder()
