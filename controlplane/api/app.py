@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from controlplane import __version__
 from controlplane.api.anthropic import anthropic_routes
+from controlplane.api.auth import is_router_key
 from controlplane.api.error_dialects import response_of
 from controlplane.api.errors import Problem, failure_of
 from controlplane.api.middleware import RequestMiddleware
@@ -59,7 +60,7 @@ from controlplane.api.protocol.tokenize_messages import (
     TokenizeResponse,
 )
 from controlplane.api.reranking import rerank_routes
-from controlplane.api.settings import SettingsSource, live_settings, settings_for
+from controlplane.api.settings import ApiSettings, SettingsSource, live_settings, settings_for
 from controlplane.api.tokenize_routes import tokenize_routes
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.service import Service
@@ -110,7 +111,13 @@ def create_app(
         docs_url="/docs",
         redoc_url=None,
     )
-    app.add_middleware(RequestMiddleware, settings=settings or live_settings(service))
+
+    def load_header(router_key: bytes, settings: ApiSettings) -> bytes | None:
+        return service.load_reporter.text().encode() if is_router_key(router_key, settings) else None
+
+    app.add_middleware(
+        RequestMiddleware, settings=settings or live_settings(service), load_header=load_header
+    )
     if origins := service.config.server.cors:
         app.add_middleware(
             CORSMiddleware,

@@ -52,6 +52,19 @@ def require_admin(request: Request) -> None:
         )
 
 
+def require_router(request: Request) -> None:
+    """Lets the operator and the routers of a fleet pass. Raises Problem as `require_admin` does."""
+    wanted = settings_for(request).router_key_sha256
+    if wanted is None or not compare_digest(wanted, _bearer_digest(request.headers)):
+        require_admin(request)
+
+
+def is_router_key(key: bytes, settings: ApiSettings) -> bool:
+    """Whether this is the key of the routers, if one is configured."""
+    wanted = settings.router_key_sha256
+    return wanted is not None and compare_digest(wanted, sha256(key).hexdigest())
+
+
 def require_metrics_key(headers: Headers, settings: ApiSettings) -> None:
     """Raises Problem (401) if a key for /metrics is configured and the request has another one or none."""
     wanted = settings.metrics_key_sha256

@@ -4,7 +4,7 @@ Plain ASGI: it costs a few dictionary look-ups per request and one call per mess
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from secrets import token_hex
 
@@ -14,10 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from controlplane.api.access_log import AccessRecord
 from controlplane.api.error_dialects import response_of
 from controlplane.api.errors import Problem, failure_of
-from controlplane.api.protocol.requests import HEADER_REQUEST_ID
-from controlplane.api.settings import SETTINGS, SettingsSource
+from controlplane.api.protocol.requests import HEADER_REQUEST_ID, HEADER_ROUTER_KEY
+from controlplane.api.settings import SETTINGS, ApiSettings, SettingsSource
+from controlplane.fleet.load_report import HEADER_LOAD
 
 _ID_HEADER = HEADER_REQUEST_ID.encode()
+_ROUTER_KEY = HEADER_ROUTER_KEY.encode()
+_LOAD = HEADER_LOAD.encode()
 _IDENTITY = b"identity"
 _MAX_LENGTH_DIGITS = 18
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -30,12 +33,20 @@ class RequestMiddleware:
     """Stores `request_id` in the scope and the response headers, and limits the body while it is read.
 
     The settings in force when a request begins are stored in its scope too, and at its end the access log
-    gets a line.
+    gets a line. Answers to a router of the fleet carry the load of the box.
     """
 
-    def __init__(self, app: ASGIApp, *, settings: SettingsSource) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: SettingsSource,
+        load_header: Callable[[bytes, ApiSettings], bytes | None],
+    ) -> None:
+        """`load_header` gives the load report for a router with this key, or None for any other key."""
         self._app = app
         self._settings = settings
+        self._load_header = load_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one ASGI connection."""
@@ -53,6 +64,7 @@ class RequestMiddleware:
         state["request_id"] = request_id.decode()
         state["has_bad_id"] = given is not None and given is not request_id
 
+        router_key = _value(headers, _ROUTER_KEY)
         has_begun = False
         record = AccessRecord(scope)
 
@@ -62,6 +74,8 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 has_begun = True
                 message["headers"] = [*message["headers"], (_ID_HEADER, request_id)]
+                if router_key is not None and (load := self._load_header(router_key, settings)) is not None:
+                    message["headers"].append((_LOAD, load))
             await send(message)
 
         with record.logged() if settings.has_access_log else nullcontext():

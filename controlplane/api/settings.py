@@ -61,12 +61,14 @@ class ConnectionLimits:
 class ApiSettings:
     """Without `api_keys` every caller is `anonymous`.
 
-    Without `admin_key_sha256` /admin is disabled; without `metrics_key_sha256` /metrics needs no key.
+    Without `admin_key_sha256` /admin is disabled; without `metrics_key_sha256` /metrics needs no key; without
+    `router_key_sha256` no answer carries a load report.
     """
 
     api_keys: tuple[ApiKey, ...] = ()
     admin_key_sha256: str | None = None
     metrics_key_sha256: str | None = None
+    router_key_sha256: str | None = None
     limits: BodyLimits = BodyLimits()
     connection: ConnectionLimits = ConnectionLimits()
     overload_status: int = 429
@@ -94,6 +96,7 @@ def settings_of(config: Config, terms: RequestTerms | None = None, *, context_to
         api_keys=keys,
         admin_key_sha256=config.server.admin_key_sha256,
         metrics_key_sha256=config.server.metrics_key_sha256,
+        router_key_sha256=config.server.router_key_sha256,
         limits=BodyLimits(
             max_body=limits.body_bytes(context_tokens),
             inline_body=limits.inline_body,

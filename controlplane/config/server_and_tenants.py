@@ -37,6 +37,9 @@ class ServerSection:
     """SHA-256 (hex) of the key for /admin; without it /admin is disabled."""
     metrics_key_sha256: Sha256 | None = None
     """SHA-256 (hex) of the key for /metrics; without it /metrics needs no key."""
+    router_key_sha256: Sha256 | None = None
+    """SHA-256 (hex) of the key of a fleet's routers. The key opens `/admin/load`, and an answer to a request
+    with the key as `x-tandem-router-key` carries `x-tandem-load`. Without it none does."""
     explain_requests: Annotated[int, Field(ge=0, le=100_000)] = 1_000
     """Ended requests whose decisions `GET /admin/explain/ID` still shows; 0: none. A decision takes about
     20 KiB at 256 running requests."""

@@ -6,7 +6,8 @@ recently used are dropped first. The hits that the engine reports correct the pr
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 
@@ -45,6 +46,10 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._readers) + len(self._unused)
+
+    def __iter__(self) -> Iterator[int]:
+        """The known blocks: those in use, then the least recently used first."""
+        return chain(self._readers, self._unused)
 
     def hashes(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Hashes of the blocks that a request can find; the last token of its prompt is always computed."""

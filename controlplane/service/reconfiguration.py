@@ -241,7 +241,7 @@ class Reconfiguration:
             asked.seconds,
             asked.drop,
             parts.gate.dispatcher.accounting.attainment,
-            parts.gate.now,
+            parts.gate.clock.now,
             undo,
         )
         self.guard.start()

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from controlplane.config import Config
+from controlplane.config import Config, ConfigError
 from controlplane.config.documents import document_of, masked
 from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
+from controlplane.service.gate.load_reporter import LoadReporter
 from controlplane.service.live_feed import LiveFeed, ShownVersion
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
@@ -38,13 +39,14 @@ class Parts:
 class Service:
     """Starts the backends, builds the gate on what they report, and stops everything in stages.
 
-    `gate`, `intake`, `status` and `live` exist from `start` on.
+    `gate`, `intake`, `status`, `live` and `load_reporter` exist from `start` on.
     """
 
     gate: Gate
     intake: Intake
     status: ServiceStatus
     live: LiveFeed
+    load_reporter: LoadReporter
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class Service:
                 raise errors[0]
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
+            self.load_reporter = self._load_reporter()
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
             self.reconfiguration.attach(
                 ConfiguredParts(parts.gate, parts.intake, parts.status.metrics, parts.quota_controller)
@@ -121,6 +124,21 @@ class Service:
             await stop_all(self._supervision(), self._periodic_work(), self._engines())
             raise
         self._is_started = True
+
+    def _load_reporter(self) -> LoadReporter:
+        """Raises ConfigError if routers are configured and a report would be too large for them."""
+        reporter = LoadReporter(
+            self.gate,
+            lambda: self.config.service_classes().values(),
+            self.status.generators,
+            self.status.embedders,
+        )
+        if self.config.server.router_key_sha256 is not None:
+            try:
+                reporter.require_small()
+            except ValueError as error:
+                raise ConfigError(f"server.router_key_sha256: {error}") from error
+        return reporter
 
     async def stop(self) -> None:
         """Stops periodic work, drains, then stops the backends; without a start it does nothing."""

@@ -112,6 +112,11 @@ class TtftModel:
         """
         return min(1.0, exp(self._ratios[True].at(_LOWER)))
 
+    @property
+    def wait_ratio(self) -> float:
+        """The median of actual over estimated time of requests that waited."""
+        return exp(self._ratios[True].at(0.5))
+
     def observe(self, ahead: WorkAhead, pace: Pace, stated: TtftForecast, took: Duration) -> None:
         """Learns from a first token after `took`; `pace` and the forecast `stated` are those at dispatch."""
         ratios = self._ratios[ahead.waits]

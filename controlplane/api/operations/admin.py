@@ -1,4 +1,4 @@
-"""The /admin endpoints for state, live feed and drain; they need the admin key."""
+"""The /admin endpoints for state, load, live feed and drain; they need the admin key."""
 
 from secrets import token_hex
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from controlplane.api.auth import require_admin
+from controlplane.api.auth import require_admin, require_router
 from controlplane.api.errors import Problem
 from controlplane.api.operations.health import json_response
 from controlplane.service.service import Service
@@ -15,7 +15,7 @@ _MAX_DIGITS = 18
 
 
 def admin_routes(service: Service) -> APIRouter:
-    """Routes of /admin/state, /admin/live and /admin/drain."""
+    """Routes of /admin/state, /admin/live, /admin/load and /admin/drain."""
     routes = APIRouter()
     instance = token_hex(8)
 
@@ -30,6 +30,18 @@ def admin_routes(service: Service) -> APIRouter:
         require_admin(request)
         body = service.live.since(_since(request.query_params.get("since", "0")), instance)
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+
+    @routes.get("/admin/load", response_model=None)
+    async def show_load(request: Request) -> Response:
+        """Returns the load report for routers; the key of the routers suffices.
+
+        Tokens by tenant and the digest of the prefix cache make it larger, and are added on demand.
+        """
+        require_router(request)
+        tenants, prefixes = _flag(request, "tenants"), _flag(request, "prefixes")
+        load = service.load_reporter
+        body = load.whole(has_tenants=tenants, has_prefixes=prefixes) if tenants or prefixes else load.text()
+        return Response(body, media_type="application/json")
 
     @routes.post("/admin/drain", response_model=None)
     async def drain(request: Request) -> Response:
@@ -51,3 +63,12 @@ def _since(given: str) -> int:
         )
         raise Problem(400, message, param="since", code="invalid_value")
     return int(given)
+
+
+def _flag(request: Request, name: str) -> bool:
+    """A query parameter that is true, false or absent. Raises Problem (400) for another value."""
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        message = f"{name}={value[:40]!r}: should be true or false"
+        raise Problem(400, message, param=name, code="invalid_value")
+    return value == "true"

@@ -26,6 +26,7 @@ from controlplane.api.protocol.types import (
 
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_SERVICE_CLASS = "x-service-class"
+HEADER_ROUTER_KEY = "x-tandem-router-key"
 HEADER_DECISION = "x-tandem-decision"
 HEADER_QUEUE_MS = "x-tandem-queue-ms"
 HEADER_PREDICTED_TTFT_MS = "x-tandem-predicted-ttft-ms"

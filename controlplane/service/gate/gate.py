@@ -54,8 +54,7 @@ class Gate:
         self.outages = outages
         self.on_offer: Callable[[Request], None] | None = None
         self.is_closed = False
-        self.now = clock.now
-        self._clock = clock
+        self.clock = clock
         self._generators = generators
         self._embedders = embedders
         self._lengths = lengths
@@ -99,7 +98,7 @@ class Gate:
         Raises Rejected; the request then counts as one that arrived and was rejected.
         """
         request = job.request
-        wait = self._rates.wait(request.tenant, self._clock.now(), request.prompt_tokens)
+        wait = self._rates.wait(request.tenant, self.clock.now(), request.prompt_tokens)
         if wait is not None:
             ticket = self._make_ticket(job)
             self.dispatcher.register(ticket)
@@ -129,7 +128,7 @@ class Gate:
         `request_id` is that of the client, which several requests may share, or that of one request. For a
         request that waits, `now` is a dry run.
         """
-        dispatcher, now, found = self.dispatcher, self._clock.now(), []
+        dispatcher, now, found = self.dispatcher, self.clock.now(), []
         for ticket in (*dispatcher.recorder.kept, *dispatcher.tickets()):
             if request_id in (ticket.request.id, ticket.request.id.rpartition("-")[0]):
                 waits = ticket.entry is not None and ticket.lease is None and ticket.outcome is None
@@ -175,7 +174,7 @@ class Gate:
         return ticket
 
     def _offer(self, ticket: Ticket) -> None:
-        request, now = ticket.request, self._clock.now()
+        request, now = ticket.request, self.clock.now()
         if self.on_offer is not None:
             self.on_offer(request)
         if (outage := self.outages.rejection(request.model)) is not None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Generator
 from controlplane.core.prefix_index import PrefixIndex
+from controlplane.fleet.prefix_digest import PrefixDigest
 from controlplane.service.request_jobs import EmbedJob, GenerateJob
 from controlplane.service.ticket import Ticket
 
@@ -87,6 +88,11 @@ class PrefixLeases:
         """Forgets the cached prefixes; call it once no lease of the model is open."""
         if (index := self._indexes.get(model)) is not None:
             index.forget_unused()
+
+    def digest(self) -> PrefixDigest | None:
+        """Digest of the block hashes of the first model with a prefix cache; None without one."""
+        index = next(iter(self._indexes.values()), None)
+        return None if index is None else PrefixDigest.of(index, index.block_tokens)
 
     def shared(self, ticket: Ticket) -> tuple[int, int]:
         """Tokens that an admitted request shares with others, and the bytes of its lease that they use."""

@@ -13,6 +13,7 @@ from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
+from controlplane.service.gate.served_work import ServedWork
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.request_recorder import RequestRecorder
@@ -44,6 +45,7 @@ class Accounting:
     ) -> None:
         self._recorder = recorder
         self.attainment = AttainmentHistory()
+        self.served = ServedWork()
         self._ledger = ledger
         self._prefixes = prefixes
         self._metrics = metrics
@@ -112,6 +114,7 @@ class Accounting:
             outcome = Outcome.MET if all(timeline.objectives_met(request.slo).values()) else Outcome.LATE
         ticket.outcome = outcome
         self._recorder.ended(ticket, now, outcome)
+        self.served.ended(request, outcome, timeline.output_tokens, now)
         self._metrics.count_outcome(request, timeline, outcome)
         self.attainment.count(request.service_class.name, outcome, now)
         if ticket.is_explored:

@@ -45,7 +45,7 @@ class SnapshotBuilder:
         """
         extra = {Owner.LLM: engine_queue, Owner.EMBEDDING: 0}
         owners = [owner for owner, queue in queues.items() if queue.waiting]
-        return PoolView({owner: self._share(owner, extra[owner], now) for owner in owners}, queues)
+        return PoolView({owner: self.share(owner, extra[owner], now) for owner in owners}, queues)
 
     def preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
         """The decoding requests that can resume by recompute."""
@@ -90,7 +90,8 @@ class SnapshotBuilder:
         backends = (self.generators if owner is Owner.LLM else self.embedders).values()
         return sum(backend.max_running for backend in backends)
 
-    def _share(self, owner: Owner, extra_slots: int, now: Instant) -> Share:
+    def share(self, owner: Owner, extra_slots: int, now: Instant) -> Share:
+        """The part of one owner; `extra_slots` requests may be forwarded beyond the engine's free slots."""
         ledger, quota = self.ledger, self.ledger.quota(owner)
         leases = ledger.table(owner)
         ceiling = ledger.ceiling(owner)

@@ -7,7 +7,7 @@ left out, since its time does not depend on the work ahead of it alone.
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
-from controlplane.core.clock import Duration, Instant, between, to_milliseconds, to_seconds
+from controlplane.core.clock import Duration, Instant, between, scaled, to_milliseconds, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner, Phase
@@ -44,6 +44,10 @@ class TtftPredictor:
     def optimism(self) -> float:
         """Factor that scales a predicted wait for memory down (`TtftModel.optimism`)."""
         return self._model.optimism
+
+    def expected_wait(self, wait: Duration) -> Duration:
+        """A predicted wait for memory or slots, corrected by the median error of recent ones."""
+        return scaled(wait, self._model.wait_ratio)
 
     def dispatched(self, ticket: Ticket, wait: Duration, now: Instant) -> None:
         """Sets the forecast of a request that is sent to its engine now.

@@ -31,7 +31,7 @@ UNCONDITIONAL = {
     "scheduling": "ordering",
     "scheduling.engine": "ordering",
     "server": "admin_key_sha256 cors drain_ms health_port host limits metrics_key_sha256 overload_status "
-    "port stalled_client_ms",
+    "port router_key_sha256 stalled_client_ms",
     "server.limits": "body_timeout_ms grammar_ms grammar_processes grammar_step_ms header_timeout_ms "
     "idle_timeout_ms inline_body max_answer_values max_body max_depth max_grammar max_grammar_choices "
     "max_grammar_properties max_grammar_repeat max_header_bytes max_headers max_members max_name "

@@ -320,7 +320,7 @@ async def test_rollback_puts_an_earlier_version_in_force():
 
 async def test_a_guarded_change_is_undone_if_a_class_loses_too_much():
     async with staged(server=SERVER) as stage:
-        accounting, now = stage.service.gate.dispatcher.accounting, stage.service.gate.now
+        accounting, now = stage.service.gate.dispatcher.accounting, stage.service.gate.clock.now
 
         def end(count: int, outcome: Outcome) -> None:
             for _ in range(count):

@@ -14,7 +14,7 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
             await anext(begun)
         unread = await b.ask("a prompt", max_tokens=8, service_class="batch")
         now, paces = dispatcher._clock.now(), dispatcher.paces[Owner.LLM]
-        share = dispatcher.snapshots._share(Owner.LLM, 0, now)
+        share = dispatcher.snapshots.share(Owner.LLM, 0, now)
         assert share.decode_load is None, "no step was reported"
         for _ in range(16):
             b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))

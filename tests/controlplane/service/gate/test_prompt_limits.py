@@ -74,7 +74,7 @@ def test_a_long_text_is_charged_by_its_tokens_once_they_are_known(bench):
             pass
         # The capacity of 2,000 less 1,250 of the prompt and 4 of the output.
         rates = one.service.gate._rates
-        now = one.service.gate._clock.now()
+        now = one.service.gate.clock.now()
         assert rates.wait("red", now, 746) is None
         assert rates.wait("red", now, 1) is not None
 

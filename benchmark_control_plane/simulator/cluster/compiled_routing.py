@@ -1,0 +1,244 @@
+"""Routers of a simulated fleet, compiled from the rules of the routing library (`controlplane.fleet`).
+
+A test holds the choices equal to those of `controlplane.fleet.router.Router`. Draws are a hash of seed,
+request and number, so they do not depend on the order of events.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmark_control_plane.simulator.cluster.compiling import compiled
+from benchmark_control_plane.simulator.cluster.scenario import (
+    FleetScenario,
+    FleetWorkload,
+    Floats,
+    Ints,
+    RoutingPolicy,
+)
+from controlplane.fleet import routing_rules
+from controlplane.fleet.router import RoutingOptions
+
+predicted_ttft = compiled(routing_rules.predicted_ttft)
+drawn_box = compiled(routing_rules.drawn_box)
+drawn_other = compiled(routing_rules.drawn_other)
+is_better = compiled(routing_rules.is_better)
+may_retry = compiled(routing_rules.may_retry)
+
+REQUEST_TOKENS = routing_rules.REQUEST_TOKENS
+_ROUND_ROBIN, _LEAST_CONNECTIONS = int(RoutingPolicy.ROUND_ROBIN), int(RoutingPolicy.LEAST_CONNECTIONS)
+_RANDOM, _BEST_OF_ALL = int(RoutingPolicy.RANDOM), int(RoutingPolicy.BEST_OF_ALL)
+_PREFIX_STICKY = int(RoutingPolicy.PREFIX_STICKY)
+_REPORT_ONLY = int(RoutingPolicy.TANDEM_REPORT_ONLY)
+
+
+class RouterArrays(NamedTuple):
+    """What routers know: of each box, or of each router and box.
+
+    `intercept`, `free` and `described_at` are of the last report, which all routers hear; `next_intercept`
+    and `next_free` of the one on its way. `sent` and `sent_tokens` are own sends that the report does not
+    count, in seconds of prefill and in tokens of memory; `sent_since` and `sent_tokens_since` are those
+    since the report that is on its way.
+    """
+
+    per_token: Floats
+    cumulative: Floats
+    intercept: Floats
+    free: Floats
+    described_at: Floats
+    next_intercept: Floats
+    next_free: Floats
+    sent: Floats
+    sent_tokens: Floats
+    sent_since: Floats
+    sent_tokens_since: Floats
+    open: npt.NDArray[np.int32]
+    turn: Ints
+    last_box: npt.NDArray[np.int32]
+    budget: Floats
+
+
+class RoutingNumbers(NamedTuple):
+    """Parameters of all routers."""
+
+    policy: int
+    seed: int
+    useful_for: float
+    retry_share: float
+    retry_burst: float
+    retry_headroom: float
+    ttft: float
+    retries: bool
+
+
+def numbers_of(scenario: FleetScenario) -> RoutingNumbers:
+    """The options of the routing library, and what the scenario states."""
+    options = RoutingOptions()
+    return RoutingNumbers(
+        int(scenario.policy), scenario.seed, options.useful_for, options.retry_share, options.retry_burst,
+        options.retry_headroom, scenario.ttft, scenario.retries,
+    )  # fmt: skip
+
+
+def new_routers(scenario: FleetScenario, workload: FleetWorkload) -> RouterArrays:
+    """Routers that have heard of no box yet."""
+    boxes, routers = scenario.boxes, scenario.routers
+    speeds = np.array(scenario.speeds or np.ones(boxes), np.float64)
+    weights = speeds if scenario.knows_speeds else np.ones(boxes)
+    groups = int(workload.group.max(initial=-1)) + 1
+    pairs = (routers, boxes)
+    return RouterArrays(
+        scenario.box.per_prompt_token / speeds,
+        np.cumsum(weights),
+        np.zeros(boxes),
+        np.zeros(boxes),
+        np.full(boxes, -np.inf),
+        np.zeros(boxes),
+        np.zeros(boxes),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs),
+        np.zeros(pairs, np.int32),
+        np.zeros(routers, np.int64),
+        np.full((routers, max(1, groups)), -1, np.int32),
+        np.full(routers, RoutingOptions().retry_burst),
+    )
+
+
+@compiled
+def uniform(seed: int, request: int, number: int) -> float:
+    """A number in [0, 1) from the seed, the request and the number of the draw (SplitMix64)."""
+    state = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(4 * request + number)
+    state = (state + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return float((state ^ (state >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0
+
+
+@compiled
+def cached_tokens(routers: RouterArrays, r: int, box: int, group: int, shared: int) -> int:
+    """Leading tokens that the box has by what this router sent to it last."""
+    return shared if group >= 0 and routers.last_box[r, group] == box else 0
+
+
+@compiled
+def forecast(
+    routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, prompt: int, cached: int
+) -> float:
+    """Predicted TTFT at a box."""
+    sent = 0.0 if numbers.policy == _REPORT_ONLY else routers.sent[r, box]
+    return predicted_ttft(routers.intercept[box], sent, routers.per_token[box], prompt, cached)
+
+
+@compiled
+def _missing(routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, prompt: int) -> float:
+    taken = 0.0 if numbers.policy == _REPORT_ONLY else routers.sent_tokens[r, box]
+    return max(0.0, prompt + taken - routers.free[box])
+
+
+@compiled
+def best_of_two(
+    routers: RouterArrays,
+    numbers: RoutingNumbers,
+    r: int,
+    prompt: int,
+    group: int,
+    shared: int,
+    draws: tuple[float, float],
+    now: float,
+) -> int:
+    """The choice of Tandem's router."""
+    first = -1
+    if group >= 0:
+        first = routers.last_box[r, group]
+    if first < 0:
+        first = drawn_box(routers.cumulative, draws[0])
+    other = drawn_other(routers.cumulative, first, draws[1])
+    if other != first and is_better(
+        now - routers.described_at[other],
+        _missing(routers, numbers, r, other, prompt),
+        forecast(routers, numbers, r, other, prompt, cached_tokens(routers, r, other, group, shared)),
+        now - routers.described_at[first],
+        _missing(routers, numbers, r, first, prompt),
+        forecast(routers, numbers, r, first, prompt, cached_tokens(routers, r, first, group, shared)),
+        numbers.useful_for,
+    ):
+        return other
+    return first
+
+
+@compiled
+def choose(
+    routers: RouterArrays,
+    numbers: RoutingNumbers,
+    r: int,
+    request: int,
+    prompt: int,
+    group: int,
+    shared: int,
+    now: float,
+) -> int:
+    """The box that router `r` chooses by its policy; the scans over all boxes begin at a random one."""
+    count = len(routers.cumulative)
+    first = uniform(numbers.seed, request, 0)
+    if numbers.policy == _ROUND_ROBIN:
+        routers.turn[r] += 1
+        return (routers.turn[r] + r * (count // len(routers.turn))) % count
+    if numbers.policy == _RANDOM:
+        return drawn_box(routers.cumulative, first)
+    if numbers.policy == _PREFIX_STICKY:
+        if group < 0:
+            return drawn_box(routers.cumulative, first)
+        return drawn_box(routers.cumulative, uniform(numbers.seed, group, 3))
+    if numbers.policy == _LEAST_CONNECTIONS or numbers.policy == _BEST_OF_ALL:
+        start = int(first * count)
+        best, least = start, np.inf
+        for at in range(count):
+            box = (start + at) % count
+            if numbers.policy == _LEAST_CONNECTIONS:
+                cost = float(routers.open[r, box])
+            else:
+                cached = cached_tokens(routers, r, box, group, shared)
+                cost = forecast(routers, numbers, r, box, prompt, cached)
+            if cost < least:
+                best, least = box, cost
+        return best
+    draws = (first, uniform(numbers.seed, request, 1))
+    return best_of_two(routers, numbers, r, prompt, group, shared, draws, now)
+
+
+@compiled
+def record_send(
+    routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, prompt: int, group: int, shared: int
+) -> None:
+    """Counts a request that router `r` sends to a box."""
+    tokens = REQUEST_TOKENS + max(1, prompt - cached_tokens(routers, r, box, group, shared))
+    work = routers.per_token[box] * tokens
+    routers.sent[r, box] += work
+    routers.sent_since[r, box] += work
+    routers.sent_tokens[r, box] += prompt
+    routers.sent_tokens_since[r, box] += prompt
+    routers.open[r, box] += 1
+    if group >= 0:
+        routers.last_box[r, group] = box
+
+
+@compiled
+def publish(routers: RouterArrays, box: int, described_at: float) -> None:
+    """Gives the report on its way to all routers; their sends since it was made still count."""
+    routers.intercept[box] = routers.next_intercept[box]
+    routers.free[box] = routers.next_free[box]
+    routers.described_at[box] = described_at
+    for r in range(len(routers.turn)):
+        routers.sent[r, box] = routers.sent_since[r, box]
+        routers.sent_tokens[r, box] = routers.sent_tokens_since[r, box]
+
+
+@compiled
+def capture(routers: RouterArrays, box: int, intercept: float, free: float) -> None:
+    """Makes a report, which `publish` gives to the routers."""
+    routers.next_intercept[box], routers.next_free[box] = intercept, free
+    for r in range(len(routers.turn)):
+        routers.sent_since[r, box] = 0.0
+        routers.sent_tokens_since[r, box] = 0.0

@@ -1,0 +1,211 @@
+"""What a simulated fleet consists of, what arrives, and what came of it."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class RoutingPolicy(IntEnum):
+    """How a router chooses a box."""
+
+    ROUND_ROBIN = 0
+    LEAST_CONNECTIONS = 1
+    RANDOM = 2
+    BEST_OF_ALL = 3
+    PREFIX_STICKY = 4
+    TANDEM = 5
+    TANDEM_REPORT_ONLY = 6
+
+
+class Fate(IntEnum):
+    """What became of a request."""
+
+    UNFINISHED = 0
+    MET = 1
+    LATE = 2
+    REJECTED = 3
+    LOST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BoxModel:
+    """One box: its engine's step time and sizes.
+
+    A step takes `step` seconds, `per_prompt_token` for each prompt token in it, `per_sequence` for each
+    decoding sequence and `per_cell` for each token in the KV cache of these.
+    """
+
+    step: float = 5e-3
+    per_prompt_token: float = 33.3e-6
+    per_sequence: float = 3e-5
+    per_cell: float = 4e-8
+    step_tokens: int = 2_048
+    kv_tokens: int = 400_000
+    max_running: int = 256
+    cached_prefixes: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class FleetWorkload:
+    """Requests in the order of arrival; arrays of one length.
+
+    `group` is the shared prefix that a prompt begins with, -1 without one, and `shared` its tokens.
+    """
+
+    at: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    group: Ints
+    shared: Ints
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @classmethod
+    def drawn(
+        cls,
+        rate: float,
+        seconds: float,
+        seed: int,
+        *,
+        median_prompt: float = 400.0,
+        median_output: float = 120.0,
+        groups: int = 0,
+        shared_tokens: int = 0,
+        burst: float = 1.0,
+    ) -> Self:
+        """Poisson arrivals with log-normal lengths.
+
+        Args:
+            rate: requests per second.
+            seconds: time of the last arrival.
+            seed: of the random numbers.
+            median_prompt: tokens, deviation of the logarithm 1, at most 8,000.
+            median_output: tokens, deviation of the logarithm 0.8, at most 1,000.
+            groups: shared prefixes; the n-th is used in proportion to 1/n.
+            shared_tokens: tokens of a shared prefix, which precede the rest of the prompt.
+            burst: factor of the rate in 2 of every 10 seconds; the mean is kept.
+        """
+        rng = np.random.default_rng(seed)
+        count = round(rate * seconds)
+        at = np.sort(rng.uniform(0.0, seconds, count))
+        if burst != 1.0:
+            # Time is stretched where the rate is low: each 10 s begin with 2 s at `burst` times the rate.
+            part = at % 10.0
+            head = 2.0 * burst
+            at = at - part + np.where(part < head, part / burst, 2.0 + (part - head) * 8.0 / (10.0 - head))
+        prompt = np.clip(rng.lognormal(np.log(median_prompt), 1.0, count), 8, 8_000).astype(np.int64)
+        output = np.clip(rng.lognormal(np.log(median_output), 0.8, count), 2, 1_000).astype(np.int64)
+        group, shared = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+        if groups:
+            popularity = 1.0 / np.arange(1, groups + 1)
+            group = rng.choice(groups, count, p=popularity / popularity.sum()).astype(np.int64)
+            shared[:] = shared_tokens
+            prompt += shared_tokens
+        return cls(at, prompt, output, group, shared)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetScenario:
+    """A fleet, its routers and its faults.
+
+    Attributes:
+        boxes: number of boxes.
+        box: the box of speed 1.
+        speeds: speed of each box; empty if all have speed 1.
+        knows_speeds: draws are weighted by speed.
+        policy: of every router.
+        routers: requests go to them in turn.
+        report_period: seconds between two reports of a box.
+        report_delay: seconds from the state that a report describes until routers have it.
+        ttft: objective in seconds, by which boxes reject.
+        tpot: objective in seconds for the mean after the first token.
+        has_admission: boxes reject requests that would be late.
+        retries: routers may try another box after a refusal.
+        down: (box, from, until) in seconds; what runs on the box then is lost, and it refuses connections.
+        seed: of the routers' draws.
+    """
+
+    boxes: int
+    box: BoxModel = field(default_factory=BoxModel)
+    speeds: tuple[float, ...] = ()
+    knows_speeds: bool = True
+    policy: RoutingPolicy = RoutingPolicy.TANDEM
+    routers: int = 4
+    report_period: float = 0.2
+    report_delay: float = 0.0
+    ttft: float = 1.0
+    tpot: float = 0.05
+    has_admission: bool = True
+    retries: bool = True
+    down: tuple[tuple[int, float, float], ...] = ()
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.boxes < 1 or self.routers < 1 or (self.speeds and len(self.speeds) != self.boxes):
+            raise ValueError(
+                f"boxes={self.boxes}, routers={self.routers}, {len(self.speeds)} speeds: at least one box "
+                "and one router, and a speed for each box or none"
+            )
+        least = min(self.report_period, *self.speeds, 1.0)
+        if least <= 0 or not 0 <= self.report_delay <= self.report_period:
+            raise ValueError(
+                f"report_period={self.report_period}, report_delay={self.report_delay}: the period and all "
+                "speeds are positive, and the delay is from 0 to the period"
+            )
+
+    def with_policy(self, policy: RoutingPolicy) -> Self:
+        """The same fleet with other routers."""
+        return replace(self, policy=policy)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResult:
+    """One row for each request of the workload, and totals.
+
+    Attributes:
+        fate: `Fate` of each request.
+        ttft: seconds from arrival to first token; NaN without one.
+        tpot: seconds per output token after the first; NaN without a second.
+        box: box of the last try, -1 without one.
+        events: events of the simulation.
+        retries: second tries.
+        seconds: wall time of the run.
+    """
+
+    fate: npt.NDArray[np.int8]
+    ttft: npt.NDArray[np.float32]
+    tpot: npt.NDArray[np.float32]
+    box: npt.NDArray[np.int32]
+    events: int
+    retries: int
+    seconds: float
+
+    @property
+    def attainment(self) -> float:
+        """Share of all requests that met their objectives; rejected and lost ones did not."""
+        return self.share(Fate.MET)
+
+    def share(self, fate: Fate) -> float:
+        """Share of all requests with this fate."""
+        return float(np.mean(self.fate == fate))
+
+    def ttft_quantile(self, level: float) -> float:
+        """Quantile of the TTFT of requests that had a first token, in seconds."""
+        seen = self.ttft[~np.isnan(self.ttft)]
+        return float(np.quantile(seen, level)) if len(seen) else float("nan")
+
+    @property
+    def trace_hash(self) -> str:
+        """SHA-256 over the rows; equal hashes mean equal runs."""
+        digest = hashlib.sha256()
+        for column in (self.fate, self.ttft, self.tpot, self.box):
+            digest.update(np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,198 @@
+"""Makes the load report of this box for the routers of a fleet (`controlplane.fleet.load_report`).
+
+The figures are those that the gate decides by: for each class, the wait that admission would predict for a
+new, small request, then the engine's backlog of prompts and one step. A report is made at most once in 50 ms
+and only when it is asked for; in between its age grows.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from secrets import token_hex
+
+from controlplane.core.clock import Duration, Instant, between, milliseconds, to_seconds
+from controlplane.core.memory_ledger import Footprint
+from controlplane.core.pool_view import Pace, Share, Waiting
+from controlplane.core.ports import Embedder, Generator
+from controlplane.core.request import Kind, Owner, Request, Timeline
+from controlplane.core.slo import ServiceClass
+from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad, dated, require_small
+from controlplane.policy.gate.admission import predicted_wait
+from controlplane.policy.gate.memory_lookahead import LookAhead
+from controlplane.service.gate.gate import Gate
+from controlplane.service.ticket import Ticket
+
+_LONGEST_AGE = milliseconds(50)
+_KINDS = {kind.owner: kind for kind in Kind}
+
+
+class LoadReporter:
+    """Reads the gate's state into a report; changes nothing but the engine leases, which it syncs first.
+
+    `classes` gives the service classes of the present configuration. A gate that drains serves no model.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        classes: Callable[[], Iterable[ServiceClass]],
+        generators: Mapping[str, Generator],
+        embedders: Mapping[str, Embedder],
+    ) -> None:
+        self._gate = gate
+        self._dispatcher = gate.dispatcher
+        self._classes = classes
+        self._backends: dict[Owner, Mapping[str, Generator | Embedder]] = {
+            Owner.LLM: generators,
+            Owner.EMBEDDING: embedders,
+        }
+        self._generators = generators
+        self._epoch = token_hex(6)
+        self._number = 0
+        self._made: tuple[Instant, str] | None = None
+
+    def require_small(self) -> None:
+        """Raises ValueError if the names of models and classes make a report too large for a header."""
+        owners = {name: owner.value for owner, backends in self._backends.items() for name in backends}
+        require_small(owners, [each.name for each in self._classes()])
+
+    def text(self) -> str:
+        """The report as JSON, at most 50 ms old."""
+        now = self._gate.clock.now()
+        if self._made is None or between(self._made[0], now) >= _LONGEST_AGE:
+            self._made = (now, self.report().body())
+        made, body = self._made
+        return dated(body, to_seconds(between(made, now)))
+
+    def whole(self, *, has_tenants: bool, has_prefixes: bool) -> str:
+        """The report made now, as JSON with the parts that are asked for."""
+        report = self.report()
+        if has_tenants:
+            report = replace(report, served_tokens=self._dispatcher.accounting.served.tokens)
+        if has_prefixes:
+            report = replace(report, prefixes=self._dispatcher.prefixes.digest())
+        return report.to_text()
+
+    def report(self) -> LoadReport:
+        """A report made now."""
+        now, dispatcher = self._gate.clock.now(), self._dispatcher
+        dispatcher.sync_engine_leases()
+        self._number += 1
+        shares = {owner: self._share(owner, now) for owner, backends in self._backends.items() if backends}
+        owners = {owner: self._owner(owner, share, now) for owner, share in shares.items()}
+        return LoadReport(
+            epoch=self._epoch,
+            number=self._number,
+            age=0.0,
+            models={} if self._gate.is_closed else self._models(),
+            owners={owner.value: load for owner, load in owners.items()},
+            utilisation=max(
+                (self._utilisation(shares[owner], load) for owner, load in owners.items()), default=0.0
+            ),
+            attainment=dispatcher.accounting.served.attainment(now),
+        )
+
+    def _share(self, owner: Owner, now: Instant) -> Share:
+        share = self._dispatcher.snapshots.share(owner, 0, now)
+        if share.engine_work_ahead is None:
+            return share
+        # The queue of such an engine has no end; the wait in it is its work ahead.
+        return replace(share, free_slots=max(1, share.free_slots))
+
+    def _models(self) -> dict[str, ModelLoad]:
+        """The models that answer now; those of a dead engine are left out."""
+        return {
+            name: ModelLoad(
+                owner.value,
+                _token_seconds(self._dispatcher.paces[owner].pace_of(name)),
+                self._token_bytes(name),
+            )
+            for owner, backends in self._backends.items()
+            for name in backends
+            if self._gate.outages.rejection(name) is None
+        }
+
+    def _token_bytes(self, model: str) -> int:
+        """Bytes of KV cache per prompt token; embeddings wait for time and not for memory of their size."""
+        generator = self._generators.get(model)
+        return 0 if generator is None else generator.geometry.bytes_per_token
+
+    def _owner(self, owner: Owner, share: Share, now: Instant) -> OwnerLoad:
+        queue = self._dispatcher.queued(owner)
+        load, token = share.decode_load, _token_seconds(share.pace)
+        promised = sum(waiting.footprint.base for waiting in queue)
+        free_bytes = share.ceiling - share.held
+        backlog = Duration(0)
+        if owner is Owner.EMBEDDING:
+            ahead = sum(tokens for _, tokens in share.calls)
+        else:
+            ahead = 0 if load is None else load.prompt_tokens_pending
+            if load is not None and load.sequences:
+                backlog = load.backlog
+                free_bytes = min(free_bytes, round(load.unclaimed_bytes))
+        ahead += sum(waiting.request.prefill_tokens for waiting in queue)
+        return OwnerLoad(
+            {
+                each.name: to_seconds(self._intercept(owner, each, share, queue, backlog, now))
+                for each in self._classes()
+            },
+            ahead * token,
+            max(0, free_bytes - promised),
+        )
+
+    def _intercept(
+        self,
+        owner: Owner,
+        service_class: ServiceClass,
+        share: Share,
+        queue: Iterable[Waiting],
+        backlog: Duration,
+        now: Instant,
+    ) -> Duration:
+        """Time until a new, small request of this class has its first token, apart from its own prompt."""
+        if share.pace is None:
+            return Duration(0)
+        entry = self._probe(owner, service_class, now)
+        ahead = share.work([waiting for waiting in queue if waiting.rank < entry.rank])
+        leases = share.leases
+        if share.engine_work_ahead is not None:
+            ahead += share.engine_work_ahead(entry)
+        if share.engine_keeps is not None:
+            leases = share.engine_keeps(entry)
+        wait = predicted_wait(share, LookAhead(leases), entry, ahead=ahead) or Duration(0)
+        if share.is_serial:
+            return wait
+        return Duration(self._dispatcher.ttft.expected_wait(wait) + backlog + share.pace.step)
+
+    def _probe(self, owner: Owner, service_class: ServiceClass, now: Instant) -> Waiting:
+        """The queue entry of a request of one token, which is never put into the queue."""
+        model = next(iter(self._backends[owner]))
+        request = Request(
+            id="load-report",
+            kind=_KINDS[owner],
+            model=model,
+            tenant="",
+            service_class=service_class,
+            slo=service_class.slo if owner is Owner.LLM else service_class.slo.without_tokens(),
+            arrival=now,
+            prompt_tokens=1,
+            max_output_tokens=1,
+        )
+        size = max(1, self._token_bytes(model))
+        return self._dispatcher.entry_for(
+            Ticket(request, Footprint(size, size, 1, size), None, Timeline(now))
+        )
+
+    def _utilisation(self, share: Share, load: OwnerLoad) -> float:
+        """The largest part in use: of memory, of slots, and of a TTFT objective by the work before it."""
+        running = len(share.leases)
+        slots = running / max(1, running + max(0, share.free_slots))
+        objectives = (
+            load.intercepts[each.name] / to_seconds(each.slo.ttft)
+            for each in self._classes()
+            if each.slo.ttft is not None
+        )
+        return max(1 - load.free_bytes / max(1, share.ceiling), slots, *objectives)
+
+
+def _token_seconds(pace: Pace | None) -> float:
+    return 0.0 if pace is None else to_seconds(pace.per_prompt_token)
