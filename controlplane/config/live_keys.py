@@ -57,8 +57,8 @@ _ADMISSION = (
     "policy", "max_waiting", "max_wait_ms", "defer_threshold_ms", "tpot_guard", "explore", "engine_queue",
 )  # fmt: skip
 _SERVER = (
-    "overload_status", "drain_ms", "stalled_client_ms", "admin_key_sha256", "metrics_key_sha256", "router_key_sha256",
-    "explain_requests",
+    "overload_status", "drain_ms", "stalled_client_ms", "admin_key_sha256", "metrics_key_sha256",
+    "router_key_sha256", "explain_requests",
 )  # fmt: skip
 _LIMITS = (
     "max_header_bytes", "max_headers", "header_timeout_ms", "body_timeout_ms", "idle_timeout_ms",
