@@ -1,32 +1,93 @@
-"""The commands `tandem bench run | report | compare | gate`.
+"""The commands `tandem bench run | report | compare | gate` and `tandem capacity`.
 
 All other modules are imported on use, because `tandem serve` loads this module too.
 """
 
 import argparse
+import json
 import sys
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from benchmark_control_plane.common.command_line import BadInput
+from controlplane.config import ConfigError
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds `bench` and its actions to the sub-parsers of `tandem`."""
+    """Adds `capacity`, and `bench` with its actions, to the sub-parsers of `tandem`."""
+    _add_capacity(commands)
     text = "run load experiments and compare their results"
-    bench = commands.add_parser("bench", help=text, description=text)
+    bench = commands.add_parser("bench", help=text, description=_sentence(text))
     bench.set_defaults(run=run)
     actions = bench.add_subparsers(dest="action", required=True)
     _add_run(actions)
     for name, text, act, paths in _ACTIONS:
-        action = actions.add_parser(name, help=text, description=text)
+        action = actions.add_parser(name, help=text, description=_sentence(text))
         action.set_defaults(act=act)
+        if act is not _report:
+            action.add_argument("--json", action="store_true", help="print the result as JSON")
         for path, meaning in paths.items():
             action.add_argument(path, type=Path, help=meaning)
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _add_capacity(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "find the highest rate of a workload that a configuration sustains, and what limits it"
+    command = commands.add_parser("capacity", help=text, description=_sentence(text))
+    command.set_defaults(run=run, act=_capacity)
+    command.add_argument("config", type=Path, help="YAML file, or a packaged name: dev, colocated")
+    command.add_argument(
+        "--workload", required=True,
+        help="YAML file with `streams` as in an experiment, or the streams themselves in braces",
+    )  # fmt: skip
+    command.add_argument(
+        "--attainment", type=float, default=0.9,
+        help="share of requests that must meet their objectives; default: %(default)s",
+    )  # fmt: skip
+    command.add_argument(
+        "--device", help="roofline of this device, for example h100-80; default: the one at hand"
+    )
+    command.add_argument(
+        "--step", type=_numbers(4), metavar="BASE,PROMPT,DECODE,CELL",
+        help="measured seconds of an engine step, and more per prompt token, decoding request and KV cell",
+    )  # fmt: skip
+    command.add_argument(
+        "--embedding", type=_numbers(2), metavar="BASE,TOKEN",
+        help="measured seconds of an embedding pass, and more per padded token",
+    )  # fmt: skip
+    command.add_argument(
+        "--requests", type=int, default=2_000, help="requests of each simulated rate; default: %(default)s"
+    )
+    command.add_argument(
+        "--steps", type=int, default=3, help="bisections after the first rates; default: %(default)s"
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of the workload; default: %(default)s")
+    command.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _numbers(count: int) -> Callable[[str], tuple[float, ...]]:
+    """A parser of so many numbers of at least 0, with commas between them."""
+
+    def parsed(given: str) -> tuple[float, ...]:
+        try:
+            found = tuple(float(part) for part in given.split(","))
+        except ValueError:
+            found = ()
+        if len(found) != count or not all(0 <= number < inf for number in found):
+            raise argparse.ArgumentTypeError(f"{given}: should be {count} numbers of at least 0: 0.003,4e-6")
+        return found
+
+    return parsed
+
+
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "run an experiment and write results.json, requests.jsonl and report.html"
-    action = actions.add_parser("run", help=text, description=text)
+    action = actions.add_parser("run", help=text, description=_sentence(text))
     action.set_defaults(act=_run)
     action.add_argument("experiment", type=Path, help="YAML file, for example configs/bench/load.yaml")
     action.add_argument("--out", type=Path, required=True, help="output folder")
@@ -36,15 +97,16 @@ def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the action; returns 0 if done, 1 for a regression or broken bound, 2 for invalid input."""
+    """Runs the action; returns its exit status, one of `ExitStatus`."""
     try:
         status: int = options.act(options)
     except ModuleNotFoundError as error:
-        print(
-            f"tandem bench: {error.name} is not installed; pip install 'tandem-llm[bench]'", file=sys.stderr
-        )
+        print(f"tandem: {error.name} is not installed; pip install 'tandem-llm[bench]'", file=sys.stderr)
         return 2
-    except (BadInput, OSError) as error:
+    except BrokenPipeError:
+        # `tandem` ends without an error where the reader has closed its output.
+        raise
+    except (BadInput, ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return status
@@ -63,6 +125,12 @@ def _run(options: argparse.Namespace) -> int:
     return status
 
 
+def _capacity(options: argparse.Namespace) -> int:
+    from benchmark_control_plane.capacity.command import capacity
+
+    return capacity(options)
+
+
 def _report(options: argparse.Namespace) -> int:
     from benchmark_control_plane.report.results_folder import write_page
 
@@ -75,7 +143,7 @@ def _compare(options: argparse.Namespace) -> int:
     from benchmark_control_plane.report.results_folder import read_results
 
     comparison = compare_results(read_results(options.a), read_results(options.b))
-    print(comparison.text())
+    print(json.dumps(comparison.facts(), indent=1) if options.json else comparison.text())
     return 1 if comparison.worse else 0
 
 
@@ -85,7 +153,10 @@ def _gate(options: argparse.Namespace) -> int:
 
     bounds = read_bounds(options.bounds)
     complaints = list(violations(read_results(options.report), bounds))
-    print("\n".join(complaints) or f"{len(bounds)} bounds hold")
+    if options.json:
+        print(json.dumps({"bounds": len(bounds), "broken": complaints}, indent=1))
+    else:
+        print("\n".join(complaints) or f"{len(bounds)} bounds hold")
     return 1 if complaints else 0
 
 

@@ -1,4 +1,4 @@
-"""The command `tandem`: check a configuration, serve it, run benchmarks, train the length predictor."""
+"""Serves an LLM and embedding models on one device, and plans, checks and measures configurations."""
 
 import argparse
 import atexit
@@ -6,18 +6,18 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from controlplane import __version__
 
 try:
+    from controlplane.commands.exit_status import ExitStatus
     from controlplane.config import Config, ConfigError, load
-    from controlplane.config.active_mechanisms import mechanisms, unused_keys
     from controlplane.config.models_section import RerankerModel
     from controlplane.config.packaged import config_path
 except ModuleNotFoundError as error:
@@ -30,36 +30,39 @@ given and sets that parser's default `run`: a function from the parsed options t
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status.
-
-    0: success; 1: the service failed; 2: wrong arguments or configuration.
-    """
+    """Runs the command and returns its exit status, one of `ExitStatus`."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if "run" in options:
-        status: int = options.run(options)
-        return status
-    if options.command == "predictor":
-        return _predictor(options)
     try:
-        config = load(config_path(options.config))
-        return _check(config) if options.command == "check" else _serve(config, options)
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
     except ConfigError as error:
         print(error, file=sys.stderr)
-        return 2
+        return ExitStatus.BAD_INPUT
+    except KeyboardInterrupt:
+        return ExitStatus.INTERRUPTED
+    except BrokenPipeError:
+        # The reader, for example head, has what it wanted. Python would fail again on its last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitStatus.DONE
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tandem", description=__doc__)
     parser.add_argument("--version", action="version", version=f"tandem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (
-        ("serve", "start the engines and the API"),
-        ("check", "validate the configuration and print the memory plan"),
+    _add_init(commands)
+    for name, text, run in (
+        ("check", "validate a configuration and print the memory plan, without loading a model", _run_check),
+        ("serve", "start the engines and the API", _run_serve),
     ):
-        command = commands.add_parser(name, help=text, description=text)
+        command = commands.add_parser(name, help=text, description=_sentence(text))
+        command.set_defaults(run=run)
         command.add_argument("config", type=Path, help="YAML file, or a packaged name: dev, colocated")
-        if name == "serve":
+        if name == "check":
+            command.add_argument("--json", action="store_true", help="print the facts as JSON")
+        else:
             command.add_argument("--host", help="overrides server.host")
             command.add_argument("--port", type=_port, help="overrides server.port; 0 takes any free port")
     for command_entry in entry_points(group=_COMMANDS):
@@ -67,7 +70,36 @@ def _parser() -> argparse.ArgumentParser:
     _add_predictor(
         commands.add_parser("predictor", help="train or evaluate the output-length predictor on logs")
     )
+    text = "print a completion script for a shell; needs the extra [cli]"
+    completion = commands.add_parser("completion", help=text, description=_sentence(text))
+    completion.set_defaults(run=_completion)
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that reads the script")
     return parser
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "write a commented configuration for these models, whose memory plan fits the device"
+    init = commands.add_parser("init", help=text, description=_sentence(text))
+    init.set_defaults(run=_init)
+    named = "folder, bundled name or Hugging Face name of"
+    init.add_argument("model", help=f"{named} the chat model")
+    init.add_argument("--embed", required=True, metavar="MODEL", help=f"{named} the embedding model")
+    init.add_argument("--rerank", metavar="MODEL", help=f"{named} a reranker")
+    init.add_argument("--device", help="plan for this device, for example h100-80; default: the one at hand")
+    init.add_argument("--out", type=Path, help="file to write; default: standard output")
+    init.add_argument("--force", action="store_true", help="overwrite the file of --out")
+
+
+def _run_check(options: argparse.Namespace) -> int:
+    return _check(load(config_path(options.config)), is_json=options.json)
+
+
+def _run_serve(options: argparse.Namespace) -> int:
+    _serve(load(config_path(options.config)), options)
 
 
 def _port(given: str) -> int:
@@ -78,11 +110,13 @@ def _port(given: str) -> int:
 
 def _add_predictor(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
+    parser.set_defaults(run=_predictor)
     for name, text in (
         ("train", "train on a log and write a checkpoint for predictors.file"),
         ("eval", "replay a log in order and print the accuracy of the forecasts"),
     ):
-        action = actions.add_parser(name, help=text, description=text)
+        action = actions.add_parser(name, help=text, description=_sentence(text))
+        action.add_argument("--json", action="store_true", help="print the result as JSON")
         action.add_argument("log", type=Path, help="JSONL: prompt (text or messages), output_tokens, model")
         action.add_argument(
             "--max-examples", type=int, default=8_192, help="use this many of the last requests"
@@ -111,11 +145,18 @@ def _predictor(options: argparse.Namespace) -> int:
                     options.to,
                     Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state()),
                 )
-                print(f"{options.to}: trained on {len(lengths.examples):,} requests")
+                requests = len(lengths.examples)
+                facts: dict[str, Any] = {"checkpoint": str(options.to), "requests": requests}
+                if not options.json:
+                    print(f"{options.to}: trained on {requests:,} requests")
             else:
                 lengths = LearnedLengths(max_examples=options.max_examples)
                 answers = replay(parse_log(lines), lengths)
-                print(json.dumps(asdict(report(lengths.calibration, answers)), indent=1))
+                facts = asdict(report(lengths.calibration, answers))
+                if not options.json:
+                    _print_scores(facts)
+            if options.json:
+                print(json.dumps(facts, indent=1))
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2
@@ -125,50 +166,52 @@ def _predictor(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(config: Config) -> int:
-    from controlplane.service.bootstrap import hybrid_text, plan_of
-    from controlplane.service.memory.memory_plan import plan_text
+def _print_scores(facts: Mapping[str, Any]) -> None:
+    from controlplane.commands.output import print_table
 
-    plan = plan_of(config)
-    print(plan_text(plan))
-    if (hybrid := hybrid_text(config, plan)) is not None:
-        print(hybrid)
-    print("classes:")
-    for name, service_class in config.service_classes().items():
-        mark = " (default)" if name == config.default_class() else ""
-        shed = "sheddable" if service_class.sheddable else "waits up to admission.max_wait_ms"
-        print(f"  {name}{mark}: priority {service_class.priority}, {shed}, {_objectives(config, name)}")
-    server = config.server
-    health = "server.port" if server.health_port is None else f"port {server.health_port} and server.port"
-    print(f"/health and /ready: on {health}")
-    print("limits:", *config.server.limits.lines(plan.max_model_tokens), sep="\n  ")
-    print("mechanisms:", *mechanisms(config), sep="\n  ")
-    if unused := unused_keys(config):
-        print("keys without effect:", *unused, sep="\n  ")
-    sys.stdout.flush()
-    _check_engine(config)
-    return 0
+    scores = [name for name in facts if name != "answers"]
+    rows = [(name, *(f"{facts[score][name]:.3g}" for score in scores)) for name in facts["coverage"]]
+    print(f"{facts['answers']:,} requests")
+    print_table("forecasts of the output length", ("class", *scores), rows)
 
 
-def _check_engine(config: Config) -> None:
-    """Validates the engine arguments by importing vLLM, which takes seconds. Raises ConfigError."""
-    chat = config.models.chat
-    if chat is None or chat.backend != "vllm" or not chat.engine:
-        return
-    if find_spec("vllm") is None:
-        print("models.chat.engine: not validated, because vllm is not installed")
-        return
-    from controlplane.service.bootstrap import check_engine_arguments
+def _check(config: Config, *, is_json: bool) -> int:
+    from controlplane.commands.check import check_facts, print_facts
 
-    check_engine_arguments(config)
+    facts = check_facts(config)
+    if is_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        print_facts(facts)
+    return ExitStatus.DONE
 
 
-def _objectives(config: Config, name: str) -> str:
-    section = config.classes[name]
-    stated = {
-        "TTFT": section.ttft_ms, "TPOT": section.tpot_ms, "e2e": section.e2e_ms, "gap": section.gap_ms,
-    }  # fmt: skip
-    return ", ".join(f"{k} {v:g} ms" for k, v in stated.items() if v is not None) or "no objective"
+def _init(options: argparse.Namespace) -> int:
+    from controlplane.commands.starter_config import Models, starter_yaml
+
+    out: Path | None = options.out
+    if out is not None and out.exists() and not options.force:
+        raise ConfigError(f"{out}: exists; choose another --out, or overwrite it with --force")
+    text = starter_yaml(Models(options.model, options.embed, options.rerank), options.device)
+    if out is None:
+        print(text, end="")
+        return ExitStatus.DONE
+    try:
+        with out.open("w" if options.force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}; choose another --out") from error
+    print(out)
+    return ExitStatus.DONE
+
+
+def _completion(options: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise ConfigError("shtab is not installed; pip install 'tandem-llm[cli]'") from None
+    print(shtab.complete(_parser(), options.shell))
+    return ExitStatus.DONE
 
 
 def _serve(config: Config, options: argparse.Namespace) -> NoReturn:

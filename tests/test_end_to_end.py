@@ -172,9 +172,10 @@ def test_check_prints_the_plan_and_refuses_invalid_arguments(tmp_path: Path):
     misspelt = Path("configs/dev.yaml").read_text(encoding="utf-8").replace("max_num_seqs", "max_numseqs")
     path.write_text(misspelt, encoding="utf-8")
     checked = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
-    assert "requests of 2,048 tokens (prompt + output) fit at once" in checked.stdout
-    assert checked.returncode == 2
+    assert checked.returncode == 2 and checked.stdout == ""
     assert "vLLM has no engine argument 'max_numseqs'; did you mean max_num_seqs" in checked.stderr
+    good = subprocess.run([*command, "configs/dev.yaml"], capture_output=True, text=True, check=True)
+    assert "requests of 2,048 tokens (prompt + output) fit at once" in good.stdout
     path.write_text("models: {chat: {model: tandem/tiny-llama}}\npool: {memory: 1MiB}\n", encoding="utf-8")
     bad = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
     assert bad.returncode == 2

@@ -12,7 +12,7 @@ from typing import Any
 
 from backends.cost_models.step_time import BatchTime, StepLoad
 from controlplane.core.engine_reports import StepCost
-from controlplane.core.kv_geometry import optional, required
+from controlplane.core.kv_geometry import DTYPE_BYTES, optional, required
 
 # Share of the peaks that dense kernels of common shapes reach.
 _OPERATIONS_REACHED, _BANDWIDTH_REACHED = 0.6, 0.8
@@ -141,6 +141,13 @@ def model_costs(
     return ModelCosts(
         weights, weights * bytes_per_weight, layers * heads * head // tensor_parallel, cell_bytes
     )
+
+
+def bytes_per_weight(config: Mapping[str, Any], dtype: str) -> float:
+    """Bytes of a weight: those of the quantisation that the config states, otherwise of `dtype`."""
+    quantised = config.get("quantization_config") or {}
+    bits = quantised.get("bits") or (8 if quantised.get("quant_method") == "fp8" else None)
+    return DTYPE_BYTES[dtype] if bits is None else int(bits) / 8
 
 
 def roofline(device: Device, llm: ModelCosts, embedder: ModelCosts | None = None) -> BatchTime:

@@ -8,9 +8,17 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from backends.cost_models.roofline import Device, gpu_by_name, measure_cpu, model_costs, roofline, step_cost
+from backends.cost_models.roofline import (
+    Device,
+    bytes_per_weight,
+    gpu_by_name,
+    measure_cpu,
+    model_costs,
+    roofline,
+    step_cost,
+)
 from controlplane.core.engine_reports import StepCost
-from controlplane.core.kv_geometry import DTYPE_BYTES, GeometryError, KvGeometry
+from controlplane.core.kv_geometry import GeometryError, KvGeometry
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +37,7 @@ def step_cost_prior(config: Any, geometry: KvGeometry) -> StepCost | None:
         known = model_costs(
             described,
             geometry.bytes_per_token,
-            bytes_per_weight=_bytes_per_weight(described, dtype),
+            bytes_per_weight=bytes_per_weight(described, dtype),
             tensor_parallel=config.parallel_config.tensor_parallel_size,
         )
     except GeometryError as error:
@@ -45,9 +53,3 @@ def _device(dtype: str) -> Device | None:
     if (device := gpu_by_name(name)) is None:
         log.info("step times have no prior and are learned from measured steps: device %s is unknown", name)
     return device
-
-
-def _bytes_per_weight(described: dict[str, Any], dtype: str) -> float:
-    quantised = described.get("quantization_config") or {}
-    bits = quantised.get("bits") or (8 if quantised.get("quant_method") == "fp8" else None)
-    return DTYPE_BYTES[dtype] if bits is None else int(bits) / 8

@@ -175,6 +175,13 @@ class StreamSection:
 
 
 @section(frozen=True, config=STRICT)
+class WorkloadSection:
+    """A workload of its own, without systems: the file of `tandem capacity --workload`."""
+
+    streams: Annotated[Mapping[Name, StreamSection], Field(min_length=1)]
+
+
+@section(frozen=True, config=STRICT)
 class Multiples:
     """Objectives as multiples of the median unloaded latency on the reference system."""
 

@@ -9,7 +9,8 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.report import aggregates, formats
@@ -60,6 +61,11 @@ class ResultsComparison:
     @property
     def worse(self) -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.is_worse(self.tolerance))
+
+    def facts(self) -> dict[str, Any]:
+        """The changes as plain values, for JSON."""
+        rows = [asdict(change) | {"is_worse": change.is_worse(self.tolerance)} for change in self.changes]
+        return {"changes": rows, "unpaired": self.unpaired, "partial": list(self.partial)}
 
     def text(self) -> str:
         """The changes as an aligned text table, with remarks."""

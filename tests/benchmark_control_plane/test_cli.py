@@ -98,3 +98,15 @@ def test_missing_file_is_one_line(
     assert main(["bench", *(part.format(tmp_path / "none") for part in action)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and str(tmp_path / "none") in err
+
+
+def test_compare_and_gate_as_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "compare", str(folder), str(folder), "--json"]) == 0
+    comparison = json.loads(capsys.readouterr().out)
+    assert comparison["unpaired"] == 0
+    assert {change["is_worse"] for change in comparison["changes"]} == {False}
+    bounds = tmp_path / "bounds.yaml"
+    bounds.write_text("bounds:\n- {metric: goodput_rps, min: 1000}\n")
+    assert main(["bench", "gate", str(folder), str(bounds), "--json"]) == 1
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["bounds"], len(verdict["broken"])) == (1, len(experiments.SYSTEMS))

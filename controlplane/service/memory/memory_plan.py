@@ -7,7 +7,7 @@ saves.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from controlplane.config import Config, ConfigError
@@ -208,30 +208,41 @@ def _activation_bytes(config: Config, facts: ModelFacts | None, hybrid: HybridSu
     return 2 * tokens * 4 * hidden + largest + 4 * sequences * int(text.get("vocab_size") or 0)
 
 
+_PARTS = (
+    ("device memory", "memory_bytes"),
+    ("chat weights", "chat_weight_bytes"),
+    ("embedding weights", "embedding_weight_bytes"),
+    ("activation peak", "activation_bytes"),
+    ("reserve", "reserve_bytes"),
+    ("margin", "margin_bytes"),
+    ("pool", "pool_bytes"),
+    ("  KV cache", "kv_bytes"),
+    ("  embedding workspace", "workspace_bytes"),
+)
+
+
+def plan_rows(sizes: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The parts of a plan and their MiB; `sizes` holds the plan's fields in bytes."""
+    return [(name, f"{sizes[key] / 2**20:,.1f}") for name, key in _PARTS]
+
+
+def example_lengths(plan: MemoryPlan) -> list[int]:
+    """Lengths of requests in tokens for which a plan states how many fit at once."""
+    lengths = sorted({*_EXAMPLE_LENGTHS, plan.max_model_tokens})
+    return [tokens for tokens in lengths if tokens <= plan.max_model_tokens]
+
+
 def plan_text(plan: MemoryPlan) -> str:
     """The plan as a table."""
-    rows = [
-        ("device memory", plan.memory_bytes),
-        ("chat weights", plan.chat_weight_bytes),
-        ("embedding weights", plan.embedding_weight_bytes),
-        ("activation peak", plan.activation_bytes),
-        ("reserve", plan.reserve_bytes),
-        ("margin", plan.margin_bytes),
-        ("pool", plan.pool_bytes),
-        ("  KV cache", plan.kv_bytes),
-        ("  embedding workspace", plan.workspace_bytes),
-    ]
-    lines = [f"{name:<24}{value / 2**20:>12,.1f} MiB" for name, value in rows]
+    lines = [f"{name:<24}{size:>12} MiB" for name, size in plan_rows(asdict(plan))]
     if plan.geometry is not None:
         lines.append(
             f"KV blocks: {plan.kv_blocks:,} of {plan.geometry.block_tokens} tokens, "
             f"{plan.geometry.bytes_per_token:,} bytes a token"
         )
-        lengths = sorted({*_EXAMPLE_LENGTHS, plan.max_model_tokens})
         lines += [
             f"  {plan.concurrent(tokens):>7,} requests of {tokens:,} tokens (prompt + output) fit at once"
-            for tokens in lengths
-            if tokens <= plan.max_model_tokens
+            for tokens in example_lengths(plan)
         ]
     return "\n".join(lines)
 

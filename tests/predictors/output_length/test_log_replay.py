@@ -32,7 +32,7 @@ def test_train_writes_a_checkpoint(tmp_path, log, capsys):
 
 
 def test_eval_prints_scores(log, capsys):
-    assert main(["predictor", "eval", str(log)]) == 0
+    assert main(["predictor", "eval", str(log), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["answers"] == 400
     assert found["coverage"]["chat"] == pytest.approx(0.9, abs=0.06)

@@ -1,0 +1,184 @@
+"""The command `tandem capacity`: reads a configuration and a workload, and prints bound and simulation."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmark_control_plane.capacity.device_model import DeviceModel, device_model
+from benchmark_control_plane.capacity.search import ClassCapacity, RateSearch, Simulated, undersized
+from benchmark_control_plane.capacity.stability import Stability, stability
+from benchmark_control_plane.common.command_line import BadInput, data_folder_option
+from benchmark_control_plane.judge.experiment_schema import StreamSection, WorkloadSection
+from benchmark_control_plane.judge.records import slo_targets
+from benchmark_control_plane.judge.workload import plan_requests
+from controlplane.commands.exit_status import ExitStatus
+from controlplane.commands.output import print_table
+from controlplane.config import Config, ConfigError, parse
+from controlplane.config.loader import parse_as, read_yaml
+from controlplane.config.packaged import config_path
+from controlplane.service.bootstrap import plan_of
+from controlplane.service.preflight import device_facts
+
+_OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms", "gap_ms")
+# Requests from which the means of the stability condition are taken.
+_SAMPLE = 4_000
+_NOT_SIMULATED = ("models", "server", "tenants")
+
+
+def capacity(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit status. Raises BadInput or ConfigError."""
+    _check_options(options)
+    path = config_path(options.config)
+    content = read_yaml(path)
+    config = parse(content, source=str(path))
+    streams = read_workload(options.workload)
+    _check_workload(config, streams)
+    device = device_facts(options.device)
+    model = device_model(config, plan_of(config), device, step=options.step, embedding=options.embedding)
+    data = data_folder_option(options.data)
+    sample = plan_requests(
+        streams, rate=1.0, seed=options.seed, warmup=0.0, measured=float(_SAMPLE), data=data
+    )
+    longest = max((r.prompt_tokens + r.output_tokens for r in sample if not r.lengths), default=0)
+    _check_lengths(model, longest)
+    bound = stability(sample, model.section, block=model.block_tokens, target=options.attainment)
+    assert isinstance(content, dict)
+    search = RateSearch(
+        Simulated(
+            streams, model.section, simulated_sections(content), _objectives(config),
+            requests=options.requests, seed=options.seed, data=data,
+        ),
+        options.attainment,
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    found = search.run(bound, steps=options.steps)
+    assumptions = [*model.assumptions, *_assumptions(options)]
+    if options.json:
+        print(json.dumps(_facts(options, bound, search, found, assumptions), indent=1))
+    else:
+        _print(options, bound, found, assumptions)
+    return ExitStatus.NOT_ATTAINED if undersized(found) else ExitStatus.DONE
+
+
+def read_workload(given: str) -> Mapping[str, StreamSection]:
+    """Streams of a file, or of YAML in braces. Raises ConfigError."""
+    if not given.lstrip().startswith("{"):
+        return parse_as(WorkloadSection, read_yaml(Path(given)), source=given).streams
+    try:
+        content = yaml.safe_load(given)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--workload: not YAML: {error}") from error
+    return parse_as(WorkloadSection, {"streams": content}, source="--workload").streams
+
+
+def simulated_sections(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections that the simulation takes: policies and classes, but no models and no files."""
+    sections = {name: part for name, part in content.items() if name not in _NOT_SIMULATED}
+    kept = {k: v for k, v in (sections.pop("predictors", None) or {}).items() if k not in ("file", "encoder")}
+    return {**sections, **({"predictors": kept} if kept else {})}
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    if not 0 < options.attainment < 1:
+        raise BadInput(f"--attainment={options.attainment}: should be above 0 and below 1, for example 0.9")
+    if not 50 <= options.requests <= 100_000:
+        raise BadInput(f"--requests={options.requests}: should be from 50 to 100,000")
+    if not 0 <= options.steps <= 20:
+        raise BadInput(f"--steps={options.steps}: should be from 0 to 20")
+
+
+def _check_workload(config: Config, streams: Mapping[str, StreamSection]) -> None:
+    """Raises BadInput if the configuration does not serve the workload."""
+    for name, stream in streams.items():
+        for used in (stream.service_class, stream.embed_class):
+            if used is not None and used not in config.classes:
+                raise BadInput(
+                    f"streams.{name}: class {used!r} is not in the configuration's classes "
+                    f"({', '.join(sorted(config.classes))}); change the stream or add the class"
+                )
+        if stream.kind != "generate" and not config.models.embeddings:
+            raise BadInput(f"streams.{name}: kind: {stream.kind} needs models.embeddings; add one")
+
+
+def _check_lengths(model: DeviceModel, longest: int) -> None:
+    if longest > model.section.max_model_tokens:
+        raise BadInput(
+            f"--workload: a request has {longest:,} tokens and max_model_len is "
+            f"{model.section.max_model_tokens:,}; cap the lengths or raise models.chat.engine.max_model_len"
+        )
+
+
+def _objectives(config: Config) -> dict[str, Any]:
+    stated = {
+        name: {key: value for key in _OBJECTIVES if (value := getattr(section, key)) is not None}
+        for name, section in config.classes.items()
+    }
+    return dict(slo_targets(stated))
+
+
+def _assumptions(options: argparse.Namespace) -> list[str]:
+    return [
+        "LLM steps and embedding passes take turns on the device; output lengths are not known in advance.",
+        "The bound counts neither shared prefixes nor memory that moves between the quotas.",
+        f"Each simulated rate has {options.requests:,} requests after a warm-up of a quarter as many, seed "
+        f"{options.seed}; host and network take no time.",
+    ]
+
+
+def _facts(
+    options: argparse.Namespace,
+    bound: Stability,
+    search: RateSearch,
+    found: Sequence[ClassCapacity],
+    assumptions: Sequence[str],
+) -> dict[str, Any]:
+    return {
+        "attainment": options.attainment,
+        "stability": asdict(bound),
+        "simulated": [asdict(capacity) for capacity in found],
+        "attained": [{"rate": rate, **shares} for rate, shares in sorted(search.attained.items())],
+        "assumptions": list(assumptions),
+    }
+
+
+def _print(
+    options: argparse.Namespace,
+    bound: Stability,
+    found: Sequence[ClassCapacity],
+    assumptions: Sequence[str],
+) -> None:
+    print(f"Stability: queues grow without bound above {bound.overloaded_above:.3g} requests/s and stay")
+    print(f"  bounded below {bound.stable_below:.3g}. {_binding(bound)}")
+    print(
+        f"  Without the largest requests of each class, {options.attainment:.0%} of them can be served up to "
+        f"{bound.attainable_below:.3g}."
+    )
+    print(
+        f"  A full step takes {1e3 * bound.step_seconds:.3g} ms; embeddings take "
+        f"{bound.embedding_share:.0%} of the device's time."
+    )
+    rows = [
+        (
+            c.name,
+            "-" if c.rate is None else f"{c.rate:.3g}",
+            "-" if c.rate is None else f"{c.rate * c.share:.3g}",
+            f"{100 * c.error:.1f}",
+            c.limit,
+        )
+        for c in found
+    ]
+    title = f"highest rate at {options.attainment:.0%} attainment, simulated"
+    print_table(title, ("class", "mix, requests/s", "of it this class", "error, points", "limit"), rows)
+    print("assumptions:", *assumptions, sep="\n  ")
+
+
+def _binding(bound: Stability) -> str:
+    if bound.binding == "time":
+        return "The device's time binds: more memory would not help."
+    return f"What binds is {bound.binding}: twice as much would give {bound.doubled:.3g}."

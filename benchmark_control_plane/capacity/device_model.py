@@ -1,0 +1,154 @@
+"""The simulated device of a configuration: its memory plan, engine limits, and step times.
+
+Step times are given, or follow from a roofline of the device and the models' config.json. The roofline is
+linearised like the prior of the engine plug-in, so the simulated engine is the one that the policies predict.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backends.cost_models import roofline
+from backends.cost_models.step_time import StepLoad
+from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
+from controlplane.config import Config
+from controlplane.config.models_section import ChatModel, EmbeddingModel
+from controlplane.core.kv_geometry import DTYPE_BYTES, GeometryError
+from controlplane.service.bootstrap import model_facts
+from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
+from controlplane.service.preflight import DeviceFacts, estimated_workspace_bytes
+
+# vLLM's defaults of its server, without which the configuration states no value.
+_MAX_NUM_SEQS, _MAX_NUM_BATCHED_TOKENS = 256, 2_048
+# Tokens of an input in the batch on which the line of the embedding time is fitted.
+_INPUT_TOKENS = 512
+
+StepLine = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """The simulated device, tokens of a KV block, and one sentence for each assumption."""
+
+    section: SimulatedDeviceSection
+    block_tokens: int
+    assumptions: Sequence[str]
+
+
+def device_model(
+    config: Config,
+    plan: MemoryPlan,
+    device: DeviceFacts,
+    *,
+    step: StepLine | None,
+    embedding: tuple[float, float] | None,
+) -> DeviceModel:
+    """The model of a configuration with a chat model.
+
+    Raises BadInput if a step time is neither given nor known, ConfigError if a model cannot be read.
+    """
+    chat = config.models.chat
+    if chat is None or plan.geometry is None:
+        raise BadInput(
+            "models.chat: missing; the capacity of a configuration without a chat model is not modelled"
+        )
+    encoder = config.models.embeddings[0] if config.models.embeddings else None
+    assumptions = [_memory_text(config, plan)]
+    if step is None or (embedding is None and encoder is not None):
+        at = _rooflined(device, chat)
+        assumptions.append(
+            f"Step times are those of a roofline of {device.text}, not measured; give --step and --embedding."
+        )
+        step = step or _step_line(at, chat, plan)
+        if embedding is None and encoder is not None:
+            embedding = _embedding_line(at, encoder)
+    else:
+        assumptions.append("Step times are those of --step and --embedding.")
+    if len(config.models.encoders) > 1 and encoder is not None:
+        assumptions.append(f"All embeddings run on {encoder.served_name}; rerankers are not simulated.")
+    values: Mapping[str, Any] = {} if encoder is None else _encoder(encoder)
+    section = SimulatedDeviceSection(
+        step=step,
+        embedding=embedding or (0.0, 0.0),
+        kv_memory=plan.kv_bytes,
+        kv_bytes_per_token=plan.geometry.bytes_per_token,
+        max_model_tokens=plan.max_model_tokens,
+        max_running=int(chat.engine.get("max_num_seqs") or _MAX_NUM_SEQS),
+        step_tokens=int(chat.engine.get("max_num_batched_tokens") or _MAX_NUM_BATCHED_TOKENS),
+        pool=None if config.static_quota_reason() else plan.pool_bytes,
+        prefix_cache=chat.engine.get("enable_prefix_caching", True) is not False,
+        **values,
+    )
+    return DeviceModel(section, plan.geometry.block_tokens, assumptions)
+
+
+def _memory_text(config: Config, plan: MemoryPlan) -> str:
+    moves = "quotas are static" if config.static_quota_reason() else "quotas move"
+    return (
+        f"KV cache {plan.kv_bytes / 2**30:.2f} GiB of a pool of {plan.pool_bytes / 2**30:.2f} GiB; {moves}."
+    )
+
+
+def _rooflined(device: DeviceFacts, chat: ChatModel) -> roofline.Device:
+    """The device's roofline, of a CPU measured in some tens of milliseconds."""
+    if device.roofline is not None:
+        return device.roofline
+    if device.is_gpu:
+        raise BadInput(
+            f"the roofline of {device.text} is not known; give --step and --embedding, or a known --device"
+        )
+    try:
+        return roofline.measure_cpu(str(chat.engine.get("dtype") or "bfloat16"))
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"the CPU cannot be measured ({error}); give --step and --embedding") from error
+
+
+def _step_line(device: roofline.Device, chat: ChatModel, plan: MemoryPlan) -> StepLine:
+    assert plan.geometry is not None
+    facts = model_facts(chat.model)
+    dtype = str(chat.engine.get("dtype") or "auto")
+    stated = dtype if dtype in DTYPE_BYTES else "bfloat16"
+    costs = _costs(
+        facts, plan.geometry.bytes_per_token,
+        roofline.bytes_per_weight(facts.config, stated), int(chat.engine.get("tensor_parallel_size") or 1),
+    )  # fmt: skip
+    cost = roofline.step_cost(roofline.roofline(device, costs))
+    return cost.step, cost.prompt_token, cost.decode, cost.cell
+
+
+def _embedding_line(device: roofline.Device, encoder: EmbeddingModel) -> tuple[float, float]:
+    facts = model_facts(encoder.model)
+    costs = _costs(facts, 0, DTYPE_BYTES[encoder.dtype or "float32"], 1)
+    seconds = roofline.roofline(device, costs, costs)
+    length = min(_INPUT_TOKENS, facts.context_tokens)
+    inputs = max(2, encoder.batch_tokens // length)
+    one, many = seconds(StepLoad(inputs=1, length=length)), seconds(StepLoad(inputs=inputs, length=length))
+    per_token = (many - one) / ((inputs - 1) * length)
+    return max(one - per_token * length, 0.0), per_token
+
+
+def _costs(facts: ModelFacts, cell_bytes: int, weight_bytes: float, ranks: int) -> roofline.ModelCosts:
+    try:
+        return roofline.model_costs(
+            facts.config, cell_bytes, bytes_per_weight=weight_bytes, tensor_parallel=ranks
+        )
+    except GeometryError as error:
+        raise BadInput(f"{error}; or give --step and --embedding") from error
+
+
+def _encoder(encoder: EmbeddingModel) -> Mapping[str, Any]:
+    facts = model_facts(encoder.model)
+    longest = encoder.max_input_tokens or facts.context_tokens
+    workspace = estimated_workspace_bytes(
+        facts,
+        batch_tokens=encoder.batch_tokens,
+        max_input_tokens=longest,
+        bytes_per_element=DTYPE_BYTES[encoder.dtype or "float32"],
+    )
+    return {
+        "embed_batch_tokens": encoder.batch_tokens,
+        "embed_input_tokens": longest,
+        "embed_bytes_per_token": max(1, workspace // max(encoder.batch_tokens, longest)),
+        "workspace_batches": 1,
+    }

@@ -1,0 +1,176 @@
+"""Simulates a workload at increasing rates and finds the highest at which each class keeps its objectives.
+
+Gate and engine policies are those of the server; the device is simulated, in virtual time. No rate is tried
+above the one at which even the smallest requests alone are too many. A class without objectives is capped at
+the rate at which queues grow without bound: in a short window a higher one would look sustainable.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from benchmark_control_plane.capacity.stability import Stability
+from benchmark_control_plane.judge import analysis
+from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection, StreamSection
+from benchmark_control_plane.judge.frontier_search import highest_load
+from benchmark_control_plane.judge.open_loop_client import RunResult, open_loop
+from benchmark_control_plane.judge.records import RequestRecord, SloTargets, without_warmup
+from benchmark_control_plane.judge.simulated_target import simulated_target
+from benchmark_control_plane.judge.workload import plan_requests
+from benchmark_control_plane.simulator import virtual_time
+from controlplane.core.decision import Outcome
+
+LOADS = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Rates tried first, as parts of the highest that any policy could sustain."""
+_WARM_UP_SHARE = 0.25
+_DRAIN_SECONDS = 60.0
+_Z95 = 1.96
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What is simulated.
+
+    Attributes:
+        streams: the workload.
+        device: device and engines.
+        sections: sections of the server's YAML, without models.
+        objectives: objectives by class.
+        requests: requests of one run, the warm-up not counted.
+        seed: seed of the workload.
+        data: folder of traces.
+    """
+
+    streams: Mapping[str, StreamSection]
+    device: SimulatedDeviceSection
+    sections: Mapping[str, Any]
+    objectives: Mapping[str, SloTargets]
+    requests: int
+    seed: int
+    data: Path
+
+    def at(self, rate: float) -> list[RequestRecord]:
+        """Records of a run at `rate` requests per second, without those of the warm-up."""
+        measured = self.requests / rate
+        warmup = _WARM_UP_SHARE * measured
+        planned = plan_requests(
+            self.streams, rate=rate, seed=self.seed, warmup=warmup, measured=measured, data=self.data
+        )
+
+        async def play() -> RunResult:
+            async with simulated_target(self.device, self.sections, has_gate=True) as target:
+                return await open_loop(
+                    target, planned, self.objectives,
+                    warmup=warmup, drain=_DRAIN_SECONDS, clock=asyncio.get_running_loop().time,
+                )  # fmt: skip
+
+        return without_warmup(virtual_time.run(play()).records)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCapacity:
+    """Capacity for one class, or for all together under the name `all`.
+
+    Attributes:
+        name: the class.
+        rate: highest rate of the whole mix at which the class attains the target; None if none was found.
+        share: share of the class in the requests.
+        error: 95 % sampling error of an attainment near the target, as a share.
+        limit: what limits the rate.
+    """
+
+    name: str
+    rate: float | None
+    share: float
+    error: float
+    limit: str
+
+
+@dataclass(slots=True)
+class RateSearch:
+    """Attainments by rate and class, simulated on demand."""
+
+    simulated: Simulated
+    target: float
+    say: Say
+    attained: dict[float, dict[str, float]] = field(default_factory=dict)
+    records: dict[float, list[RequestRecord]] = field(default_factory=dict)
+
+    def run(self, bound: Stability, *, steps: int) -> list[ClassCapacity]:
+        """Searches below `bound`, with `steps` bisections for all classes together."""
+        for load in LOADS:
+            self._all_at(load * bound.attainable_below)
+        overall = self._highest("all", steps)
+        each = [self._capacity(name, self._highest(name, 0), bound) for name in self._names()]
+        return [self._capacity("all", overall, bound), *each]
+
+    def _names(self) -> list[str]:
+        return sorted({r.planned.service_class for run in self.records.values() for r in run})
+
+    def _highest(self, name: str, steps: int) -> float | None:
+        measured = {rate: found[name] for rate, found in self.attained.items() if name in found}
+        return highest_load(measured, self.target, steps=steps, attainment_at=self._all_at)
+
+    def _all_at(self, rate: float) -> float:
+        """The lowest attainment of any class at `rate`."""
+        records = self.simulated.at(rate)
+        shares = {n: s for n, s in analysis.attainments(records).items() if s is not None and n != "overall"}
+        self.attained[rate] = {"all": min(shares.values(), default=1.0), **shares}
+        self.records[rate] = records
+        self.say(f"{rate:.3g} requests/s: " + ", ".join(f"{n} {s:.1%}" for n, s in shares.items()))
+        return self.attained[rate]["all"]
+
+    def _capacity(self, name: str, rate: float | None, bound: Stability) -> ClassCapacity:
+        run = self.records[max(self.records)]
+        count = sum(name in ("all", r.planned.service_class) for r in run)
+        error = _Z95 * sqrt(self.target * (1 - self.target) / max(1, count))
+        missed = [at for at in sorted(self.attained) if self.attained[at].get(name, 1.0) < self.target]
+        limit = self._cause(name, missed[0]) if missed else f"no policy serves more: {bound.binding}"
+        if rate is not None and rate > bound.overloaded_above and self._waits_for_ever(name):
+            rate, limit = bound.overloaded_above, f"queues grow above it: {bound.binding}"
+        return ClassCapacity(name, rate, count / max(1, len(run)), error, limit)
+
+    def _waits_for_ever(self, name: str) -> bool:
+        """Whether the class, or a class of `all`, has no objective that a growing queue would break."""
+        classes = self._names() if name == "all" else [name]
+        stated = self.simulated.objectives
+        return any(not stated.get(each, SloTargets()).objectives() for each in classes)
+
+    def _cause(self, name: str, rate: float) -> str:
+        """The most frequent cause of the misses at `rate`; of `all` those of the class that attains least."""
+        if name == "all":
+            shares = {n: s for n, s in self.attained[rate].items() if n != "all"}
+            name = min(shares, key=lambda n: (shares[n], n))
+            return f"{name}: {self._cause(name, rate)}"
+        objective = self.simulated.objectives.get(name, SloTargets())
+        causes = Counter(
+            _miss(record, objective)
+            for record in self.records[rate]
+            if record.planned.service_class == name and record.outcome is not Outcome.MET
+        )
+        cause, count = min(causes.items(), key=lambda item: (-item[1], item[0]))
+        return f"{cause} ({count / causes.total():.0%} of the misses at {rate:.3g}/s)"
+
+
+def _miss(record: RequestRecord, objective: SloTargets) -> str:
+    """Why a request was not served in time."""
+    if record.outcome is Outcome.REJECTED:
+        return f"rejected, {record.error}"
+    for name, limit in objective.objectives().items():
+        value = getattr(record, name)
+        if name == "ttft_ms" and value is None:
+            value = record.e2e_ms
+        if value is not None and value > limit:
+            return f"{name.removesuffix('_ms').upper() if name != 'e2e_ms' else 'e2e'} missed"
+    return "unfinished when the run ended"
+
+
+def undersized(capacities: Sequence[ClassCapacity]) -> bool:
+    """Whether a class attained the target at no rate."""
+    return any(capacity.rate is None for capacity in capacities)

@@ -1,0 +1,69 @@
+"""What can be known about device and models before anything is started: for planning a new configuration.
+
+With `bootstrap` the only module of the control plane that imports backends.
+"""
+
+from dataclasses import dataclass
+
+from backends.cost_models import roofline
+from backends.device import probe
+from backends.device.named_devices import named_device
+from backends.embedding import memory_model
+from controlplane.config import ConfigError
+from controlplane.core.engine_reports import StepCost
+from controlplane.core.kv_geometry import GeometryError
+from controlplane.service.memory.memory_plan import ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """A device: its text, bytes of memory, roofline if known, and whether it is a GPU and the one at hand."""
+
+    text: str
+    memory_bytes: int
+    roofline: roofline.Device | None
+    is_gpu: bool
+    is_at_hand: bool
+    has_bfloat16: bool = True
+
+    def step_cost(self, facts: ModelFacts, kv_bytes_per_token: int) -> StepCost | None:
+        """Step cost of a chat model of 16-bit weights; None if figures of device or model are unknown."""
+        if self.roofline is None:
+            return None
+        try:
+            costs = roofline.model_costs(facts.config, kv_bytes_per_token)
+        except GeometryError:
+            return None
+        return roofline.step_cost(roofline.roofline(self.roofline, costs))
+
+
+def device_facts(name: str | None) -> DeviceFacts:
+    """The device of a short name, or the one at hand. Raises ConfigError for an unknown name."""
+    try:
+        if name is not None:
+            named = named_device(name)
+            return DeviceFacts(
+                f"{name}, {named.gigabytes} GB", named.gigabytes * 10**9, named.roofline,
+                is_gpu=True, is_at_hand=False, has_bfloat16=named.has_bfloat16,
+            )  # fmt: skip
+        gpu, memory = probe.gpu_name(), probe.memory_bytes()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    size = f"{memory / 2**30:.1f} GiB"
+    if gpu is None:
+        return DeviceFacts(f"this host's CPU, {size}", memory, None, is_gpu=False, is_at_hand=True)
+    driver_name = gpu.partition(",")[0]
+    has_bfloat16 = not any(word in driver_name.split() for word in ("V100", "T4"))
+    return DeviceFacts(
+        f"{driver_name}, {size}", memory, roofline.gpu_by_name(driver_name),
+        is_gpu=True, is_at_hand=True, has_bfloat16=has_bfloat16,
+    )  # fmt: skip
+
+
+def estimated_workspace_bytes(
+    facts: ModelFacts, *, batch_tokens: int, max_input_tokens: int, bytes_per_element: int
+) -> int:
+    """Bytes of a worker's largest pass, estimated from the model's config.json; a started worker measures."""
+    dimension = int(facts.config.get("hidden_size") or facts.config.get("d_model") or 0)
+    prior = memory_model.prior(facts.config, bytes_per_element=bytes_per_element, dimension=dimension)
+    return prior.workspace_bytes(budget_tokens=batch_tokens, max_input_tokens=max_input_tokens)

@@ -1,0 +1,129 @@
+"""`tandem capacity`: bound, simulation and what limits the rate, in plain text and as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmark_control_plane.capacity.command import read_workload, simulated_sections
+from controlplane.config import load
+from tests.benchmark_control_plane.bench_command import main
+
+CHAT = {
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "max_position_embeddings": 2048, "vocab_size": 2048, "torch_dtype": "bfloat16",
+}  # fmt: skip
+ENCODER = {**CHAT, "num_key_value_heads": 8, "max_position_embeddings": 512}
+STREAMS = (
+    "{chat: {kind: generate, service_class: fast, share: 3, prompt_tokens: {fixed: 200}, "
+    "output_tokens: {between: [20, 60]}}, documents: {kind: embed, service_class: slow, share: 1, "
+    "prompt_tokens: {fixed: 200}, batch: {fixed: 4}}}"
+)
+TIMES = ["--step", "0.01,2e-5,1e-4,0", "--embedding", "0.002,1e-5"]
+QUICK = ["--requests", "100", "--steps", "0"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    for name, content in (("chat", CHAT), ("encoder", ENCODER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    content = {
+        "models": {
+            "chat": {"model": str(tmp_path / "chat"), "engine": {"max_num_seqs": 16, "max_model_len": 1024}},
+            "embeddings": [{"model": str(tmp_path / "encoder"), "batch_tokens": 4096}],
+        },
+        "server": {"health_port": 8001},
+        "predictors": {"encoder": str(tmp_path / "encoder"), "max_examples": 512},
+        "pool": {"memory": "128MiB"},
+        "classes": {
+            "fast": {"ttft_ms": 500, "tpot_ms": 100, "default": True},
+            "slow": {"e2e_ms": 5000, "sheddable": False},
+        },
+    }
+    file = tmp_path / "my.yaml"
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return file
+
+
+def test_facts_agree_with_each_other(config, capsys):
+    command = ["capacity", str(config), "--workload", STREAMS, *TIMES, *QUICK, "--json"]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    facts = json.loads(first)
+    bound = facts["stability"]
+    assert bound["stable_below"] <= bound["overloaded_above"] < bound["doubled"]
+    assert bound["binding"] == "requests of a step"
+    rates = {row["name"]: row for row in facts["simulated"]}
+    assert set(rates) == {"all", "fast", "slow"}
+    assert rates["all"]["rate"] <= min(rates["fast"]["rate"], rates["slow"]["rate"])
+    assert bound["overloaded_above"] < bound["attainable_below"]
+    assert max(row["rate"] for row in facts["attained"]) == pytest.approx(bound["attainable_below"])
+    assert main(command) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_text_states_limit_and_assumptions(config, capsys):
+    assert main(["capacity", str(config), "--workload", STREAMS, *TIMES, *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert "What binds is requests of a step: twice as much would give" in out
+    assert "Step times are those of --step and --embedding." in out
+    assert "quotas are static" in out
+
+
+def test_class_that_is_never_kept_gives_status_3(config, capsys):
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    content["classes"]["fast"] |= {"tpot_ms": 1, "sheddable": False}
+    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert main(["capacity", str(config), "--workload", STREAMS, *TIMES, *QUICK, "--json"]) == 3
+    fast = next(row for row in json.loads(capsys.readouterr().out)["simulated"] if row["name"] == "fast")
+    assert fast["rate"] is None
+    assert fast["limit"].startswith("TPOT missed")
+
+
+def test_named_device_has_a_roofline(config, capsys):
+    assert main(["capacity", str(config), "--workload", STREAMS, "--device", "l4-24", *QUICK]) in (0, 3)
+    assert "roofline of l4-24, 24 GB, not measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("workload", "more", "message"),
+    [
+        ("{a: {kind: generate, service_class: none, share: 1, prompt_tokens: {fixed: 5}, "
+         "output_tokens: {fixed: 5}}}", [], "streams.a: class 'none' is not in the configuration's classes"),
+        ("{a: {kind: generate, service_class: fast, share: 1, prompt_tokens: {fixed: 5000}, "
+         "output_tokens: {fixed: 5}}}", [], "a request has 5,005 tokens and max_model_len is 1,024"),
+        ("{a: {kind: sing}}", [], "--workload: streams.a.kind='sing'"),
+        ("{}", [], "--workload: streams"),
+        ("{a: [", [], "--workload: not YAML"),
+        ("no-such.yaml", [], "no-such.yaml: No such file or directory"),
+        (STREAMS, ["--attainment", "90"], "--attainment=90.0: should be above 0 and below 1"),
+        (STREAMS, ["--requests", "3"], "--requests=3: should be from 50 to 100,000"),
+        (STREAMS, ["--device", "h99"], "--device h99: unknown; choose one of"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_message(config, capsys, workload, more, message):
+    assert main(["capacity", str(config), "--workload", workload, *TIMES, *QUICK, *more]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+def test_step_times_are_numbers(config, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["capacity", str(config), "--workload", STREAMS, "--step", "0.01,x"])
+    assert "0.01,x: should be 4 numbers of at least 0" in capsys.readouterr().err
+
+
+def test_bundled_workload_fits_the_packaged_classes():
+    streams = read_workload("configs/workloads/rag.yaml")
+    used = {name for s in streams.values() for name in (s.service_class, s.embed_class) if name}
+    assert used <= set(load(Path("configs/colocated.yaml")).classes)
+
+
+def test_sections_of_files_and_models_are_not_simulated():
+    dropped: dict[str, dict] = {"models": {}, "server": {}, "tenants": {}}
+    predictors = {"file": "x", "max_examples": 9}
+    kept = simulated_sections({**dropped, "pool": {}, "predictors": predictors})
+    assert kept == {"pool": {}, "predictors": {"max_examples": 9}}
