@@ -179,6 +179,9 @@ class Metrics:
         self._cached = self._counter(
             "prefix_cache_hits", "Prompt tokens that the engine had in its prefix cache.", ("class",)
         )
+        self.log_rows = self._total(
+            "decision_log_rows_total", "Rows of the decision log: written, or dropped (see the log).", "what"
+        )
         self.running = self._gauge("requests_running", "Requests with an open lease.", "owner")
         self.waiting = self._gauge("requests_waiting", "Requests that wait at the gate.", "owner")
 

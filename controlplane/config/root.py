@@ -7,6 +7,7 @@ from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.admission_and_scheduling import AdmissionSection, SchedulingSection
 from controlplane.config.classes_section import ClassSection
+from controlplane.config.decision_log_section import DecisionLogSection
 from controlplane.config.fields import STRICT, Name
 from controlplane.config.models_section import ModelsSection
 from controlplane.config.pool_and_quota import PoolSection, QuotaSection
@@ -46,6 +47,8 @@ class Config:
     """Shares of the pool."""
     scheduling: SchedulingSection = SchedulingSection()
     """Order of requests."""
+    decision_log: DecisionLogSection = DecisionLogSection()
+    """The log of decisions."""
 
     def __post_init__(self) -> None:
         defaults = [name for name, c in self.classes.items() if c.default]

@@ -27,13 +27,15 @@ from controlplane.core.ports import Embedder, Generator, LengthPredictor, Rerank
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
+from controlplane.service.decision_log.decision_log import decision_log_of
+from controlplane.service.decision_log.machine_facts import machine_facts
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
-from controlplane.service.gate.intake import Intake
-from controlplane.service.gate.policies import policies_of
-from controlplane.service.gate.rate_limits import RateLimiter, TenantLimits
+from controlplane.service.gate.intake import intake_of
+from controlplane.service.gate.policies import policies_of, tenant_limits, tenant_weights
+from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.memory import memory_plan, model_config
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, plan_text
 from controlplane.service.memory.monitor import MemoryMonitor
@@ -46,7 +48,6 @@ from controlplane.service.prediction.length_training import (
     length_predictor_of,
     require_writable_file,
 )
-from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.runtime.engine_control import EngineConfigurator
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
@@ -341,7 +342,7 @@ def _parts(
     pool = shared_pool(config, generators, embedders, device_memory)
     shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
     ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
-    rates, lengths = RateLimiter(_tenant_limits(config)), GuardedLengthPredictor(predictor, fail_open)
+    rates, lengths = RateLimiter(tenant_limits(config)), GuardedLengthPredictor(predictor, fail_open)
     dispatcher = Dispatcher(
         clock,
         ledger,
@@ -351,25 +352,14 @@ def _parts(
         lengths,
         metrics,
         rates,
-        TenantQueues(_tenant_weights(config)),
+        TenantQueues(tenant_weights(config)),
         explain_requests=config.server.explain_requests,
     )
-    RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
+    observer = RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open)
+    observer.attach(generators)
     outages = EngineOutages(dispatcher, supervisors)
     gate = Gate(clock, dispatcher, generators, embedders, lengths, rates, outages)
-    intake = Intake(
-        clock,
-        generators,
-        embedders,
-        rerankers,
-        config.service_classes(),
-        config.default_class(),
-        fail_open=fail_open,
-        charge=gate.charge,
-        limits=config.server.limits,
-        keeps_features=isinstance(predictor, LearnedLengths),
-        prompt_vectors=PromptVectorCache(config.predictors.encoder) if config.predictors.encoder else None,
-    )
+    intake = intake_of(config, clock, generators, embedders, rerankers, fail_open, gate.charge, predictor)
     quotas: QuotaController | None = None
     withhold: Callable[[int], None] = partial(withhold_workspace, list(embedders.values()))
     if pool is not None:
@@ -378,21 +368,16 @@ def _parts(
     monitor = None if make_monitor is None else make_monitor(withhold)
     if monitor is not None:
         monitor.allocated = lambda: sum(embedder.allocator_bytes for embedder in embedders.values())
+    pool_bytes = None if pool is None else pool.memory.pool_bytes
+    machine = machine_facts(generators, embedders, pool_bytes=pool_bytes, workspace_bytes=workspace_bytes)
+    decision_log = decision_log_of(config, machine, embedders.values(), clock)
+    if decision_log is not None:
+        dispatcher.accounting.on_end, observer.on_pass = (
+            decision_log.record_request,
+            decision_log.observe_pass,
+        )
     status = ServiceStatus(
-        config, supervisors, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor
-    )
+        config, supervisors, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor,
+        decision_log,
+    )  # fmt: skip
     return Parts(gate, intake, status, quotas, monitor)
-
-
-def _tenant_limits(config: Config) -> dict[str, TenantLimits]:
-    return {
-        name: TenantLimits(tenant.requests_per_minute, tenant.tokens_per_minute)
-        for name, tenant in config.tenants.items()
-    }
-
-
-def _tenant_weights(config: Config) -> dict[str, float]:
-    """The weights of all tenants, 1 by default; empty if no tenant states one, which turns fairness off."""
-    stated = {name: tenant.weight for name, tenant in config.tenants.items()}
-    is_any = any(weight is not None for weight in stated.values())
-    return {name: weight or 1.0 for name, weight in stated.items()} if is_any else {}

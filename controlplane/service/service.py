@@ -10,6 +10,8 @@ from controlplane.config import Config
 from controlplane.config.reconfigure import changed
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder
+from controlplane.core.request import Owner
+from controlplane.service.decision_log.decision_log import DecisionLog
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
 from controlplane.service.gate.policies import Policies
@@ -69,6 +71,7 @@ class Service:
         self._training = training
         self._reconfiguring = asyncio.Lock()
         self._is_started = False
+        self._log: DecisionLog | None = None
 
     async def start(self) -> None:
         """Starts all backends, then the gate. Raises BackendDown or ConfigError.
@@ -89,6 +92,9 @@ class Service:
                 self._timer.schedule_periodic(
                     self.config.quota.tick_ms / 1_000, self.quota_controller.tick_now
                 )
+            if (log := self.status.decision_log) is not None:
+                self._log = log
+                log.start(self._timer, self.status.owners, self.status.dispatcher.paces[Owner.LLM])
             if self._training is not None:
                 await self._training.start()
             if self.monitor is not None:
@@ -97,7 +103,7 @@ class Service:
                 on_down = partial(self.gate.outages.begin, supervisor.model)
                 supervisor.supervise(on_down, self._engine_restarted)
         except BaseException:
-            await stop_all(self._supervision(), self._periodic_work(), self._engines())
+            await stop_all(self._supervision(), self._periodic_work(), self._engines(), self._records())
             raise
         self._is_started = True
 
@@ -107,7 +113,7 @@ class Service:
             return
         self._is_started = False
         drain: Stage = {"the drain": self.drain}
-        await stop_all(self._supervision(), self._periodic_work(), drain, self._engines())
+        await stop_all(self._supervision(), self._periodic_work(), drain, self._engines(), self._records())
 
     async def until_given_up(self) -> None:
         """Returns once an LLM engine is dead and is not restarted."""
@@ -143,6 +149,10 @@ class Service:
         }
         return engines if self._training is None else {**engines, "length training": self._training.stop}
 
+    def _records(self) -> Stage:
+        """What is written until the last request has ended."""
+        return {} if self._log is None else {"the decision log": self._log.close}
+
     async def drain(self, grace: float | None = None) -> None:
         """Ends admission; returns when all requests have ended, or after `grace` seconds.
 
@@ -173,3 +183,5 @@ class Service:
             await self._configurator.apply(config.engine_options())
             self.config = config
             self.gate.set_policies(policies)
+            if self._log is not None:
+                self._log.record_config(config)

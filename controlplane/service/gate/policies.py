@@ -9,6 +9,7 @@ from controlplane.policy.engine.cutoff_at_gate import EnginePrecedence
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.ordering import Ordering
 from controlplane.policy.registry import engine_precedence
+from controlplane.service.gate.rate_limits import TenantLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,18 @@ def policies_of(config: Config, generators: Iterable[Generator]) -> Policies:
         queue if queue is not None else 64 if engine is None else 1_000,
         None if engine is None else engine_precedence(engine),
     )
+
+
+def tenant_limits(config: Config) -> dict[str, TenantLimits]:
+    """The rate limits of each tenant."""
+    return {
+        name: TenantLimits(tenant.requests_per_minute, tenant.tokens_per_minute)
+        for name, tenant in config.tenants.items()
+    }
+
+
+def tenant_weights(config: Config) -> dict[str, float]:
+    """The weights of all tenants, 1 by default; empty if no tenant states one, which turns fairness off."""
+    stated = {name: tenant.weight for name, tenant in config.tenants.items()}
+    is_any = any(weight is not None for weight in stated.values())
+    return {name: weight or 1.0 for name, weight in stated.items()} if is_any else {}

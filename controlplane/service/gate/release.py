@@ -1,7 +1,7 @@
 """Ends each request once: closes its memory lease, counts its outcome and trains the predictors with it."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.decision import Outcome
@@ -41,8 +41,12 @@ class Accounting:
         *,
         kept: int,
     ) -> None:
-        """`ended` holds the last `kept` requests that ended, for their explanation."""
+        """`ended` holds the last `kept` requests that ended, for their explanation.
+
+        `on_end` is called with each request that has ended; it must not raise.
+        """
         self.ended: deque[Ticket] = deque(maxlen=kept)
+        self.on_end: Callable[[Ticket], None] | None = None
         self._ledger = ledger
         self._prefixes = prefixes
         self._metrics = metrics
@@ -107,6 +111,8 @@ class Accounting:
         self._metrics.count_outcome(request, timeline, outcome)
         if ticket.is_explored:
             self._metrics.count_explored(request, outcome)
+        if self.on_end is not None:
+            self.on_end(ticket)
         if request.kind is not Kind.GENERATE:
             return
         if outcome in (Outcome.MET, Outcome.LATE):
