@@ -1,4 +1,4 @@
-"""The commands `tandem bench run | report | compare | gate`.
+"""The commands `tandem bench run | report | compare | gate` and `tandem replay`.
 
 All other modules are imported on use, because `tandem serve` loads this module too.
 """
@@ -11,7 +11,8 @@ from benchmark_control_plane.common.command_line import BadInput
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds `bench` and its actions to the sub-parsers of `tandem`."""
+    """Adds `replay`, and `bench` and its actions, to the sub-parsers of `tandem`."""
+    _add_replay(commands)
     text = "run load experiments and compare their results"
     bench = commands.add_parser("bench", help=text, description=text)
     bench.set_defaults(run=run)
@@ -22,6 +23,17 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         action.set_defaults(act=act)
         for path, meaning in paths.items():
             action.add_argument(path, type=Path, help=meaning)
+
+
+def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "replay a decision log: check the replay against the log, and predict another configuration"
+    replay = commands.add_parser("replay", help=text, description=text)
+    replay.set_defaults(run=run, act=_replay)
+    replay.add_argument("log", type=Path, help="folder decision_log.dir, or one segment of it")
+    replay.add_argument(
+        "--config", type=Path, help="YAML file of the other configuration, or a packaged name"
+    )
+    replay.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -36,7 +48,11 @@ def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the action; returns 0 if done, 1 for a regression or broken bound, 2 for invalid input."""
+    """Runs the action.
+
+    Returns 0 if done, 1 for a regression or broken bound, 2 for invalid input, and 3 if a replay does not
+    reproduce its log.
+    """
     try:
         status: int = options.act(options)
     except ModuleNotFoundError as error:
@@ -61,6 +77,12 @@ def _run(options: argparse.Namespace) -> int:
     )
     print(write_page(options.out))
     return status
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from benchmark_control_plane.decision_replay.replay_command import replay_log
+
+    return replay_log(options.log, options.config, is_json=options.json)
 
 
 def _report(options: argparse.Namespace) -> int:
