@@ -1,4 +1,4 @@
-"""The commands `tandem bench run | report | compare | gate` and `tandem capacity`.
+"""The commands `tandem bench run | report | compare | gate`, `tandem capacity` and `tandem replay`.
 
 All other modules are imported on use, because `tandem serve` loads this module too.
 """
@@ -15,8 +15,9 @@ from controlplane.config import ConfigError
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds `capacity`, and `bench` with its actions, to the sub-parsers of `tandem`."""
+    """Adds `capacity`, `replay`, and `bench` with its actions, to the sub-parsers of `tandem`."""
     _add_capacity(commands)
+    _add_replay(commands)
     text = "run load experiments and compare their results"
     bench = commands.add_parser("bench", help=text, description=_sentence(text))
     bench.set_defaults(run=run)
@@ -85,6 +86,17 @@ def _numbers(count: int) -> Callable[[str], tuple[float, ...]]:
     return parsed
 
 
+def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "replay a decision log: check the replay against the log, and predict another configuration"
+    replay = commands.add_parser("replay", help=text, description=_sentence(text))
+    replay.set_defaults(run=run, act=_replay)
+    replay.add_argument("log", type=Path, help="folder decision_log.dir, or one segment of it")
+    replay.add_argument(
+        "--config", type=Path, help="YAML file of the other configuration, or a packaged name"
+    )
+    replay.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "run an experiment and write results.json, requests.jsonl and report.html"
     action = actions.add_parser("run", help=text, description=_sentence(text))
@@ -129,6 +141,12 @@ def _capacity(options: argparse.Namespace) -> int:
     from benchmark_control_plane.capacity.command import capacity
 
     return capacity(options)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from benchmark_control_plane.decision_replay.replay_command import replay_log
+
+    return replay_log(options.log, options.config, is_json=options.json)
 
 
 def _report(options: argparse.Namespace) -> int:

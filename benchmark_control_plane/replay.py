@@ -4,7 +4,8 @@
 
 FILE holds {"M": cells, "requests": [{"a": arrival, "s": prompt tokens, "o": output tokens, "pred": predicted
 output tokens, "d": deadline}]}. Without `pred` the prediction is exact; without `d` the request has no
-deadline. Prints JSON on stdout; bad input gives one line on stderr and exit status 2.
+deadline. Prints JSON on stdout; bad input gives one line on stderr and exit status 2. Logs of a
+server are replayed by `tandem replay`, which runs the live gate instead of the round model.
 """
 
 import argparse

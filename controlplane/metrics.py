@@ -153,6 +153,9 @@ class Metrics:
         self.config_version = self._series(
             Series("config_version", "Number of the configuration in force.", None, is_total=False)
         )
+        self.log_rows = self._total(
+            "decision_log_rows_total", "Rows of the decision log: written, or dropped (see the log).", "what"
+        )
         self.running = self._gauge("requests_running", "Requests with an open lease.", "owner")
         self.waiting = self._gauge("requests_waiting", "Requests that wait at the gate.", "owner")
 

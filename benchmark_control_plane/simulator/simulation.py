@@ -32,15 +32,23 @@ from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
 
-_CALLER = Caller("simulation")
 _GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """Who sends a request, and the objectives in milliseconds (`ttft_ms`, ...) that it states itself."""
+
+    tenant: str = "simulation"
+    objectives: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
-class SimulatedRequest:
+class SimulatedRequest(Sender):
     """A generation that stops after `output_tokens`; `at` is the arrival time in seconds.
 
-    The first `prefix_tokens` of its prompt are those of its `prefix_group`; no others are shared.
+    The first `prefix_tokens` of its prompt are those of its `prefix_group`; no others are shared, unless
+    `prompt` gives its token ids.
     """
 
     at: float
@@ -50,10 +58,12 @@ class SimulatedRequest:
     service_class: str | None = None
     prefix_group: int = 0
     prefix_tokens: int = 0
+    prompt: Sequence[int] | None = None
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedEmbedding:
+class SimulatedEmbedding(Sender):
     """An embedding request with inputs of these token counts; `at` is the arrival in seconds."""
 
     at: float
@@ -173,6 +183,7 @@ def simulate(
     *,
     sample_every: float | None = None,
     lengths: LengthPredictor | None = None,
+    on_start: Callable[[Service], None] = lambda service: None,
 ) -> SimulationResult:
     """Runs until every request has its response or is rejected.
 
@@ -182,10 +193,11 @@ def simulate(
         sections: sections of the server's YAML, without `models`.
         sample_every: seconds between two samples of the number of requests in the system.
         lengths: replaces the length predictor that `sections` name.
+        on_start: called with the started service.
 
     Request ids are the index in `offered`, then "-" and a serial number.
     """
-    return run(_play(offered, machine, sections or {}, sample_every, lengths))
+    return run(_play(offered, machine, sections or {}, sample_every, lengths, on_start))
 
 
 async def _play(
@@ -194,6 +206,7 @@ async def _play(
     sections: Mapping[str, Any],
     sample_every: float | None,
     lengths: LengthPredictor | None,
+    on_start: Callable[[Service], None],
 ) -> SimulationResult:
     result = SimulationResult()
     digest = hashlib.sha256()
@@ -215,6 +228,7 @@ async def _play(
     config = config_of(sections, has_pool=machine.pool_bytes is not None)
     generator, embedder = engines(machine, length, config, on_step)
     async with started(generator, embedder, machine, config, lengths) as service:
+        on_start(service)
         sampler = None
         if sample_every is not None:
             sampler = asyncio.create_task(_sample(service, result, sample_every))
@@ -331,14 +345,14 @@ async def _all_clients(service: Service, offered: Sequence[Offered]) -> list[Sim
 
 
 async def _client(service: Service, number: int, offer: Offered) -> SimulatedRecord:
-    hints = RequestHints(service_class=offer.service_class)
+    hints = RequestHints(offer.service_class, **offer.objectives)
     try:
         if isinstance(offer, SimulatedRequest):
             ticket = await _generated(service, number, offer, hints)
         else:
             inputs = [range(length) for length in offer.lengths]
             embed_job = await service.intake.embeddings(
-                str(number), _CALLER, "simulated-embedding", inputs, hints
+                str(number), Caller(offer.tenant), "simulated-embedding", inputs, hints
             )
             ticket = (await service.gate.embed(embed_job)).ticket
     except Rejected as rejected:
@@ -359,13 +373,15 @@ async def _client(service: Service, number: int, offer: Offered) -> SimulatedRec
 
 async def _generated(service: Service, number: int, offer: SimulatedRequest, hints: RequestHints) -> Ticket:
     limit = offer.max_tokens or offer.output_tokens
+    shared, group = offer.prefix_tokens, offer.prefix_group
+    prompt = offer.prompt or prompt_ids(number, offer.prompt_tokens, group=group, shared=shared)
     job = await service.intake.completion(
         str(number),
-        _CALLER,
+        Caller(offer.tenant),
         "simulated",
-        prompt_ids(number, offer.prompt_tokens, group=offer.prefix_group, shared=offer.prefix_tokens),
+        prompt,
         max_tokens=limit,
-        sampling=Sampling(max_tokens=limit),
+        sampling=Sampling(limit, offer.sequences),
         hints=hints,
     )
     answer = await service.gate.generate(job)

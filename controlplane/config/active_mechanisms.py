@@ -215,6 +215,11 @@ IDLE: tuple[Idle, ...] = (
         lambda c: c.server.admin_key_sha256 is None,
         "/admin is disabled; set server.admin_key_sha256",
     ),
+    Idle(
+        ("decision_log.keep", "decision_log.sample"),
+        lambda c: c.decision_log.dir is None,
+        "nothing is logged; set decision_log.dir",
+    ),
 )  # fmt: skip
 
 

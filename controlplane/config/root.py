@@ -7,6 +7,7 @@ from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.admission_and_scheduling import AdmissionSection, SchedulingSection
 from controlplane.config.classes_section import ClassSection
+from controlplane.config.decision_log_section import DecisionLogSection
 from controlplane.config.fields import STRICT, Name
 from controlplane.config.log_section import LogSection
 from controlplane.config.models_section import ModelsSection
@@ -49,6 +50,8 @@ class Config:
     """Order of requests."""
     log: LogSection = LogSection()
     """Form and level of log lines, and the access log."""
+    decision_log: DecisionLogSection = DecisionLogSection()
+    """The log of decisions."""
 
     def __post_init__(self) -> None:
         defaults = [name for name, c in self.classes.items() if c.default]

@@ -28,12 +28,14 @@ from controlplane.core.ports import Embedder, Generator, LengthPredictor, Rerank
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
+from controlplane.service.decision_log.decision_log import decision_log_of
+from controlplane.service.decision_log.machine_facts import machine_facts
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
-from controlplane.service.gate.intake import Intake
-from controlplane.service.gate.policies import policies_of, terms_of
+from controlplane.service.gate.intake import intake_of
+from controlplane.service.gate.policies import policies_of
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.memory import memory_plan, model_config
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, plan_text
@@ -47,7 +49,6 @@ from controlplane.service.prediction.length_training import (
     length_predictor_of,
     require_writable_file,
 )
-from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.reconfiguration import Reconfiguration
 from controlplane.service.request_recorder import RequestRecorder
@@ -352,21 +353,11 @@ def _parts(
         TenantQueues(policies.tenant_weights),
         RequestRecorder(clock, remembered=policies.explained_requests),
     )
-    RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open).attach(generators)
+    observer = RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open)
+    observer.attach(generators)
     outages = EngineOutages(dispatcher, supervisors)
     gate = Gate(clock, dispatcher, generators, embedders, lengths, rates, outages)
-    intake = Intake(
-        clock,
-        generators,
-        embedders,
-        rerankers,
-        terms_of(config),
-        fail_open=fail_open,
-        charge=gate.charge,
-        limits=config.server.limits,
-        keeps_features=isinstance(predictor, LearnedLengths),
-        prompt_vectors=PromptVectorCache(config.predictors.encoder) if config.predictors.encoder else None,
-    )
+    intake = intake_of(config, clock, generators, embedders, rerankers, fail_open, gate.charge, predictor)
     quotas: QuotaController | None = None
     withhold: Callable[[int], None] = partial(withhold_workspace, list(embedders.values()))
     if pool is not None:
@@ -375,7 +366,16 @@ def _parts(
     monitor = None if make_monitor is None else make_monitor(withhold)
     if monitor is not None:
         monitor.allocated = lambda: sum(embedder.allocator_bytes for embedder in embedders.values())
+    pool_bytes = None if pool is None else pool.memory.pool_bytes
+    machine = machine_facts(generators, embedders, pool_bytes=pool_bytes, workspace_bytes=workspace_bytes)
+    decision_log = decision_log_of(config, machine, embedders.values(), clock)
+    if decision_log is not None:
+        dispatcher.accounting.on_end, observer.on_pass = (
+            decision_log.record_request,
+            decision_log.observe_pass,
+        )
     status = ServiceStatus(
-        config, supervisors, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor
-    )
+        config, supervisors, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor,
+        decision_log,
+    )  # fmt: skip
     return Parts(gate, intake, status, quotas, monitor)

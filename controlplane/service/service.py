@@ -11,6 +11,8 @@ from controlplane.config.documents import document_of, masked
 from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Embedder
+from controlplane.core.request import Owner
+from controlplane.service.decision_log.decision_log import DecisionLog
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
 from controlplane.service.gate.load_reporter import LoadReporter
@@ -73,6 +75,7 @@ class Service:
         self._timer = timer
         self._training = training
         self._is_started = False
+        self._log: DecisionLog | None = None
 
     @property
     def config(self) -> Config:
@@ -110,6 +113,10 @@ class Service:
                 self._timer.schedule_periodic(
                     self.config.quota.tick_ms / 1_000, self.quota_controller.tick_now
                 )
+            if (log := self.status.decision_log) is not None:
+                self._log = log
+                self.reconfiguration.listeners.append(lambda version: log.record_config(version.config))
+                log.start(self._timer, self.status.owners, self.status.dispatcher.paces[Owner.LLM])
             if self._training is not None:
                 await self._training.start()
             if self.monitor is not None:
@@ -121,7 +128,7 @@ class Service:
             if self._is_sampled:
                 self.live.start()
         except BaseException:
-            await stop_all(self._supervision(), self._periodic_work(), self._engines())
+            await stop_all(self._supervision(), self._periodic_work(), self._engines(), self._records())
             raise
         self._is_started = True
 
@@ -148,7 +155,7 @@ class Service:
         self.reconfiguration.close()
         self.live.stop()
         drain: Stage = {"the drain": self.drain}
-        await stop_all(self._supervision(), self._periodic_work(), drain, self._engines())
+        await stop_all(self._supervision(), self._periodic_work(), drain, self._engines(), self._records())
 
     async def until_given_up(self) -> None:
         """Returns once an LLM engine is dead and is not restarted."""
@@ -187,6 +194,10 @@ class Service:
             **{embedder.model: embedder.stop for embedder in self._embedders},
         }
         return engines if self._training is None else {**engines, "length training": self._training.stop}
+
+    def _records(self) -> Stage:
+        """What is written until the last request has ended."""
+        return {} if self._log is None else {"the decision log": self._log.close}
 
     async def drain(self, grace: float | None = None) -> None:
         """Ends admission; returns when all requests have ended, or after `grace` seconds.

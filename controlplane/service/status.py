@@ -10,6 +10,7 @@ from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Embedder, LengthPredictor
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
+from controlplane.service.decision_log.decision_log import DecisionLog
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
@@ -46,6 +47,7 @@ class ServiceStatus:
     fail_open: FailOpen
     quota_controller: QuotaController | None
     monitor: MemoryMonitor | None
+    decision_log: DecisionLog | None
 
     def __post_init__(self) -> None:
         self.generators = {name: each.generator for name, each in self.supervisors.items()}
@@ -80,6 +82,8 @@ class ServiceStatus:
             "decisions": self.dispatcher,
             "quotas": self.quota_controller,
             "memory_monitor": self.monitor,
+            "decision_log_rows": self.decision_log,
+            "decision_log": None if self.decision_log is None else self.decision_log.writer,
         }
         return {name: work.health for name, work in repeated.items() if work is not None}
 
@@ -105,9 +109,10 @@ class ServiceStatus:
 
     def state(self) -> dict[str, object]:
         """Memory, quotas and requests, for the operator."""
+        self.dispatcher.sync_engine_leases()
         return {
             "engines": {name: supervisor.to_json() for name, supervisor in self.supervisors.items()},
-            "owners": {owner.value: self._owner_state(owner) for owner in Owner},
+            "owners": self.owners(),
             "device": None if self.monitor is None else self.monitor.to_json(),
             "sharing": None if self.quota_controller is None else self.quota_controller.to_json(),
             "requests": [
@@ -124,8 +129,11 @@ class ServiceStatus:
             ],
         }
 
+    def owners(self) -> dict[str, dict[str, int]]:
+        """Memory and queues of each owner, as the gate knew them at its last cycle."""
+        return {owner.value: self._owner_state(owner) for owner in Owner}
+
     def _owner_state(self, owner: Owner) -> dict[str, int]:
-        self.dispatcher.sync_engine_leases()
         ledger = self.ledger
         leases = ledger.table(owner)
         return {
@@ -139,7 +147,8 @@ class ServiceStatus:
 
     def metrics_text(self) -> bytes:
         """All series in the Prometheus text format."""
-        m, states = self.metrics, {owner.value: self._owner_state(owner) for owner in Owner}
+        self.dispatcher.sync_engine_leases()
+        m, states = self.metrics, self.owners()
         engine = self._engine_states()
 
         def each(key: str) -> Mapping[str, float]:
@@ -163,6 +172,7 @@ class ServiceStatus:
                 **self.dispatcher.ttft.readings(m),
                 **({} if self.monitor is None else self.monitor.readings(m)),
                 m.device_seconds: {owner.value: busy for owner, busy in m.device_time.items()},
+                **({} if self.decision_log is None else self.decision_log.readings(m)),
                 m.stall_count: {
                     Owner.LLM: sum(generator.stall_count for generator in self.generators.values()),
                     Owner.EMBEDDING: sum(embedder.stall_count for embedder in self.embedders.values()),

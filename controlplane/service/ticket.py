@@ -1,7 +1,7 @@
 """The mutable state of one request, from its arrival at the gate to its one outcome."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -77,6 +77,8 @@ class Ticket:
     """When the engine last reported that the started request holds no blocks; None while it holds some."""
     prompt_blocks: tuple[int, ...] = ()
     """Hashes of the prompt's blocks, if the engine has a prefix cache."""
+    input_lengths: Sequence[int] = ()
+    """Tokens of each input of an embedding request."""
     shared_bytes: int = 0
     """Bytes that the footprint leaves out, because other requests pay for them."""
     charged_tokens: int | None = None

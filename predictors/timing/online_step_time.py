@@ -81,6 +81,8 @@ class StepTime:
         self._errors: deque[float] = deque(maxlen=_ERROR_WINDOW)
         self._typical_error = 0.2
         self.seen = 0
+        self.largest_tokens = 0
+        """Most tokens of a step, prefilled and decoded."""
 
     def predict(self, work: StepWork) -> float:
         """Expected seconds of a step with this work."""
@@ -100,11 +102,22 @@ class StepTime:
         """Seconds per prompt token."""
         return self._fit.costs[3] / _UNITS[3]
 
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds per step, decoded sequence, KV cell and prompt token."""
+        return tuple(cost / unit for cost, unit in zip(self._fit.costs, _UNITS, strict=True))
+
+    @property
+    def relative_errors(self) -> list[float]:
+        """Observed over predicted time, minus 1, of the last 64 steps since the last lasting change."""
+        return list(self._errors)
+
     def observe(self, work: StepWork, took: float) -> None:
         """Learns from a step that took `took` seconds."""
         terms = work.terms()
         predicted = self._predicted(terms)
         self.seen += 1
+        self.largest_tokens = max(self.largest_tokens, work.prefill_tokens + work.decodes)
         self._errors.append(took / predicted - 1)
         if self.seen % _RECENT_STEPS == 0:
             self._detect_shift()

@@ -1,5 +1,6 @@
 """The /admin/explain endpoints: a dry run of the gate's decision, and the decisions on one request."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -49,13 +50,24 @@ def explain_routes(service: Service) -> APIRouter:
 
     @routes.get("/admin/explain/{request_id}", response_model=None)
     async def explain_request(request: Request, request_id: str) -> Response:
-        """Returns all decisions on open and ended requests, by the client's request id or the full id."""
+        """Returns all decisions on open and ended requests, by the client's request id or the full id.
+
+        A request that is no longer remembered is looked up in the decision log.
+        """
         require_admin(request)
-        if not (found := service.gate.histories(request_id)):
+        found, log = service.gate.histories(request_id), service.status.decision_log
+        if not found and log is not None:
+            found = await asyncio.to_thread(log.find, request_id)
+        if not found:
             kept = service.config.server.explain_requests
+            elsewhere = (
+                "set decision_log.dir or raise server.explain_requests to keep more"
+                if log is None
+                else "nor in the part of the decision log that was read in five seconds"
+            )
             message = (
-                f"request {request_id}: neither open nor among the last {kept:,} requests that ended; raise "
-                "server.explain_requests to keep more. A request that was invalid is not kept"
+                f"request {request_id}: neither open nor among the last {kept:,} requests that ended; "
+                f"{elsewhere}. A request that was invalid is not kept"
             )
             raise Problem(404, message, code="not_found")
         return json_response({"requests": found})

@@ -1,6 +1,6 @@
 """Renders decisions as JSON: of a dry run now, and all of an open or ended request with its outcome."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 
@@ -14,6 +14,18 @@ from controlplane.service.decision_history import Basis, Decided, Preempted
 from controlplane.service.ticket import Ticket
 
 _LEVELS = (0.1, 0.5, 0.9)
+NUMBERS: Mapping[str, Sequence[str]] = {
+    "memory": (
+        "ceiling_bytes", "held_bytes", "needs_bytes", "may_need_bytes", "largest_request_bytes",
+        "predicted_peak_bytes",
+    ),
+    "places": ("running", "free"),
+    "time": (
+        "predicted_wait_ms", "latest_start_ms", "decided_within_ms", "step_ms", "decode_step_ms",
+        "decode_step_with_it_ms", "tightest_tpot_ms",
+    ),
+}  # fmt: skip
+"""The numbers behind a decision, by group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +47,7 @@ def render_dry_run(run: DryRun) -> dict[str, object]:
     decided: Mapping[str, AdmissionDecision]
     decided = {**dict(plan.dispatches), **dict(plan.deferrals), **dict(plan.rejections)}
     return {
-        **_rendered(decided[entry.request.id]),
+        **rendered_decision(decided[entry.request.id]),
         "others_refused": [name for name, _ in plan.rejections if name != entry.request.id],
         "request": {**_size(entry.request), "expected_steps": entry.footprint.steps},
         "queue": {
@@ -95,7 +107,8 @@ def _event(event: Decided | Preempted, arrival: Instant) -> dict[str, object]:
         cost = {"recompute_tokens": event.recompute_tokens, "recompute_ms": _milliseconds(event.recompute)}
         return {**at, "decision": "PREEMPTED", "by": event.by, "for": event.beneficiary, **cost}
     numbers = {} if event.basis is None else _numbers(event.basis, event.decision.wait, event.at)
-    return {**at, **_rendered(event.decision), "config_version": event.version, **numbers}
+    decision = rendered_decision(event.decision)
+    return {**at, **decision, "config_version": event.version, **numbers}
 
 
 def _size(request: Request) -> dict[str, object]:
@@ -107,7 +120,8 @@ def _size(request: Request) -> dict[str, object]:
     }
 
 
-def _rendered(decision: AdmissionDecision) -> dict[str, object]:
+def rendered_decision(decision: AdmissionDecision) -> dict[str, object]:
+    """The decision as JSON, without its numbers."""
     match decision:
         case Admit(victims=victims):
             decided = "ADMIT_WITH_PREEMPTION" if victims else "ADMIT"
@@ -122,31 +136,42 @@ def _rendered(decision: AdmissionDecision) -> dict[str, object]:
 
 def _numbers(basis: Basis, wait: Duration | None, now: Instant) -> dict[str, object]:
     """The numbers behind a decision at `now`; times count from there."""
+    return named_numbers(decision_numbers(basis, wait, now))
+
+
+def decision_numbers(
+    basis: Basis, wait: Duration | None, now: Instant, *, predicts_peak: bool = True
+) -> list[float | None]:
+    """The numbers behind a decision at `now` in the order of `NUMBERS`; times count from there.
+
+    Without `predicts_peak` the predicted peak of memory, which takes most of the time, is None.
+    """
     entry, share = basis.entry, basis.share
     request, footprint = entry.request, entry.footprint
-    ceiling = share.ceiling
-    peak = LookAhead(share.leases).peak_with(footprint)
     latest = latest_start(request, footprint, share.pace_of(request.model))
-    return {
-        "memory": {
-            "ceiling_bytes": ceiling,
-            "held_bytes": share.held,
-            "needs_bytes": footprint.base,
-            "may_need_bytes": max(footprint.base, footprint.worst),
-            "largest_request_bytes": share.largest,
-            "predicted_peak_bytes": round(peak),
-        },
-        "places": {"running": len(share.leases), "free": share.free_slots},
-        "time": {
-            "predicted_wait_ms": _milliseconds(wait),
-            "latest_start_ms": None if latest is None else _milliseconds(between(now, latest)),
-            "decided_within_ms": None if entry.until is None else _milliseconds(between(now, entry.until)),
-            "step_ms": _milliseconds(share.pace.step) if share.pace else None,
-            "decode_step_ms": _milliseconds(basis.step),
-            "decode_step_with_it_ms": _milliseconds(basis.step_with),
-            "tightest_tpot_ms": _milliseconds(basis.tpot),
-        },
-    }
+    return [
+        share.ceiling,
+        share.held,
+        footprint.base,
+        max(footprint.base, footprint.worst),
+        share.largest,
+        round(LookAhead(share.leases).peak_with(footprint)) if predicts_peak else None,
+        len(share.leases),
+        share.free_slots,
+        _milliseconds(wait),
+        None if latest is None else _milliseconds(between(now, latest)),
+        None if entry.until is None else _milliseconds(between(now, entry.until)),
+        _milliseconds(share.pace.step) if share.pace else None,
+        _milliseconds(basis.step),
+        _milliseconds(basis.step_with),
+        _milliseconds(basis.tpot),
+    ]
+
+
+def named_numbers(values: Sequence[float | None]) -> dict[str, object]:
+    """The numbers of `decision_numbers` by group and name."""
+    rest = iter(values)
+    return {group: {name: next(rest) for name in names} for group, names in NUMBERS.items()}
 
 
 def _milliseconds(duration: Duration | None) -> float | None:

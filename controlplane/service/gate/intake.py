@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from controlplane.config import Config
 from controlplane.config.limits_section import LimitsSection
 from controlplane.core.clock import Clock, Instant
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.memory_ledger import Footprint, generate_footprint
-from controlplane.core.ports import Embedder, Generator, Reranker, Vectors
+from controlplane.core.ports import Embedder, Generator, LengthPredictor, Reranker, Vectors
 from controlplane.core.request import Kind, Timeline
 from controlplane.core.text_limits import content_length, total_length
 from controlplane.service.gate.pair_intake import PairIntake
+from controlplane.service.gate.policies import terms_of
 from controlplane.service.gate.prompt_limits import (
     GrammarChecks,
     PromptTokenizer,
@@ -41,6 +43,7 @@ from controlplane.service.request_jobs import (
 )
 from controlplane.service.ticket import Ticket
 from predictors.output_length.features import chat_features, last_user_text, prompt_features
+from predictors.output_length.learned_predictor import LearnedLengths
 
 
 class Intake:
@@ -260,6 +263,32 @@ class Intake:
         return named_backend(self._generators, model, "chat and completions", others=self._served)
 
 
+def intake_of(
+    config: Config,
+    clock: Clock,
+    generators: Mapping[str, Generator],
+    embedders: Mapping[str, Embedder],
+    rerankers: Mapping[str, Reranker],
+    fail_open: FailOpen,
+    charge: Callable[[GenerateJob | EmbedJob], None],
+    predictor: LengthPredictor,
+) -> Intake:
+    """The intake that a configuration describes; `charge` charges a job before it is tokenized."""
+    encoder = config.predictors.encoder
+    return Intake(
+        clock,
+        generators,
+        embedders,
+        rerankers,
+        terms_of(config),
+        fail_open=fail_open,
+        charge=charge,
+        limits=config.server.limits,
+        keeps_features=isinstance(predictor, LearnedLengths),
+        prompt_vectors=PromptVectorCache(encoder) if encoder else None,
+    )
+
+
 def make_ticket(
     job: GenerateJob | EmbedJob,
     generators: Mapping[str, Generator],
@@ -269,8 +298,10 @@ def make_ticket(
     """The ticket of a job before any decision, with its footprint and length forecast."""
     request = job.request
     forecast: LengthForecast | None = None
+    lengths_in: Sequence[int] = ()
     if isinstance(job, EmbedJob):
-        size = embedders[request.model].batch_bytes([len(ids) for ids in job.inputs])
+        lengths_in = [len(ids) for ids in job.inputs]
+        size = embedders[request.model].batch_bytes(lengths_in)
         # Twice the batch budget is forwarded; the next batch is tokenized and takes no device memory while
         # one is computed.
         footprint = Footprint(base=-(-size // 2), steps=max(1, request.prompt_tokens), worst=size)
@@ -283,7 +314,15 @@ def make_ticket(
             expected_tokens=forecast.mean,
             sequences=request.sequences,
         )
-    return Ticket(request, footprint, forecast, Timeline(request.arrival), charged_tokens=job.charged_tokens)
+    timeline = Timeline(request.arrival)
+    return Ticket(
+        request,
+        footprint,
+        forecast,
+        timeline,
+        charged_tokens=job.charged_tokens,
+        input_lengths=lengths_in,
+    )
 
 
 def _require_special_tokens(inputs: Sequence[Sequence[int]], embedder: Embedder) -> None:

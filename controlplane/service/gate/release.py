@@ -1,6 +1,6 @@
 """Ends each request once: closes its memory lease, counts its outcome and trains the predictors with it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.decision import Outcome
@@ -43,9 +43,11 @@ class Accounting:
         prefixes: PrefixLeases,
         recorder: RequestRecorder,
     ) -> None:
+        """`on_end` is called with each request that has ended; it must not raise."""
         self._recorder = recorder
         self.attainment = AttainmentHistory()
         self.served = ServedWork()
+        self.on_end: Callable[[Ticket], None] | None = None
         self._ledger = ledger
         self._prefixes = prefixes
         self._metrics = metrics
@@ -119,6 +121,8 @@ class Accounting:
         self.attainment.count(request.service_class.name, outcome, now)
         if ticket.is_explored:
             self._metrics.count_explored(request, outcome)
+        if self.on_end is not None:
+            self.on_end(ticket)
         if request.kind is not Kind.GENERATE:
             return
         if outcome in (Outcome.MET, Outcome.LATE):

@@ -32,6 +32,7 @@ class RateObserver:
         self._embedders = embedders
         self._metrics = metrics
         self._fail_open = fail_open
+        self.on_pass: Callable[[Embedder, EmbeddingPass], None] | None = None
         # An embedder that yields the CPU to the LLM never calls `_batch_time_limit`.
         self._ceded: Duration | None = NO_TIME
         self._has_pass_ended = False
@@ -77,3 +78,5 @@ class RateObserver:
             self._metrics.device_time[Owner.EMBEDDING] += to_seconds(self._alone(model, done))
             paces = self._paces[Owner.EMBEDDING]
             paces.observe_prefill(done.tokens, done.elapsed, model=model)
+            if self.on_pass is not None:
+                self.on_pass(self._embedders[model], done)

@@ -16,6 +16,7 @@ DIGEST = "0" * 64
 # Keys that act whatever the other keys are, and keys that are sections.
 UNCONDITIONAL = {
     "admission": "max_wait_ms max_waiting",
+    "decision_log": "dir",
     "classes.NAME": "default e2e_ms priority sheddable ttft_ms",
     "log": "access format level repeat_ms",
     "models": "chat embeddings rerankers",
@@ -76,6 +77,8 @@ def test_each_key_is_conditional_with_a_reason_or_unconditional():
          ["models.embeddings.0.idle_cpu_priority=True"]),
         ({"models": CHAT, "scheduling": {"ordering": "fcfs", "default_deadline_ms": 5}},
          ["scheduling.default_deadline_ms=5.0 does nothing: the order of arrival"]),
+        ({"models": CHAT, "decision_log": {"sample": 1}},
+         ["decision_log.sample=1.0 does nothing: nothing is logged"]),
         ({"models": {"embeddings": [{"model": "e"}]}, "scheduling": {"engine": {"ordering": "edf"}}},
          ["scheduling.engine={'ordering': 'edf'} does nothing: no chat model is served"]),
     ],

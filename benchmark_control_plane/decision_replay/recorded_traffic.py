@@ -1,0 +1,294 @@
+"""Turns a decision log into requests, device and configuration of a simulation.
+
+Requests of one run under one configuration are used: the longest such part of the log. The output length of a
+request that was not served is drawn from its forecast.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from backends.cost_models.step_time import BatchTime, StepLoad
+from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.decision_replay.sound_rows import MOST_TOKENS, is_sound
+from benchmark_control_plane.simulator.simulation import (
+    Machine,
+    Offered,
+    SimulatedEmbedding,
+    SimulatedRequest,
+)
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.kv_geometry import KvGeometry
+from controlplane.core.request import Request
+from controlplane.service.decision_log.log_rows import FORECAST_LEVELS, Row
+from controlplane.service.decision_log.reader import read_log
+
+LEAST_REQUESTS = 40
+# Rejections that no policy decides.
+_NOT_REPLAYED = ("engine_down", "shutting_down")
+# Token ids of the rest of each prompt, which no other prompt has.
+_OWN_TOKENS = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCosts:
+    """Seconds per step, sequence, KV cell and prompt token, and per pass, token and token times length."""
+
+    step: tuple[float, float, float, float]
+    embedding: tuple[float, float, float]
+
+    def batch_time(self, *, slower: float = 1.0) -> BatchTime:
+        """The time of a step of the simulated device, times `slower`."""
+        base, decode, cell, prompt_token = (slower * cost for cost in self.step)
+        start, token, square = (slower * cost for cost in self.embedding)
+
+        def seconds(load: StepLoad) -> float:
+            took = 0.0
+            if load.has_llm:
+                took = base + decode * load.decodes + cell * load.cells + prompt_token * load.prefill_tokens
+            if load.inputs:
+                took += start + (token + square * load.length) * load.inputs * load.length
+            return took
+
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTraffic:
+    """The replayable part of a log.
+
+    Attributes:
+        rows: the rows of the requests, in order of arrival.
+        machine: the device, with costs from the first half.
+        costs: these costs.
+        sections: the configuration in force, as sections of a YAML file.
+        left_out: what of the log is not replayed, and what is approximated.
+    """
+
+    rows: Sequence[Row]
+    machine: Machine
+    costs: DeviceCosts
+    sections: Mapping[str, Any]
+    left_out: Sequence[str]
+
+    @property
+    def middle(self) -> int:
+        """The time that halves the log, in microseconds."""
+        return int(self.rows[0]["at"] + self.rows[-1]["at"]) // 2
+
+    @property
+    def imputed(self) -> list[bool]:
+        """Whether the output length of each request is drawn from its forecast."""
+        return [
+            row["kind"] == "generate" and row["outcome"] not in ("met", "late", "aborted")
+            for row in self.rows
+        ]
+
+    def offered(self, seed: int) -> list[Offered]:
+        """The requests for a simulation; `seed` decides the lengths that are drawn."""
+        start, block = self.rows[0]["at"], self.machine.geometry.block_tokens
+        return [_offer(row, number, start, block, seed) for number, row in enumerate(self.rows)]
+
+    def slower(self, factor: float) -> Machine:
+        """The machine with all times multiplied by `factor`."""
+        return replace(self.machine, batch_time=self.costs.batch_time(slower=factor))
+
+
+class LoggedForecasts:
+    """The length predictor that gives each request the forecast that it had; nothing is learned."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+
+    def forecast(self, request: Request) -> LengthForecast:
+        """The forecast in the log; of a request without one, every length up to its limit."""
+        return _forecast_of(self._rows[int(request.id.partition("-")[0])])
+
+    def observe(self, request: Request, output_tokens: int) -> None:
+        """Does nothing."""
+
+    def withdraw(self, request: Request) -> None:
+        """Does nothing."""
+
+
+def read_traffic(path: Path) -> RecordedTraffic:
+    """Reads a log. Raises BadInput if too little of it can be replayed, and OSError."""
+    log = read_log(path)
+    left_out = list(log.left_out)
+    if not log.configs or not log.requests:
+        raise BadInput("\n".join([f"{path}: no requests and configuration of a decision log", *left_out]))
+    run, version = _longest_part(log.requests, log.configs)
+    config = next(row for row in log.configs if (row["run"], row["version"]) == (run, version))
+    part = [row for row in log.requests if (row["run"], _version_at(row, log.configs)) == (run, version)]
+    sound = [row for row in part if is_sound(row)]
+    if len(sound) < len(part):
+        left_out.append(
+            f"{len(part) - len(sound):,} requests with sizes or objectives that no request can have"
+        )
+    rows = [row for row in sound if _is_decided_by_policy(row)]
+    if (others := len(log.requests) - len(part) + len(sound) - len(rows)) > 0:
+        left_out.append(
+            f"{others:,} requests: of other runs or configurations than run {run}, version {version}, or "
+            "rejected because an engine was down or the server shut down"
+        )
+    if len(rows) < LEAST_REQUESTS:
+        raise BadInput(
+            "\n".join(
+                [f"{path}: {len(rows)} requests can be replayed and {LEAST_REQUESTS} are needed", *left_out]
+            )
+        )
+    rows.sort(key=lambda row: (row["at"], int(row["id"].rpartition("-")[2])))
+    steps = [row for row in log.steps if row["run"] == run]
+    try:
+        costs, embedder = _costs(steps, rows, config["machine"], left_out)
+        machine = _machine(config["machine"], embedder, costs, steps)
+        sections = served_sections(config["config"], config["machine"])
+    except (KeyError, TypeError, AttributeError) as error:
+        message = f"{path}: a `config` or `steps` row lacks a field, or has one of a wrong type: {error!r}"
+        raise BadInput(message) from error
+    return RecordedTraffic(rows, machine, costs, sections, left_out)
+
+
+def _is_decided_by_policy(row: Row) -> bool:
+    last = row["decisions"][-1] if row["decisions"] else {}
+    return last.get("reason") not in _NOT_REPLAYED
+
+
+def served_sections(config: Mapping[str, Any], machine: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a configuration that decide how requests are served on this machine."""
+    kept = {"classes", "tenants", "admission", "scheduling"}
+    if machine["generators"] and machine["embedders"]:
+        kept.add("quota")
+    return {name: section for name, section in config.items() if name in kept}
+
+
+def _longest_part(requests: Sequence[Row], configs: Sequence[Row]) -> tuple[str, int]:
+    counts = Counter((row["run"], _version_at(row, configs)) for row in requests)
+    known = {(row["run"], row["version"]) for row in configs}
+    (found, _), *_ = sorted(
+        ((part, count) for part, count in counts.items() if part in known),
+        key=lambda each: (-each[1], each[0]),
+    ) or [(next(iter(known)), 0)]
+    return found
+
+
+def _version_at(row: Row, configs: Sequence[Row]) -> int:
+    """The version of the configuration in force when a request arrived."""
+    return max(
+        (each["version"] for each in configs if each["run"] == row["run"] and each["at"] <= row["at"]),
+        default=0,
+    )
+
+
+def _costs(
+    steps: Sequence[Row], rows: Sequence[Row], machine: Mapping[str, Any], left_out: list[str]
+) -> tuple[DeviceCosts, str | None]:
+    """The costs by the models at the middle of the log, and the embedding model that they hold for."""
+    middle = (rows[0]["at"] + rows[-1]["at"]) // 2
+    counts = Counter(row["model"] for row in rows if row["kind"] == "embed")
+    embedder = counts.most_common(1)[0][0] if counts else next(iter(machine["embedders"]), None)
+    if len(counts) > 1:
+        left_out.append(f"{len(counts)} embedding models are replayed as one, with the times of {embedder}")
+    step, passes = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
+    if any(row["kind"] == "generate" for row in rows):
+        found = _latest([row for row in steps if row["llm"]], middle, "step times", left_out)["llm"]
+        step = (found["step_s"], found["decode_s"], found["cell_s"], found["prompt_token_s"])
+    if counts:
+        known = [row for row in steps if embedder in row["passes"]]
+        found = _latest(known, middle, "times of embedding passes", left_out)["passes"][embedder]
+        passes = (found["base_s"], found["token_s"], found["square_s"])
+    return DeviceCosts(step, passes), embedder
+
+
+def _latest(steps: Sequence[Row], middle: int, what: str, left_out: list[str]) -> Row:
+    """The last row of the first half; of a shorter log, the first there is. Raises BadInput without any."""
+    if not steps:
+        raise BadInput(f"the log has no model of the {what}; it needs a minute of traffic or a regular stop")
+    if earlier := [row for row in steps if row["at"] <= middle]:
+        return earlier[-1]
+    left_out.append(f"the model of the {what} is of the second half, since the first has none")
+    return steps[0]
+
+
+def _machine(
+    facts: Mapping[str, Any], embedder: str | None, costs: DeviceCosts, steps: Sequence[Row]
+) -> Machine:
+    machine = Machine(costs.batch_time(), pool_bytes=facts["pool_bytes"])
+    for llm in facts["generators"].values():
+        geometry = KvGeometry(llm["elements_per_token"], llm["bytes_per_element"], llm["block_tokens"])
+        largest = max((row["llm"]["largest_tokens"] for row in steps if row["llm"]), default=0)
+        machine = replace(
+            machine,
+            geometry=geometry,
+            kv_bytes=llm["kv_bytes"],
+            max_model_tokens=llm["max_model_tokens"],
+            max_running=llm["max_running"],
+            # The engine's own bound is not reported; no step was larger.
+            step_tokens=max(largest, llm["block_tokens"]),
+            has_prefix_cache=llm["has_prefix_cache"],
+        )
+    if embedder in facts["embedders"]:
+        model = facts["embedders"][embedder]
+        machine = replace(
+            machine,
+            embed_batch_tokens=max(
+                model["max_input_tokens"], model["workspace_bytes"] // model["bytes_per_token"]
+            ),
+            embed_max_running=model["max_running"],
+            embed_bytes_per_token=model["bytes_per_token"],
+            embed_input_tokens=model["max_input_tokens"],
+            workspace_batches=max(1, facts["workspace_bytes"] // model["workspace_bytes"]),
+        )
+    return machine
+
+
+def _offer(row: Row, number: int, start: int, block_tokens: int, seed: int) -> Offered:
+    at, objectives = (row["at"] - start) / 1e6, {f"{k}_ms": v for k, v in row.get("slo_ms", {}).items()}
+    tenant, name = row["tenant"], row["class"]
+    if row["kind"] == "embed":
+        lengths = tuple(expanded(row["input_tokens"], row["sequences"]))
+        return SimulatedEmbedding(at, lengths, name, tenant=tenant, objectives=objectives)
+    limit = row["max_output_tokens"]
+    output = row.get("output_tokens", 0)
+    if row["outcome"] not in ("met", "late", "aborted"):
+        drawn = _forecast_of(row).quantile(Random(f"{seed} {row['id']}").random())
+        output = max(output, round(drawn))
+    return SimulatedRequest(
+        at,
+        row["prompt_tokens"],
+        min(max(1, output), limit),
+        limit,
+        name,
+        prompt=_token_ids(row, number, block_tokens),
+        sequences=row["sequences"],
+        tenant=tenant,
+        objectives=objectives,
+    )
+
+
+def expanded(lengths: Sequence[int], count: int) -> list[int]:
+    """`count` lengths whose order statistics are the given ones."""
+    if count <= len(lengths):
+        return list(lengths)
+    last = len(lengths) - 1
+    return [lengths[round(at * last / (count - 1))] for at in range(count)]
+
+
+def _token_ids(row: Row, number: int, block_tokens: int) -> "array[int]":
+    """Token ids that are equal exactly where the log's blocks are."""
+    ids = array("q")
+    for first, count in row.get("blocks", ()):
+        ids.extend(range(first * block_tokens, (first + count) * block_tokens))
+    own = _OWN_TOKENS + number * MOST_TOKENS
+    ids.extend(range(own, own + max(0, row["prompt_tokens"] - len(ids))))
+    return ids
+
+
+def _forecast_of(row: Row) -> LengthForecast:
+    if (tokens := row.get("forecast")) is not None:
+        return LengthForecast(FORECAST_LEVELS, tuple(map(float, tokens)))
+    return LengthForecast((0.0, 1.0), (1.0, float(row["max_output_tokens"])))

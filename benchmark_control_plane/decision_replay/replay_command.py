@@ -1,0 +1,154 @@
+"""The command `tandem replay LOG [--config FILE] [--json]`."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.decision_replay.recorded_traffic import (
+    RecordedTraffic,
+    read_traffic,
+    served_sections,
+)
+from benchmark_control_plane.decision_replay.replayed_requests import Group, RequestResult
+from benchmark_control_plane.decision_replay.self_check import (
+    LEAST_JUDGED,
+    CheckedFigure,
+    SelfCheck,
+    check_replay,
+)
+from benchmark_control_plane.decision_replay.what_if import ClassChange, WhatIf, predict
+from controlplane.config import ConfigError, load
+from controlplane.config.packaged import config_path
+from controlplane.config.redacted import redacted_values
+from controlplane.service.decision_log.decision_log import read_salt, tenant_hash
+
+_NOT_REPRODUCED = 3
+_NO_FACTS: Mapping[str, Any] = {"generators": True, "embedders": True}
+
+
+def replay_log(log: Path, config: Path | None, *, is_json: bool) -> int:
+    """Checks the replay of a log, and with `config` predicts that configuration.
+
+    Returns 0, or 3 if the replay does not reproduce the log; then nothing is predicted. Raises BadInput.
+    """
+    other: dict[str, Any] | None = None
+    try:
+        traffic = read_traffic(log)
+        if config is not None:
+            other = _other_sections(config, log, traffic)
+        _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
+        check = check_replay(traffic)
+        answer = None
+        if other is not None and check.has_passed:
+            answer = predict(traffic, check, other, note=_note)
+    except ConfigError as error:
+        raise BadInput(str(error)) from error
+    if is_json:
+        print(json.dumps(_as_json(traffic, check, answer), indent=1))
+    else:
+        print("\n".join(_text(traffic, check, answer)))
+    return 0 if check.has_passed else _NOT_REPRODUCED
+
+
+def verdict(figures: Sequence[CheckedFigure]) -> list[str]:
+    """One line for each class that is not reproduced, with the cause."""
+    found = []
+    for group in dict.fromkeys(figure.group for figure in figures if not figure.is_reproduced):
+        off = [figure for figure in figures if figure.group == group and not figure.is_reproduced]
+        names = ", ".join(figure.name for figure in off)
+        cause = (
+            "the system was saturated: a device 5 % slower already changes its figures beyond their tolerance"
+            if off[0].is_saturated
+            else "the model of the device is wrong: a device 5 % slower does not explain the difference"
+        )
+        found.append(f"{_named(group)}: {names} not reproduced; {cause}")
+    return found
+
+
+def _other_sections(path: Path, log: Path, traffic: RecordedTraffic) -> dict[str, Any]:
+    """The sections of the other configuration. Raises ConfigError, or BadInput if it lacks a class."""
+    config = load(config_path(path))
+    salt = read_salt(log if log.is_dir() else log.parent)
+    if config.tenants and salt is None:
+        raise BadInput(
+            f"{path}: tenants: the log came without its file tenant-salt, so they cannot be matched; add the "
+            "file or remove the tenants"
+        )
+    missing = sorted({row["class"] for row in traffic.rows} - set(config.classes))
+    if missing:
+        raise BadInput(
+            f"{path}: classes: the log has requests of {', '.join(missing)}, which it lacks; add the class"
+        )
+    values = redacted_values(config, lambda name: tenant_hash(name, salt or b""))
+    found = served_sections(values, _NO_FACTS)
+    if "quota" not in traffic.sections:
+        found.pop("quota", None)
+    return found
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _named(group: Group) -> str:
+    return f"{group[0]} ({group[1]})"
+
+
+def _text(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> Iterator[str]:
+    yield from (f"left out: {line}" for line in traffic.left_out)
+    yield "self-check on the second half of the log (measured, replayed, tolerance):"
+    for each in check.figures:
+        scale, unit = (1, "ms") if each.name.endswith("_ms") else (100, "%")
+        values = " ".join(f"{scale * value:8.1f}" for value in (each.measured, each.replayed, each.tolerance))
+        mark = "" if each.is_reproduced else "  not reproduced"
+        yield f"  {_named(each.group):24} {each.name.removesuffix('_ms'):12} {values} {unit}{mark}"
+    for group in check.not_judged:
+        yield f"  {_named(group):24} fewer than {LEAST_JUDGED} requests; not judged"
+    if not check.figures:
+        yield "nothing could be judged: record more requests"
+    yield from verdict(check.figures)
+    if answer is not None:
+        yield "attainment under the other configuration:"
+        for change in answer.classes:
+            yield from _change_text(change)
+        yield "requests that change most:"
+        for each_request in answer.examples:
+            before, after = _ended(each_request.before), _ended(each_request.after)
+            yield f"  {each_request.id} {_named(each_request.group)}: {before} -> {after}"
+
+
+def _change_text(change: ClassChange) -> Iterator[str]:
+    was, would, error = (100 * value for value in (change.measured, change.predicted, change.error))
+    name, count = _named(change.group), change.requests
+    yield f"  {name:24} {was:5.1f} % -> {would:5.1f} % +- {error:.1f} of {count:,} requests"
+    moved = (
+        "" if change.latency_change_ms is None else f", latency {change.latency_change_ms:+.1f} ms (median)"
+    )
+    yield (
+        f"    {change.gained} more kept, {change.lost} no longer kept, {change.newly_served} newly served, "
+        f"{change.newly_rejected} newly rejected{moved}; length imputed of {100 * change.imputed:.1f} %"
+    )
+
+
+def _ended(result: RequestResult) -> str:
+    return (
+        result.outcome if result.latency_ms is None else f"{result.outcome} after {result.latency_ms:.0f} ms"
+    )
+
+
+def _as_json(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> dict[str, Any]:
+    return {
+        "requests": len(traffic.rows),
+        "left_out": list(traffic.left_out),
+        "self_check": {
+            "passed": check.has_passed,
+            "figures": [{**asdict(each), "is_reproduced": each.is_reproduced} for each in check.figures],
+            "not_judged": list(check.not_judged),
+            "verdict": verdict(check.figures),
+        },
+        "what_if": None if answer is None else asdict(answer),
+    }

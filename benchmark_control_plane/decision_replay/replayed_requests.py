@@ -1,0 +1,99 @@
+"""What came of each request, in the log and in a replay, in one form."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmark_control_plane.decision_replay.recorded_traffic import LoggedForecasts, RecordedTraffic
+from benchmark_control_plane.simulator.simulation import Machine, SimulatedRecord, simulate
+from controlplane.service.decision_log.log_rows import Row
+
+# Length predictors that read no prompt.
+_WITHOUT_PROMPTS = ("history", "max-tokens")
+
+Group = tuple[str, str]
+"""Class and kind of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """What came of one request; `latency_ms` is to the first token, of an embedding request to its end."""
+
+    outcome: str
+    latency_ms: float | None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it finished."""
+        return self.outcome in ("met", "late")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Attainment and reject share of some requests, and quantiles of the latency of the served ones."""
+
+    requests: int
+    served: int
+    attainment: float
+    rejected: float
+    p50_ms: float | None
+    p90_ms: float | None
+
+
+def logged_results(rows: Sequence[Row]) -> list[RequestResult]:
+    """What the log says."""
+    return [
+        RequestResult(row["outcome"], row["e2e_ms"] if row["kind"] == "embed" else row.get("ttft_ms"))
+        for row in rows
+    ]
+
+
+def replayed_results(
+    traffic: RecordedTraffic, sections: Mapping[str, Any], *, machine: Machine | None = None, seed: int = 0
+) -> list[RequestResult]:
+    """What the live gate and engine policies do with the same requests. Raises ConfigError.
+
+    A length predictor that needs no prompts learns again as it did; in place of any other, each request has
+    the forecast that it had.
+    """
+    predictor = sections.get("admission", {}).get("length_predictor")
+    lengths = None if predictor in _WITHOUT_PROMPTS else LoggedForecasts(traffic.rows)
+    found = simulate(traffic.offered(seed), machine or traffic.machine, sections, lengths=lengths)
+    return [_result(record, row) for record, row in zip(found.records, traffic.rows, strict=True)]
+
+
+def _result(record: SimulatedRecord, row: Row) -> RequestResult:
+    end = record.finished if row["kind"] == "embed" else record.first_token
+    return RequestResult(
+        record.outcome.partition(":")[0], None if end is None else (end - record.arrival) / 1e6
+    )
+
+
+def groups_of(traffic: RecordedTraffic, is_judged: Callable[[Row], bool]) -> dict[Group, list[int]]:
+    """The judged requests of each class and kind.
+
+    Those whose client left or whose engine failed are served again, but nothing can be said of them.
+    """
+    found: dict[Group, list[int]] = {}
+    for number, row in enumerate(traffic.rows):
+        if row["outcome"] not in ("aborted", "failed") and is_judged(row):
+            found.setdefault((row["class"], row["kind"]), []).append(number)
+    return dict(sorted(found.items()))
+
+
+def summary_of(results: Sequence[RequestResult], numbers: Sequence[int]) -> Summary:
+    """The summary of these requests, at least one."""
+    chosen = [results[number] for number in numbers]
+    times = [each.latency_ms for each in chosen if each.is_served and each.latency_ms is not None]
+    p50, p90 = (float(value) for value in np.quantile(times, (0.5, 0.9))) if times else (None, None)
+    return Summary(
+        len(chosen),
+        len(times),
+        fmean(each.outcome == "met" for each in chosen),
+        fmean(each.outcome in ("rejected", "evicted") for each in chosen),
+        p50,
+        p90,
+    )

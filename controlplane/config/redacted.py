@@ -1,0 +1,46 @@
+"""The configuration as plain values without secrets, for records that leave the machine."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from controlplane.config.root import Config
+
+_SECRET = re.compile("token|key|secret|passw|credential", re.IGNORECASE)
+_REMOVED = "removed"
+
+
+def redacted_values(config: Config, rename_tenant: Callable[[str], str]) -> dict[str, Any]:
+    """What a YAML file of this configuration would hold, defaults left out; `parse` accepts it.
+
+    Key digests are left out, those of tenants are replaced by digests of no key, tenants get other names, and
+    a text under a key that names a secret (such as `hf_token` of an engine) is removed.
+    """
+    found: dict[str, Any] = TypeAdapter(Config).dump_python(config, mode="json", exclude_defaults=True)
+    if config.scheduling.engine is None:
+        found.setdefault("scheduling", {})["engine"] = "off"
+    for key in ("admin_key_sha256", "metrics_key_sha256"):
+        found.get("server", {}).pop(key, None)
+    tenants = found.pop("tenants", {})
+    found = _without_secrets(found)
+    if tenants:
+        found["tenants"] = {
+            (name := rename_tenant(given)): {
+                **section,
+                "api_keys_sha256": [hashlib.sha256(b"no key of " + name.encode()).hexdigest()],
+            }
+            for given, section in tenants.items()
+        }
+    return found
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _REMOVED if isinstance(inner, str) and _SECRET.search(str(key)) else _without_secrets(inner)
+            for key, inner in value.items()
+        }
+    return [_without_secrets(inner) for inner in value] if isinstance(value, list) else value

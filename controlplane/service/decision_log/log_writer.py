@@ -1,0 +1,113 @@
+"""Writes rows from one thread behind a bounded queue, so that a slow disk costs rows and not requests."""
+
+import logging
+import queue
+import threading
+from typing import Protocol
+
+from controlplane.service.decision_log.log_rows import Row
+from controlplane.service.runtime.health_tracker import HealthTracker
+
+log = logging.getLogger(__name__)
+
+QUEUED_ROWS = 10_000
+_STOP_SECONDS = 10.0
+
+
+class RowFiles(Protocol):
+    """Where a writer puts its rows."""
+
+    def write(self, rows: list[Row]) -> None:
+        """Appends rows. Raises OSError."""
+
+    def close(self) -> None:
+        """Ends the present file. Raises OSError."""
+
+
+class LogWriter:
+    """Writes rows to `files` in the order of `put`.
+
+    From `start` on a thread writes them, and a row that finds `capacity` others waiting is dropped. Without a
+    start, as in virtual time, `put` writes the row itself.
+
+    Attributes:
+        written: rows written.
+        dropped: rows lost because the queue was full, a row could not be built, or the disk failed.
+    """
+
+    def __init__(self, files: RowFiles, *, capacity: int = QUEUED_ROWS) -> None:
+        self.written = self.dropped = 0
+        self.health = HealthTracker("writing the decision log failed", "the decision log is written again")
+        self._files = files
+        self._queue: queue.Queue[Row | threading.Event | None] = queue.Queue(capacity)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(target=self._write_queued, name="decision log", daemon=True)
+        self._thread.start()
+
+    def put(self, row: Row) -> None:
+        """Hands over a row; it must not change afterwards."""
+        if self._thread is None:
+            self._write([row])
+            return
+        try:
+            self._queue.put_nowait(row)
+        except queue.Full:
+            self.dropped += 1
+
+    def flush(self, timeout: float) -> bool:
+        """Whether all rows put so far were written within `timeout` seconds; call it in another thread."""
+        if self._thread is None:
+            return True
+        is_done = threading.Event()
+        try:
+            self._queue.put(is_done, timeout=timeout)
+        except queue.Full:
+            return False
+        return is_done.wait(timeout)
+
+    def close(self) -> None:
+        """Writes the rows that wait, and ends the file; a disk that hangs is abandoned after ten seconds."""
+        if (thread := self._thread) is not None:
+            try:
+                self._queue.put(None, timeout=_STOP_SECONDS)
+            except queue.Full:
+                self.dropped += self._queue.qsize()
+            else:
+                thread.join(_STOP_SECONDS)
+            if thread.is_alive():
+                log.error(
+                    "the decision log is not complete: its disk has not answered for %g s", _STOP_SECONDS
+                )
+                return
+            self._thread = None
+        try:
+            self._files.close()
+        except OSError as error:
+            self.health.failed(error)
+
+    def _write_queued(self) -> None:
+        while True:
+            items = [self._queue.get()]
+            while not self._queue.empty():
+                items.append(self._queue.get())
+            if rows := [item for item in items if isinstance(item, dict)]:
+                self._write(rows)
+            for item in items:
+                if isinstance(item, threading.Event):
+                    item.set()
+            if None in items:
+                return
+
+    def _write(self, rows: list[Row]) -> None:
+        try:
+            self._files.write(rows)
+        except Exception as error:
+            # Whatever one row holds, the thread goes on: the rows are counted, and the log says why.
+            self.dropped += len(rows)
+            self.health.failed(error)
+        else:
+            self.written += len(rows)
+            self.health.succeeded()

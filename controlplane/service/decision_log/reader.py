@@ -1,0 +1,154 @@
+"""Reads a decision log as far as it is good, and says what it left out.
+
+A segment may be torn (a crash, a full disk), missing, of another schema version, or not a log at all. A row
+counts only if it has the fields that its kind must have.
+"""
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any, cast
+
+import orjson
+
+from controlplane.service.decision_log.log_rows import SCHEMA_VERSION, Row
+from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN, segments
+
+_LONGEST_LINE = 4 * 2**20
+_REQUIRED: Mapping[str, Mapping[str, Any]] = {
+    "request": {
+        "at": int, "id": str, "kind": str, "class": str, "model": str, "tenant": str, "prompt_tokens": int,
+        "sequences": int, "outcome": str, "decisions": list,
+    },
+    "sample": {"at": int, "owners": dict},
+    "steps": {"at": int, "llm": (dict, type(None)), "passes": dict},
+    "config": {"at": int, "version": int, "hash": str, "config": dict, "machine": dict},
+    "segment": {"at": int, "schema": int, "run": str, "segment": int},
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class DecisionLogRows:
+    """The rows of a log in the order written, by kind, and one line for each thing that was left out."""
+
+    requests: list[Row] = field(default_factory=list)
+    samples: list[Row] = field(default_factory=list)
+    steps: list[Row] = field(default_factory=list)
+    configs: list[Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    runs: dict[str, int] = field(default_factory=dict)
+    """Requests of each run of the server."""
+
+
+def read_log(path: Path) -> DecisionLogRows:
+    """Reads a folder of segments, or one segment. Raises OSError if `path` cannot be read.
+
+    Each row gets the key `run`, since the numbers of blocks hold within one run of the server.
+    """
+    found = DecisionLogRows()
+    last: dict[str, int] = {}
+    kinds = {
+        "request": found.requests, "sample": found.samples, "steps": found.steps, "config": found.configs,
+    }  # fmt: skip
+    for file in segments(path) if path.is_dir() else [path]:
+        run = None
+        for row in _checked_rows(file, found.left_out):
+            if row["row"] == "segment":
+                run, number = row["run"], row["segment"]
+                if number != (expected := last.get(run, -1) + 1):
+                    missing = f"{expected} to {number - 1}" if number > expected + 1 else f"{expected}"
+                    found.left_out.append(f"run {run}: segment {missing} is missing")
+                last[run] = number
+            elif run is not None:
+                kinds[row["row"]].append({**row, "run": run})
+    found.runs = dict(Counter(row["run"] for row in found.requests))
+    return found
+
+
+def find_request(folder: Path, request_id: str, *, seconds: float) -> list[Row]:
+    """The rows of a request id, or of all requests of a client's id, the oldest first.
+
+    Reads the newest segments first and stops after `seconds`.
+    """
+    found: list[Row] = []
+    deadline = monotonic() + seconds
+    wanted = f'"id":"{request_id}'.encode()
+    for file in reversed(segments(folder)):
+        here = []
+        for line in _lines(file, []):
+            if wanted in line and (row := _parsed(line)) is not None and row["row"] == "request":
+                if request_id in (row["id"], row["id"].rpartition("-")[0]):
+                    here.append(row)
+            elif monotonic() > deadline:
+                return here + found
+        found = here + found
+    return found
+
+
+def _checked_rows(file: Path, left_out: list[str]) -> Iterator[Row]:
+    """The rows of one segment; nothing of a segment that does not begin with a known version."""
+    bad = 0
+    has_head = False
+    for line in _lines(file, left_out):
+        row = _parsed(line)
+        if not has_head:
+            version = None if row is None or row["row"] != "segment" else row["schema"]
+            if version != SCHEMA_VERSION:
+                what = "no decision log" if version is None else f"schema version {version}"
+                left_out.append(f"{file.name}: {what}; this program reads version {SCHEMA_VERSION}")
+                return
+            has_head = True
+        if row is None:
+            bad += 1
+        else:
+            yield row
+    if not has_head:
+        left_out.append(f"{file.name}: empty")
+    if bad:
+        left_out.append(f"{file.name}: {bad:,} lines that are no rows of version {SCHEMA_VERSION}")
+
+
+def _lines(file: Path, left_out: list[str]) -> Iterator[bytes]:
+    """The whole lines of a segment, as far as it can be read."""
+    try:
+        with _opened(file) as source:
+            while line := source.readline(_LONGEST_LINE):
+                if line.endswith(b"\n"):
+                    yield line
+                else:
+                    left_out.append(
+                        f"{file.name}: the last line is torn, or longer than {_LONGEST_LINE:,} bytes"
+                    )
+                    return
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        left_out.append(f"{file.name}: damaged after the rows read: {error}")
+
+
+def _opened(file: Path) -> IO[bytes]:
+    if file.name.endswith(PLAIN):
+        try:
+            return file.open("rb")
+        except FileNotFoundError:
+            # Compressed since the folder was listed.
+            file = file.with_suffix(COMPRESSED)
+    return cast(IO[bytes], gzip.open(file))
+
+
+def _parsed(line: bytes) -> Row | None:
+    """The row of a line; None unless it has what its kind requires."""
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    required = _REQUIRED.get(str(row.get("row"))) if isinstance(row, dict) else None
+    if required is None:
+        return None
+    for key, kind in required.items():
+        value = row.get(key, ...)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            return None
+    return row  # type: ignore[no-any-return]

@@ -1,0 +1,251 @@
+"""`tandem replay` on logs of the simulator: it reproduces them, predicts, and refuses what it cannot."""
+
+import argparse
+import gzip
+import json
+from dataclasses import replace
+
+import numpy as np
+import orjson
+import pytest
+import yaml
+
+from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from benchmark_control_plane.cli import add_command
+from benchmark_control_plane.decision_replay.recorded_traffic import expanded, read_traffic
+from benchmark_control_plane.decision_replay.sound_rows import is_sound
+from benchmark_control_plane.simulator.simulation import (
+    Machine,
+    SimulatedEmbedding,
+    SimulatedRequest,
+    arrival_times,
+    simulate,
+)
+from controlplane.service.decision_log.reader import read_log
+from controlplane.service.decision_log.segment_files import segments
+
+BATCH_TIME = sequential(llm_only(affine(0.04, 1e-4, 4e-4, 1e-7)), embedding_line(0.005, 5e-5))
+MACHINE = Machine(
+    BATCH_TIME, kv_bytes=900 * 16 * 1_024, max_model_tokens=1_024, max_running=32, step_tokens=256
+)
+CLASSES = {
+    "interactive": {"priority": 5, "ttft_ms": 400, "tpot_ms": 60},
+    "standard": {"priority": 1, "default": True, "sheddable": False, "ttft_ms": 4_000},
+}
+SECTIONS = {"classes": CLASSES, "admission": {"length_predictor": "history"}}
+RATE, COUNT = 7.5, 1_000
+
+
+def offered(rate=RATE, count=COUNT):
+    rng = np.random.default_rng(3)
+    found = []
+    for n, at in enumerate(arrival_times(rng, rate, count, variation=1.5)):
+        name = "interactive" if n % 3 else "standard"
+        if n % 4 == 0:
+            found.append(SimulatedEmbedding(at, tuple(int(t) for t in rng.integers(5, 200, 3)), name))
+            continue
+        output = min(int(rng.geometric(1 / 60)), 400)
+        request = SimulatedRequest(at, int(rng.integers(40, 300)), output, 400, name)
+        found.append(replace(request, prefix_group=n % 5, prefix_tokens=64))
+    return found
+
+
+def replay(*arguments):
+    parser = argparse.ArgumentParser()
+    add_command(parser.add_subparsers())
+    options = parser.parse_args(["replay", *map(str, arguments)])
+    return options.run(options)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    simulate(offered(), MACHINE, {**SECTIONS, "decision_log": {"dir": str(folder), "sample": 0}})
+    return folder
+
+
+def yaml_file(path, **sections):
+    path.write_text(yaml.safe_dump({"models": {"chat": {"model": "m"}}, **sections}))
+    return path
+
+
+def test_a_log_of_the_simulator_is_reproduced_and_another_configuration_is_predicted(log, tmp_path, capsys):
+    other = yaml_file(
+        tmp_path / "b.yaml", classes=CLASSES, scheduling={"ordering": "fcfs", "engine": {"ordering": "fcfs"}}
+    )
+    assert replay(log, "--config", other, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["left_out"]) == (COUNT, [])
+    check = found["self_check"]
+    assert check["passed"] and check["verdict"] == []
+    assert {tuple(each["group"]) for each in check["figures"]} == {
+        (name, kind) for name in CLASSES for kind in ("embed", "generate")
+    }
+    measured = [
+        row for row in read_log(log).requests if (row["class"], row["kind"]) == ("interactive", "generate")
+    ]
+    by_group = {tuple(each["group"]): each for each in found["what_if"]["classes"]}
+    change = by_group["interactive", "generate"]
+    assert change["requests"] == len(measured)
+    assert change["measured"] == pytest.approx(np.mean([row["outcome"] == "met" for row in measured]))
+    # What that configuration really does on the same device.
+    truth = simulate(
+        offered(), MACHINE, {**SECTIONS, "scheduling": {"ordering": "fcfs", "engine": {"ordering": "fcfs"}}}
+    )
+    numbers = [int(row["id"].partition("-")[0]) for row in measured]
+    real = np.mean([truth.records[number].outcome == "met" for number in numbers])
+    assert abs(change["predicted"] - real) <= max(0.03, change["error"])
+    assert len(found["what_if"]["examples"]) == 10
+
+
+def test_text_names_classes_and_what_was_left_out(log, tmp_path, capsys):
+    (segment,) = segments(log)
+    torn = tmp_path / segment.name.removesuffix(".gz")
+    torn.write_bytes(gzip.decompress(segment.read_bytes())[:-7])
+    assert replay(torn) == 0
+    out = capsys.readouterr().out
+    assert "left out: " in out and "torn" in out
+    assert "interactive (generate)" in out and "not reproduced" not in out
+
+
+def rewritten(log, folder, change):
+    """A copy of the log with each row changed; None drops it."""
+    (segment,) = segments(log)
+    rows = [change(orjson.loads(line)) for line in gzip.decompress(segment.read_bytes()).splitlines()]
+    text = b"\n".join(orjson.dumps(row) for row in rows if row is not None)
+    (folder / segment.name.removesuffix(".gz")).write_bytes(text + b"\n")
+    return folder
+
+
+def test_a_wrong_model_of_the_device_is_found_and_nothing_is_predicted(log, tmp_path, capsys):
+    def slower(row):
+        if row["row"] == "steps" and row["llm"]:
+            row["llm"] |= {key: 0.25 * row["llm"][key] for key in ("step_s", "decode_s", "prompt_token_s")}
+        return row
+
+    assert replay(rewritten(log, tmp_path, slower), "--json") == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["what_if"] is None
+    assert any(
+        "generate" in line and "model of the device is wrong" in line
+        for line in found["self_check"]["verdict"]
+    )
+
+
+def test_a_saturated_system_is_told_from_a_wrong_model(tmp_path, capsys):
+    log = {"decision_log": {"dir": str(tmp_path), "sample": 0}}
+    simulate(offered(10.0, 1_280), MACHINE, {**SECTIONS, **log})
+    assert replay(tmp_path) == 3
+    out = capsys.readouterr().out
+    assert "standard (generate): " in out and "the system was saturated" in out
+    assert "model of the device is wrong" not in out
+
+
+def test_the_longest_part_under_one_configuration_is_used(log, tmp_path):
+    rows = read_log(log).requests
+    late = sorted(row["at"] for row in rows)[-200]
+
+    def second(row):
+        return [row, {**row, "version": 1, "at": late}] if row["row"] == "config" else row
+
+    (segment,) = segments(log)
+    lines = [second(orjson.loads(line)) for line in gzip.decompress(segment.read_bytes()).splitlines()]
+    flat = [each for line in lines for each in (line if isinstance(line, list) else [line])]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(map(orjson.dumps, flat)) + b"\n")
+    traffic = read_traffic(tmp_path)
+    assert len(traffic.rows) == COUNT - 200
+    assert any("200 requests" in line for line in traffic.left_out)
+
+
+def test_prefixes_of_the_log_are_prefixes_of_the_replay(log):
+    traffic = read_traffic(log)
+    requests = traffic.offered(0)
+    cached = [
+        (row, offer) for row, offer in zip(traffic.rows, requests, strict=True) if row.get("cached_tokens")
+    ]
+    assert cached
+    earlier = set()
+    for row, offer in zip(traffic.rows, requests, strict=True):
+        if row["kind"] == "generate":
+            assert len(offer.prompt) == row["prompt_tokens"]
+            if row.get("cached_tokens"):
+                assert tuple(offer.prompt[:16]) in earlier
+            earlier.add(tuple(offer.prompt[:16]))
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"classes": {"standard": {"default": True}}}, "interactive"),
+        ({"classes": CLASSES, "admission": {"max_waitin": 1}}, "max_waitin"),
+        ({"classes": CLASSES, "tenants": {"t": {"api_keys_sha256": ["0" * 64]}}}, "tenant-salt"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(log, tmp_path, capsys, sections, says):
+    alone = rewritten(log, tmp_path, lambda row: row)
+    assert replay(alone, "--config", yaml_file(tmp_path / "b.yaml", **sections)) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_hostile_logs_are_refused(log, tmp_path, capsys):
+    assert replay(tmp_path / "none") == 2
+    assert replay(tmp_path) == 2
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"row": "segment", "at": 1, "schema": 9, "run": "r", "segment": 0}\n'
+    )
+    assert replay(tmp_path) == 2
+    assert "schema version 9" in capsys.readouterr().err
+    (tmp_path / "steps").mkdir()
+    without_models = rewritten(log, tmp_path / "steps", lambda row: None if row["row"] == "steps" else row)
+    assert replay(without_models) == 2
+    assert "no model of the step times" in capsys.readouterr().err
+    (tmp_path / "few").mkdir()
+    few = rewritten(
+        log, tmp_path / "few", lambda row: None if row["row"] == "request" and row["at"] > 10**6 else row
+    )
+    assert replay(few) == 2
+    assert "requests can be replayed" in capsys.readouterr().err
+
+
+def test_a_damaged_description_of_the_machine_is_refused(log, tmp_path, capsys):
+    def without_sizes(row):
+        return (
+            {**row, "machine": {"generators": {"m": {}}, "embedders": {}}} if row["row"] == "config" else row
+        )
+
+    assert replay(rewritten(log, tmp_path, without_sizes)) == 2
+    assert "lacks a field" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt_tokens": 10**12},
+        {"sequences": 10**9},
+        {"id": "x-y"},
+        {"max_output_tokens": None},
+        {"blocks": [[0, 10**9]]},
+        {"blocks": [[10**18, 1]]},
+        {"blocks": "x"},
+        {"forecast": [5, 4, 3, 2, 1]},
+        {"forecast": [1]},
+        {"slo_ms": {"ttft": "soon"}},
+        {"slo_ms": {"speed": 1}},
+        {"output_tokens": -1},
+        {"ttft_ms": "1"},
+        {"decisions": [1]},
+        {"kind": "other"},
+        {"kind": "embed"},
+        {"kind": "embed", "input_tokens": [0]},
+    ],
+)
+def test_a_row_that_no_request_can_have_is_not_replayed(log, change):
+    row = next(row for row in read_log(log).requests if row["kind"] == "generate")
+    assert is_sound(row)
+    assert not is_sound(row | change)
+
+
+def test_thinned_lengths_are_expanded_to_as_many():
+    assert expanded([3, 5], 2) == [3, 5]
+    found = expanded([1, 5, 9], 301)
+    assert (len(found), found[0], found[150], found[-1]) == (301, 1, 5, 9)
