@@ -63,7 +63,7 @@ serve: setup
 test: lint test-fast kernels test-engine
 
 test-fast: setup
-	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) -m "not engine and not gpu and not slow"
+	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) -m "not (engine or long or browser or gpu or slow)"
 
 # Property tests with new random examples on each run, twenty times as many.
 fuzz: setup
@@ -79,7 +79,7 @@ coverage: setup
 
 # Without reordering, files start in alphabetical order, so the longest starts first.
 test-engine: setup
-	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) --no-loadscope-reorder -m "engine and untimed and not gpu and not slow"
+	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) --no-loadscope-reorder -m "(engine and untimed or long or browser) and not (gpu or slow)"
 	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not untimed and not gpu and not slow"
 
 # Uses $(PYTHON) instead of .venv, because `make setup` installs CPU builds.

@@ -50,7 +50,7 @@ class CommandFailed(Exception):
 def add_config_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the parsers of the commands."""
     diff = _command(commands, "diff", "show which keys differ, and which of them need a restart")
-    diff.add_argument("first", type=Path, metavar="A.yaml")
+    diff.add_argument("first", type=Path, metavar="A.yaml", help="configuration to compare with the other")
     diff.add_argument("second", type=Path, metavar="B.yaml", nargs="?", help="compare with this file")
     _add_server(diff, is_required=False)
     apply = _command(commands, "apply", "change the configuration of a running server to that of a file")
@@ -76,7 +76,7 @@ def add_config_commands(commands: "argparse._SubParsersAction[argparse.ArgumentP
 def _command(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text)
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

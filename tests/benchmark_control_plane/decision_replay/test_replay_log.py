@@ -24,6 +24,8 @@ from benchmark_control_plane.simulator.simulation import (
 from controlplane.service.decision_log.reader import read_log
 from controlplane.service.decision_log.segment_files import segments
 
+pytestmark = pytest.mark.long
+
 BATCH_TIME = sequential(llm_only(affine(0.04, 1e-4, 4e-4, 1e-7)), embedding_line(0.005, 5e-5))
 MACHINE = Machine(
     BATCH_TIME, kv_bytes=900 * 16 * 1_024, max_model_tokens=1_024, max_running=32, step_tokens=256
@@ -134,7 +136,7 @@ def test_a_wrong_model_of_the_device_is_found_and_nothing_is_predicted(log, tmp_
 
 def test_a_saturated_system_is_told_from_a_wrong_model(tmp_path, capsys):
     log = {"decision_log": {"dir": str(tmp_path), "sample": 0}}
-    simulate(offered(10.0, 1_280), MACHINE, {**SECTIONS, **log})
+    simulate(offered(12.0, 1_280), MACHINE, {**SECTIONS, **log})
     assert replay(tmp_path) == 3
     out = capsys.readouterr().out
     assert "standard (generate): " in out and "the system was saturated" in out

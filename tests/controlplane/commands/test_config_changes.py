@@ -163,7 +163,7 @@ async def test_the_key_is_needed(tmp_path, capsys, monkeypatch):
 
 async def test_the_commands_of_the_operator_guide_run(tmp_path, capsys):
     """In the order of the page; only `diff` ends with 1, because it finds a difference."""
-    guide = (Path(__file__).parents[2] / "docs/operator-guide.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs/operator-guide.md").read_text(encoding="utf-8")
     commands = re.findall(r"^tandem ((?:diff|apply|rollback) .*)$", guide, re.MULTILINE)
     assert len(commands) == 5
     write(tmp_path / "my-old.yaml")

@@ -156,7 +156,7 @@ def test_a_restarted_worker_and_a_fault_are_events(bench):
 
 def test_a_change_of_the_configuration_is_an_event(bench):
     async def scenario(b):
-        await b.service.reconfigure({"scheduling": {"ordering": "fcfs"}})
+        await b.service.reconfiguration.change({"scheduling": {"ordering": "fcfs"}}, source="test")
         b.service.live.sample()
         first, second = records(b.service, "config")
         assert (first["version"], second["version"]) == (1, 2)

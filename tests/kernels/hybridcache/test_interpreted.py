@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 CASES = Path(__file__).with_name("interpreted.py")
 
 

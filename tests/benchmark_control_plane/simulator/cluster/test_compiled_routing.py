@@ -15,6 +15,8 @@ from benchmark_control_plane.simulator.cluster.scenario import (
 from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad
 from controlplane.fleet.router import RoutedRequest, Router
 
+pytestmark = pytest.mark.long
+
 SHARED = 512
 MODEL = BoxModel(per_prompt_token=1e-4)
 

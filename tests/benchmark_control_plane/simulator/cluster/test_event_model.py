@@ -16,6 +16,8 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     RoutingPolicy,
 )
 
+pytestmark = pytest.mark.long
+
 BOX = BoxModel(step=0.01, per_prompt_token=1e-4, per_sequence=1e-3, per_cell=1e-6, step_tokens=256)
 OPEN = FleetScenario(1, BOX, has_admission=False, ttft=1e6, tpot=1e6)
 

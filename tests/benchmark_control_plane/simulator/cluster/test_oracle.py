@@ -12,6 +12,8 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     RoutingPolicy,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("policy", [RoutingPolicy.TANDEM, RoutingPolicy.LEAST_CONNECTIONS])
 def test_a_fleet_below_capacity_is_predicted(policy: RoutingPolicy) -> None:

@@ -62,7 +62,7 @@ async def test_nothing_is_lost_and_no_decision_mixes_versions(monkeypatch: pytes
             assert (answer.status_code, answer.json()["version"]) == (200, number), answer.text
             await asyncio.sleep(0.002)
         assert Counter([(await task).status_code for task in asking]) == {200: REQUESTS}
-        ended = stage.service.gate.dispatcher.accounting.ended
+        ended = stage.service.gate.dispatcher.recorder.kept
         assert len(ended) == REQUESTS
         assert {most - 1_000 for _, most, _ in cycles} == {version for version, _, _ in cycles}
         for version, most, head_start in cycles:
@@ -98,6 +98,6 @@ async def test_a_request_keeps_the_version_that_it_began_with(monkeypatch: pytes
         assert answer.status_code == 200, answer.text
         may_parse.set()
         assert (await asking).status_code == 200
-        (ticket,) = stage.service.gate.dispatcher.accounting.ended
+        (ticket,) = stage.service.gate.dispatcher.recorder.kept
         assert ticket.request.service_class.name == "gold"
         assert [event.version for event in ticket.history] == [2]

@@ -51,7 +51,7 @@ async def test_policies_change_while_requests_wait():
             stage.generator.allow()
             await asyncio.sleep(0)
         assert [task.result().status_code for task in asking] == [200] * 6
-        ended = stage.service.gate.dispatcher.accounting.ended
+        ended = stage.service.gate.dispatcher.recorder.kept
         assert {event.version for ticket in ended for event in ticket.history} == {1, 2}
 
 
@@ -253,7 +253,7 @@ async def test_classes_and_tenants_change_at_once():
         assert (await stage.http.post("/v1/completions", json=PROMPT)).status_code == 401
         headers = {"authorization": "Bearer tenant"}
         assert (await stage.http.post("/v1/completions", json=PROMPT, headers=headers)).status_code == 200
-        (ticket,) = stage.service.gate.dispatcher.accounting.ended
+        (ticket,) = stage.service.gate.dispatcher.recorder.kept
         assert (ticket.request.service_class.name, ticket.request.service_class.priority) == ("gold", 7)
         refused = await stage.http.post("/v1/completions", json=PROMPT, headers=headers)
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
@@ -276,7 +276,7 @@ async def test_limits_change_at_once():
         assert "server.limits.max_answer_values is 10" in many.json()["error"]["message"]
         for _ in range(2):
             assert (await stage.http.post("/v1/completions", json=PROMPT)).status_code == 200
-        assert len(stage.service.gate.dispatcher.accounting.ended) == 1
+        assert len(stage.service.gate.dispatcher.recorder.kept) == 1
 
 
 async def test_quotas_change_where_they_move():

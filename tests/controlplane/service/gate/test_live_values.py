@@ -29,6 +29,7 @@ OTHER: dict[str, Any] = {
     "server.overload_status": 503,
     "server.admin_key_sha256": "b" * 64,
     "server.metrics_key_sha256": "b" * 64,
+    "server.router_key_sha256": "b" * 64,
     "server.limits.max_body": 7,
     "server.limits.max_values": 7,
 }
