@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict
 from backends.vllm.client import VllmGenerator
 from backends.vllm.grammar_limits import GrammarLimits
 from controlplane.api.app import create_app
-from controlplane.api.settings import ApiSettings
 from controlplane.config import parse
 from controlplane.service.bootstrap import build_service
 from tests.controlplane.api.scripted_server import listening
@@ -57,7 +56,7 @@ async def url() -> AsyncIterator[str]:
     service = build_service(config, [generator], [], workspace_bytes=0)
     await service.start()
     try:
-        app = create_app(service, ApiSettings(), owns_service=False)
+        app = create_app(service, owns_service=False)
         async with listening(app) as url:
             yield url
         assert not service.gate.tickets()
