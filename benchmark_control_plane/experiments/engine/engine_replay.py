@@ -197,7 +197,7 @@ def play(
             continue
         produced = engine.step()
         if gate is not None:
-            gate.stepped()
+            gate.stepped(Instant(engine.now_ns))
         after = engine.now_ns / _NS
         is_open = len(records) > window.warm_up and now <= last_at
         counts.stepped(scheduler, after - now if is_open else 0.0)

@@ -56,10 +56,10 @@ class GateInFront:
         self._entries[request.id] = entry
         return False
 
-    def stepped(self) -> None:
+    def stepped(self, now: Instant) -> None:
         """Updates the estimate of the cutoff after a step."""
         if self._cutoff is not None:
-            self._cutoff.stepped(*self._memory(), self._scheduler._pace.step)
+            self._cutoff.stepped(now, *self._memory(), self._scheduler._pace.step)
 
     def _memory(self) -> tuple[int, int]:
         scheduler = self._scheduler

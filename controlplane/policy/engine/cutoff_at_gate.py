@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from controlplane.core.clock import Duration
+from controlplane.core.clock import Duration, Instant
 from controlplane.core.memory_ledger import LeaseTable
 from controlplane.core.pool_view import Waiting
 from controlplane.policy.engine.size_cutoff import SizeCutoff
@@ -39,9 +39,9 @@ class EngineCutoff:
         if not _is_guess(waiting):
             self._cutoff.arrived(request.arrival, waiting.work, peak, request.service_class.weight)
 
-    def stepped(self, memory: int, held: int, step: Duration) -> None:
+    def stepped(self, now: Instant, memory: int, held: int, step: Duration) -> None:
         """Updates the cutoff after an engine step; `held` of the `memory` is in use."""
-        self._cutoff.update(memory, step, held / max(1, memory))
+        self._cutoff.update(now, memory, step, held / max(1, memory))
 
     def work_ahead(
         self, waiting: Waiting, others: Iterable[Waiting], memory: int, held: int, step: Duration

@@ -14,6 +14,8 @@ they are preempted again.
 Predictions may be wrong by any factor, so the sum is corrected by observation: while there is a cutoff and
 memory stays clearly emptier than planned, the correction falls, because too much is cut off. While the plan
 is met, or without a cutoff, it returns to 1.
+
+The rate of arrivals counts up to now, so cutoff and free memory follow also when arrivals stop.
 """
 
 from collections import deque
@@ -21,7 +23,7 @@ from math import exp, inf, sqrt
 
 import numpy as np
 
-from controlplane.core.clock import Duration, Instant, to_seconds
+from controlplane.core.clock import Duration, Instant, after, to_seconds
 
 _FEWEST = 30
 _EVERY = 8
@@ -47,6 +49,7 @@ class SizeCutoff:
         self._share = share
         self._arrivals = 0
         self._is_due = False
+        self._next_due: Instant | None = None
         self._use = 0.0
         self.correction = 1.0
         self.size = inf
@@ -61,20 +64,21 @@ class SizeCutoff:
         self._arrivals += 1
         self._is_due = self._is_due or (self._arrivals % _EVERY == 0 and len(self._sizes) >= _FEWEST)
 
-    def update(self, memory_tokens: int, step: Duration, use: float) -> None:
-        """Recomputes the cutoff if enough requests arrived since; call once per step.
+    def update(self, now: Instant, memory_tokens: int, step: Duration, use: float) -> None:
+        """Recomputes the cutoff if enough requests arrived since, or should have; call once per step.
 
         `use` is the used share of the memory.
         """
         self._use += (use - self._use) / _USE_MEMORY_STEPS
-        if not self._is_due:
+        if not self._is_due and (self._next_due is None or now < self._next_due):
             return
         self._is_due = False
         self._correct()
-        span = to_seconds(Duration(self._arrived[-1] - self._arrived[0]))
-        if span <= 0:
+        elapsed = Duration(max(now, self._arrived[-1]) - self._arrived[0])
+        if (span := to_seconds(elapsed)) <= 0:
             self.size, self.spare = inf, 1.0
             return
+        self._next_due = after(now, Duration(elapsed // len(self._arrived) * _EVERY))
         steps_a_token = to_seconds(step) / span * self.correction
         costs, tokens, weights = (
             np.fromiter(column, np.float64, len(column))

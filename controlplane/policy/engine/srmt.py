@@ -196,9 +196,8 @@ class ShortestRemainingMemoryTime:
         self._sort_new(view)
         self._aged.account(view)
         if self._cutoff is not None:
-            self._cutoff.update(
-                view.quota * view.block_tokens, view.pace.step, view.used / max(1, view.quota)
-            )
+            memory, use = view.quota * view.block_tokens, view.used / max(1, view.quota)
+            self._cutoff.update(view.now, memory, view.pace.step, use)
         builder = PlanBuilder(view, self._ranked, self._options.settle)
         while builder.free < 0 and builder.preempt_last():
             pass

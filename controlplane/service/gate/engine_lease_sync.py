@@ -74,7 +74,7 @@ class EngineLeases:
             self._ledger.set_reported(ticket.lease, held=size, per_step=per_step)
         self._held = held
         if (cutoff := self.precedes.cutoff) is not None and (pace := self.pace.pace) is not None:
-            cutoff.stepped(*self._memory(), pace.step)
+            cutoff.stepped(now, *self._memory(), pace.step)
 
     def _memory(self) -> tuple[int, int]:
         return self._ledger.ceiling(Owner.LLM), self._ledger.held(Owner.LLM)

@@ -151,7 +151,7 @@ def cutoff_of(weights: tuple[float, float]) -> SizeCutoff:
     apart = milliseconds(10 * size / (1.2 * memory))
     for number in range(200):
         cutoff.arrived(Instant(number * apart), size, 100, weights[number % 2])
-    cutoff.update(memory, step, use=0.75)
+    cutoff.update(Instant(199 * apart), memory, step, use=0.75)
     return cutoff
 
 

@@ -45,7 +45,7 @@ def loaded(load: float) -> tuple[EngineCutoff, Instant]:
     for number in range(200):
         now = Instant(number * apart)
         cutoff.arrived(entry(f"r{number}", now, steps=1_000 if number % 4 == 0 else 100))
-        cutoff.stepped(MEMORY, round(0.75 * MEMORY), STEP)
+        cutoff.stepped(now, MEMORY, round(0.75 * MEMORY), STEP)
     return cutoff, now
 
 

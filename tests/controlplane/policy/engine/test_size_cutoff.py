@@ -18,7 +18,7 @@ def cutoff_after(*, load: float, tokens: int, share: float = 0.75, count: int = 
     apart = milliseconds(10 * size / (load * MEMORY) * count / (count - 1))
     for number in range(count):
         cut.arrived(Instant(number * apart), size, tokens)
-    cut.update(MEMORY, STEP, use=share)
+    cut.update(Instant((count - 1) * apart), MEMORY, STEP, use=share)
     return cut
 
 
@@ -39,5 +39,19 @@ def test_spare_memory_is_smaller_where_few_large_requests_fill_the_memory(load, 
 def test_all_memory_is_spare_before_enough_arrivals():
     cut = SizeCutoff(window=200, share=0.75)
     cut.arrived(Instant(0), 1e9, 2_000)
-    cut.update(MEMORY, STEP, use=0.0)
+    cut.update(Instant(0), MEMORY, STEP, use=0.0)
     assert (cut.spare, cut.size) == (1.0, inf)
+
+
+def test_memory_becomes_spare_after_the_last_arrival():
+    cut = cutoff_after(load=1.2, tokens=100, count=40)
+    assert cut.spare < 0 and cut.size < inf
+    last, gap = cut._arrived[-1], cut._arrived[1] - cut._arrived[0]
+    cut.update(Instant(last + 7 * gap), MEMORY, STEP, use=0.75)
+    assert cut.spare < 0, "eight arrivals have not been missed yet"
+    for missed in (8, 40, 120):
+        before = cut.spare
+        cut.update(Instant(last + missed * gap), MEMORY, STEP, use=0.75)
+        assert cut.spare > before
+    # 40 arrivals in the time of 160 are a quarter of the load.
+    assert cut.spare > 0.65 and cut.size == inf
