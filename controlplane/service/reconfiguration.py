@@ -282,12 +282,13 @@ class Reconfiguration:
         parts.metrics.add_classes(found.terms.classes.values())
         if parts.quotas is not None and pool is not None:
             parts.quotas.set_division(pool, plan.config.quota.forecast.quantile)
-        for listener in self.listeners:
-            listener(found)
         parts.gate.set_policies(policies)
         self._failure = None
         if self.guard is not None:
             self.guard.supersede()
+        # Last, so that a defect in one of them cannot leave the gate with the former policies.
+        for listener in self.listeners:
+            listener(found)
         change = AppliedChange(found, plan, is_dry_run)
         log.info("%s", change)
         return change
