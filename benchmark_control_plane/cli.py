@@ -1,12 +1,13 @@
-"""The commands `tandem bench run | report | compare | gate`, `tandem capacity` and `tandem replay`.
+"""The commands `tandem bench`, `capacity`, `fleet plan`, `replay` and `tune`.
 
 All other modules are imported on use, because `tandem serve` loads this module too.
 """
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
@@ -15,19 +16,24 @@ from controlplane.config import ConfigError
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds `capacity`, `replay`, and `bench` with its actions, to the sub-parsers of `tandem`."""
+    """Adds `capacity`, `replay`, `tune`, and `bench` with its actions, to the sub-parsers of `tandem`.
+
+    `fleet`, which is among them already, gets the action `plan`.
+    """
     _add_capacity(commands)
+    _add_fleet_plan(commands)
     _add_replay(commands)
+    _add_tune(commands)
     text = "run load experiments and compare their results"
     bench = commands.add_parser("bench", help=text, description=_sentence(text))
     bench.set_defaults(run=run)
     actions = bench.add_subparsers(dest="action", required=True)
     _add_run(actions)
+    _add_bound(actions)
     for name, text, act, paths in _ACTIONS:
         action = actions.add_parser(name, help=text, description=_sentence(text))
         action.set_defaults(act=act)
-        if act is not _report:
-            action.add_argument("--json", action="store_true", help="print the result as JSON")
+        action.add_argument("--json", action="store_true", help="print the result as JSON")
         for path, meaning in paths.items():
             action.add_argument(path, type=Path, help=meaning)
 
@@ -41,9 +47,42 @@ def _add_capacity(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command = commands.add_parser("capacity", help=text, description=_sentence(text))
     command.set_defaults(run=run, act=_capacity)
     command.add_argument("config", type=Path, help="YAML file, or a packaged name: dev, colocated")
+    _add_workload(command)
+
+
+def _add_fleet_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    fleet = commands.choices["fleet"]
+    actions = next(each for each in fleet._actions if isinstance(each, argparse._SubParsersAction))
+    text = "find how many boxes of each kind a demand needs, and what limits them; needs the extra [bench]"
+    command = actions.add_parser("plan", help=text, description=_sentence(text))
+    command.set_defaults(run=run, act=_plan_fleet)
+    command.add_argument("file", type=Path, help="YAML file as for `tandem fleet serve`; `boxes` is not read")
+    command.add_argument(
+        "--rate", type=_rate,
+        help="requests per second of the whole workload; default: the busiest five minutes of the log",
+    )  # fmt: skip
+    command.add_argument(
+        "--utilisation", type=float, default=0.8,
+        help="the most of its capacity that a box may be given; default: %(default)s",
+    )  # fmt: skip
+    _add_workload(command)
+
+
+def _rate(given: str) -> float:
+    try:
+        rate = float(given)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < inf:
+        raise argparse.ArgumentTypeError(f"{given}: should be a number above 0")
+    return rate
+
+
+def _add_workload(command: argparse.ArgumentParser) -> None:
+    """Adds the options of a workload and its simulation."""
     command.add_argument(
         "--workload", required=True,
-        help="YAML file with `streams` as in an experiment, or the streams themselves in braces",
+        help="YAML file with `streams` as in an experiment, the streams in braces, or a decision log",
     )  # fmt: skip
     command.add_argument(
         "--attainment", type=float, default=0.9,
@@ -97,6 +136,34 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     replay.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "search for a better configuration for the traffic of a decision log, and write it with reasons"
+    tune = commands.add_parser("tune", help=text, description=_sentence(text))
+    tune.set_defaults(run=run, act=_tune)
+    tune.add_argument("log", type=Path, help="folder decision_log.dir, or one segment of it")
+    tune.add_argument("config", type=Path, help="YAML file to improve, or a packaged name")
+    tune.add_argument(
+        "--out", type=Path, required=True,
+        help="YAML file to write if something better is found; the page and the state are written next to it",
+    )  # fmt: skip
+    tune.add_argument(
+        "--minutes", type=float, default=10.0, help="time of the whole run, about; default: %(default)g"
+    )
+    tune.add_argument("--trials", type=int, default=400, help="trials at most; default: %(default)s")
+    tune.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="replays at a time; default: one per core"
+    )
+    tune.add_argument(
+        "--also", action="append", default=[], metavar="KEY",
+        help="also change classes.NAME.priority or classes.NAME.weight; may be repeated",
+    )  # fmt: skip
+    tune.add_argument(
+        "--keep", action="append", default=[], metavar="KEY",
+        help="do not change this key; may be repeated",
+    )  # fmt: skip
+    tune.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "run an experiment and write results.json, requests.jsonl and report.html"
     action = actions.add_parser("run", help=text, description=_sentence(text))
@@ -106,6 +173,16 @@ def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     action.add_argument("--seeds", type=int, nargs="+", help="replaces the seeds of the experiment")
     action.add_argument("--quick", action="store_true", help="run only two loads, one seed and two systems")
     action.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
+    action.add_argument("--json", action="store_true", help="print the written files as JSON")
+
+
+def _add_bound(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "add to results what a schedule with hindsight could attain, without running the systems again"
+    action = actions.add_parser("bound", help=text, description=_sentence(text))
+    action.set_defaults(act=_bound)
+    action.add_argument("results", type=Path, help="folder written by `run --out`, or a results file")
+    action.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
+    action.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -113,7 +190,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         status: int = options.act(options)
     except ModuleNotFoundError as error:
-        print(f"tandem: {error.name} is not installed; pip install 'tandem-llm[bench]'", file=sys.stderr)
+        extra = "tune" if error.name == "optuna" else "bench"
+        print(f"tandem: {error.name} is not installed; pip install 'tandem-llm[{extra}]'", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # `tandem` ends without an error where the reader has closed its output.
@@ -127,13 +205,15 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from benchmark_control_plane.common.servers import interrupt_on_sigterm
     from benchmark_control_plane.judge.run_experiment import run_experiment
+    from benchmark_control_plane.report.matrix_results import cell_folders
     from benchmark_control_plane.report.results_folder import write_page
 
     interrupt_on_sigterm()
     status = run_experiment(
         options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
     )
-    print(write_page(options.out))
+    pages = [write_page(folder) for folder in cell_folders(options.out) or [options.out]]
+    _print_pages(pages, is_json=options.json)
     return status
 
 
@@ -143,16 +223,49 @@ def _capacity(options: argparse.Namespace) -> int:
     return capacity(options)
 
 
+def _plan_fleet(options: argparse.Namespace) -> int:
+    from benchmark_control_plane.capacity.fleet_plan import plan_fleet
+
+    return plan_fleet(options)
+
+
 def _replay(options: argparse.Namespace) -> int:
     from benchmark_control_plane.decision_replay.replay_command import replay_log
 
     return replay_log(options.log, options.config, is_json=options.json)
 
 
+def _tune(options: argparse.Namespace) -> int:
+    from benchmark_control_plane.tuning.tune_command import tune
+
+    return tune(options)
+
+
 def _report(options: argparse.Namespace) -> int:
     from benchmark_control_plane.report.results_folder import write_page
 
-    print(write_page(options.results))
+    _print_pages([write_page(options.results)], is_json=options.json)
+    return 0
+
+
+def _print_pages(pages: Sequence[Path], *, is_json: bool) -> None:
+    if is_json:
+        print(json.dumps({"reports": list(map(str, pages))}, indent=1))
+    else:
+        print(*pages, sep="\n")
+
+
+def _bound(options: argparse.Namespace) -> int:
+    from benchmark_control_plane.judge.hindsight.add_bounds import add_bounds
+    from benchmark_control_plane.report.results_folder import read_results, replace_results
+
+    results, bounded = add_bounds(read_results(options.results), options.data)
+    file = replace_results(options.results, results)
+    runs = len(results["runs"])
+    if options.json:
+        print(json.dumps({"file": str(file), "runs": runs, "bounded": bounded}, indent=1))
+    else:
+        print(f"{bounded} of {runs} runs have a bound in {file}")
     return 0
 
 

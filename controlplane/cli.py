@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +18,14 @@ from controlplane import __version__
 try:
     from controlplane.commands.config_changes import add_config_commands
     from controlplane.commands.exit_status import ExitStatus
-    from controlplane.config import Config, ConfigError, load
-    from controlplane.config.config_file import ConfigFile
+    from controlplane.commands.fleet import add_fleet_commands
+    from controlplane.commands.request_explanation import add_explain_command
+    from controlplane.commands.top import add_top_command
+    from controlplane.config import Config, ConfigError, load, parse
+    from controlplane.config.config_file import ConfigFile, overridden
     from controlplane.config.models_section import RerankerModel
     from controlplane.config.packaged import config_path
+    from controlplane.log_output import ENGINE_LEVELS, set_engine_log_level, set_up_logging
 except ModuleNotFoundError as error:
     # The bare install is the client; the command is installed with it but needs the server's packages.
     raise SystemExit(f"tandem: {error.name} is not installed; pip install 'tandem-llm[server]'") from None
@@ -67,8 +71,19 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.add_argument("--host", help="overrides server.host")
             command.add_argument("--port", type=_port, help="overrides server.port; 0 takes any free port")
+            command.add_argument(
+                "--open", action="store_true", default=None, help="sets server.open: no client needs a key"
+            )
             command.add_argument("--watch", action="store_true", help="apply the file again when it changes")
+            command.add_argument(
+                "--engine-log", choices=ENGINE_LEVELS, metavar="LEVEL",
+                help="level of the lines of vLLM and transformers; info also shows downloads; "
+                "default: $VLLM_LOGGING_LEVEL, or warning",
+            )  # fmt: skip
     add_config_commands(commands)
+    add_explain_command(commands)
+    add_top_command(commands)
+    add_fleet_commands(commands)
     for command_entry in entry_points(group=_COMMANDS):
         command_entry.load()(commands)
     _add_predictor(
@@ -96,6 +111,9 @@ def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     init.add_argument("--device", help="plan for this device, for example h100-80; default: the one at hand")
     init.add_argument("--out", type=Path, help="file to write; default: standard output")
     init.add_argument("--force", action="store_true", help="overwrite the file of --out")
+    init.add_argument(
+        "--json", action="store_true", help="print the facts of `tandem check`, and file or text, as JSON"
+    )
 
 
 def _run_check(options: argparse.Namespace) -> int:
@@ -197,15 +215,21 @@ def _init(options: argparse.Namespace) -> int:
     if out is not None and out.exists() and not options.force:
         raise ConfigError(f"{out}: exists; choose another --out, or overwrite it with --force")
     text = starter_yaml(Models(options.model, options.embed, options.rerank), options.device)
-    if out is None:
-        print(text, end="")
-        return ExitStatus.DONE
-    try:
-        with out.open("w" if options.force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"{out}: {error.strerror}; choose another --out") from error
-    print(out)
+    if out is not None:
+        try:
+            with out.open("w" if options.force else "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise ConfigError(f"{out}: {error.strerror}; choose another --out") from error
+    if options.json:
+        from controlplane.commands.check import check_facts
+        from controlplane.config.loader import yaml_content
+
+        written = {"yaml": text} if out is None else {"file": str(out)}
+        config = parse(yaml_content(text, source="init"), source="init")
+        print(json.dumps(written | check_facts(config), indent=1))
+    else:
+        print(text, end="") if out is None else print(out)
     return ExitStatus.DONE
 
 
@@ -221,19 +245,22 @@ def _completion(options: argparse.Namespace) -> int:
 def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     """Serves until a signal and exits. Raises ConfigError before engines start."""
     from controlplane.api.config_reload import WATCH_SECONDS
-    from controlplane.api.graceful_server import check_address, host_forever
-    from controlplane.log_output import set_up_logging
+    from controlplane.api.graceful_server import Hosting, check_address, host_forever
+    from controlplane.commands.start_display import start_display
     from controlplane.service.bootstrap import assemble
 
     _require_engines(config)
-    changes = {k: v for k, v in (("host", options.host), ("port", options.port)) if v is not None}
-    config = replace(config, server=replace(config.server, **changes))
+    overrides = {"host": options.host, "port": options.port, "open": options.open}
+    changes = {key: value for key, value in overrides.items() if value is not None}
+    config = overridden(config, changes)
     file = ConfigFile(config_path(options.config), changes)
     check_address(config.server.host, config.server.port)
     if config.server.health_port is not None:
         check_address(config.server.host, config.server.health_port, key="server.health_port")
     set_up_logging(config.log)
-    _end(host_forever(assemble(config), config, file, watch_seconds=WATCH_SECONDS if options.watch else None))
+    set_engine_log_level(options.engine_log)
+    hosting = Hosting(file, WATCH_SECONDS if options.watch else None, start_display)
+    _end(host_forever(assemble(config), config, hosting))
 
 
 def _end(status: int) -> NoReturn:

@@ -2,20 +2,11 @@
 
 from collections.abc import Collection, Iterable
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Outcome, Reason
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass
-from controlplane.metric_series import Readings, Series, SeriesInfo
+from controlplane.metric_series import Series, SeriesRegistry
 
 # vLLM's buckets, so that its dashboards need only another prefix.
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -44,23 +35,19 @@ DECISIONS = {
     ),
     Kind.EMBED: _OF_EITHER_KIND,
 }
+UNREAD = "unread"
+"""The value of `class` for requests that were rejected before they were parsed: it is in their body."""
 _OBJECTIVES = {Kind.GENERATE: ("ttft", "tpot", "e2e", "gap"), Kind.EMBED: ("ttft", "e2e")}
 
-# `_created` series would double the number of series, and the text format shows them as gauges.
-disable_created_metrics()  # type: ignore[no-untyped-call]
 
-
-class Metrics:
-    """All series of one service, in a registry of its own: one process may hold several services."""
+class Metrics(SeriesRegistry):
+    """All series of one service."""
 
     def __init__(self, classes: Collection[ServiceClass] = (), kinds: Collection[Kind] = tuple(Kind)) -> None:
         """Creates every counter of these classes and kinds at 0, so that `rate` counts the first event."""
-        self.registry = CollectorRegistry()
+        super().__init__()
         self.device_time = dict.fromkeys(Owner, 0.0)
-        self.described: list[SeriesInfo] = []
-        self._read_elsewhere: list[Series] = []
-        self._readings: Readings = {}
-        self.registry.register(self)
+        self.handover_time = 0.0
         self._add_requests()
         self._add_gate()
         self._add_memory()
@@ -68,6 +55,7 @@ class Metrics:
         self._add_forecasts()
         self._kinds = tuple(kinds)
         for kind in kinds:
+            self._outcomes.labels(UNREAD, kind, Outcome.REJECTED)
             for decided in DECISIONS[kind]:
                 self._decisions.labels(kind, *decided)
         self.add_classes(classes)
@@ -118,7 +106,8 @@ class Metrics:
         self._outcomes = self._counter(
             "requests",
             "Ended requests by outcome: met or late (finished, with or without every objective), rejected "
-            "(never accepted), evicted (accepted, then dropped by the gate), aborted (client left), failed.",
+            "(never accepted), evicted (accepted, then dropped by the gate), aborted (client left), failed. "
+            "The class is `unread` for requests rejected before they were parsed.",
             (*labels, "outcome"),
         )
         self._explored = self._counter(
@@ -153,8 +142,20 @@ class Metrics:
         self.config_version = self._series(
             Series("config_version", "Number of the configuration in force.", None, is_total=False)
         )
+        self.predicted_utilisation = self._series(
+            Series(
+                "predicted_utilisation",
+                "Largest part in use or promised of memory, of slots, or of a TTFT objective by the work "
+                "before a new request; at 1 an objective is at risk.",
+                None,
+                is_total=False,
+            )
+        )
         self.log_rows = self._total(
             "decision_log_rows_total", "Rows of the decision log: written, or dropped (see the log).", "what"
+        )
+        self.traced_requests = self._total(
+            "traced_requests_total", "Requests whose spans were exported, or dropped (see the log).", "what"
         )
         self.running = self._gauge("requests_running", "Requests with an open lease.", "owner")
         self.waiting = self._gauge("requests_waiting", "Requests that wait at the gate.", "owner")
@@ -210,6 +211,10 @@ class Metrics:
             "device_seconds_total",
             "Time of engine steps and embedding passes, each without what the other adds to it.",
             "owner",
+        )
+        self.device_handover = self._total(
+            "device_handover_seconds_total",
+            "Time that embedding passes took beyond their computation, queueing in the worker excluded.",
         )
         self.engine_running = self._gauge(
             "engine_requests_running", "Requests in the engine's running batch.", "owner"
@@ -291,36 +296,14 @@ class Metrics:
             "level",
         )
 
-    def _histogram(
-        self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
-    ) -> Histogram:
-        self.described.append(SeriesInfo(f"tandem_{name}", "histogram", labels, text))
-        return Histogram(f"tandem_{name}", text, labels, buckets=buckets, registry=self.registry)
-
-    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
-        self.described.append(SeriesInfo(f"tandem_{name}_total", "counter", labels, text))
-        return Counter(f"tandem_{name}", text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, label: str) -> Series:
-        return self._series(Series(name, text, label, is_total=False))
-
-    def _total(self, name: str, text: str, label: str | None = None) -> Series:
-        return self._series(Series(name, text, label, is_total=True))
-
-    def _series(self, series: Series) -> Series:
-        labels = () if series.label is None else (series.label,)
-        kind = "counter" if series.is_total else "gauge"
-        self.described.append(SeriesInfo(f"tandem_{series.name}", kind, labels, series.text))
-        self._read_elsewhere.append(series)
-        return series
-
     def count_decision(self, kind: Kind, decision: str, reason: str = "none") -> None:
         """Counts one decision of the gate."""
         self._decisions.labels(kind, decision, reason).inc()
 
-    def count_shed(self) -> None:
-        """Counts one request that was rejected before it was parsed."""
+    def count_shed(self, kind: Kind) -> None:
+        """Counts one request that was rejected before it was parsed, by the kind of its path."""
         self._shed.inc()
+        self._outcomes.labels(UNREAD, kind, Outcome.REJECTED).inc()
 
     def declare_predictor(self, subject: str) -> None:
         """Starts the failure counter of a predictor at 0."""
@@ -360,12 +343,3 @@ class Metrics:
                 histograms[objective].labels(*labels).observe(to_seconds(took))
         for objective, kept in timeline.objectives_met(request.slo).items():
             (self._attained if kept else self._missed).labels(*labels, objective).inc()
-
-    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        """The families that `exposition` was given readings for; called by the registry."""
-        return [series.family(self._readings.get(series, {})) for series in self._read_elsewhere]
-
-    def exposition(self, readings: Readings) -> bytes:
-        """Returns the Prometheus text page with these readings."""
-        self._readings = readings
-        return generate_latest(self.registry)

@@ -36,6 +36,7 @@ _numbers = count()
 async def running_vllm(
     model: str = "tandem/tiny-llama",
     *,
+    lora_modules: dict[str, str] | None = None,
     tool_parser: str | None = None,
     tool_strictness: str = "auto",
     reasoning_parser: str | None = None,
@@ -49,6 +50,7 @@ async def running_vllm(
     generator = VllmGenerator(
         model,
         engine_arguments=TINY_ARGUMENTS | arguments,
+        lora_modules=lora_modules,
         tool_parser=tool_parser,
         tool_strictness=tool_strictness,
         reasoning_parser=reasoning_parser,

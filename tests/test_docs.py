@@ -19,9 +19,14 @@ from controlplane.policy.engine.options import EngineOptions
 from tests.controlplane.api.scripted_server import staged
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "benchmark_control_plane/README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "benchmark_control_plane/README.md",
+    ROOT / "ops/README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
 CONFIGS = sorted(ROOT.glob("configs/*.yaml"))
-OURS = "backends benchmark_control_plane configs controlplane docs kernels predictors tests"
+OURS = "backends benchmark_control_plane configs controlplane docs kernels ops predictors tests"
 FILES = [str(path) for folder in OURS.split() for path in (ROOT / folder).rglob("*.*")]
 
 # A name with capitals or "my" is a placeholder for the reader's own file.
@@ -96,7 +101,7 @@ def test_commands_of_a_page_are_understood(page):
     for line in code(page):
         if line.startswith("tandem "):
             _, *given = shlex.split(line, comments=True)
-            is_whole = len(given) > (2 if given[0] in ("bench", "predictor") else 1)
+            is_whole = len(given) > (2 if given[0] in ("bench", "fleet", "predictor") else 1)
             assert not is_whole or _parser().parse_args(given)
         for module, options in re.findall(r"python -m (benchmark_control_plane[\w.]+)([^|;]*)", line):
             known = source(module).read_text(encoding="utf-8") + INPUTS.read_text(encoding="utf-8")

@@ -23,6 +23,8 @@ from controlplane.sdk import Tandem
 pytestmark = pytest.mark.engine
 
 ORDERED = {
+    # Requests that the engine has not started in this time are evicted.
+    "admission": {**CONFIG.get("admission", {}), "max_wait_ms": 20_000},
     "scheduling": {"engine": {"ordering": "edf", "look_ahead": "none"}},
     "server": {"admin_key_sha256": sha256(b"root").hexdigest()},
 }
@@ -85,6 +87,17 @@ def test_embeddings_are_those_of_the_model(client):
     assert cut.usage.prompt_tokens == 12
 
 
+def test_log_probabilities_of_a_prompt_are_those_of_generating_it(client, url):
+    ids = httpx.post(f"{url}/tokenize", json={"prompt": "A queue forms."}).json()["tokens"]
+    asked = {"model": "tiny-llama", "temperature": 0, "logprobs": 1}
+    read = client.completions.create(prompt=ids, max_tokens=0, echo=True, **asked)
+    found = read.choices[0].logprobs
+    assert (len(found.tokens), read.usage.completion_tokens) == (len(ids), 0)
+    assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+    next_token = client.completions.create(prompt=ids[:-1], max_tokens=1, **asked).choices[0].logprobs
+    assert max(found.top_logprobs[-1].values()) == pytest.approx(next_token.token_logprobs[0], abs=0.05)
+
+
 def test_response_has_the_decision(url):
     body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 4}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-service-class": "interactive"})
@@ -117,6 +130,7 @@ async def complete(http: httpx.AsyncClient, service_class: str, max_tokens: int,
     answer = await http.post(
         "/v1/completions", json=body, headers={"x-service-class": service_class, **headers}
     )
+    assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == max_tokens
     return answer.status_code
 
@@ -228,7 +242,7 @@ def test_running_request_survives_ctrl_c_and_then_the_process_exits(tmp_path: Pa
         before, after = cpu_seconds_once_it_ended(server.process_id)
         assert after - before < 1.5
     log = (tmp_path / "log").read_text(encoding="utf-8")
-    assert "Finished server process" in log and "Traceback" not in log and "leak" not in log
+    assert "INFO tandem: stopped" in log and "Traceback" not in log and "leak" not in log
 
 
 def children_of(process_id: int) -> list[int]:

@@ -83,7 +83,14 @@ def pace(step_time: StepTime, memory: int) -> tuple[float, float]:
 
 def sequential(*parts: BatchTime) -> BatchTime:
     """Time of a step that runs the parts sequentially."""
-    return lambda load: sum(part(load) for part in parts)
+
+    def batch_time(load: StepLoad) -> float:
+        took = 0.0
+        for part in parts:
+            took += part(load)
+        return took
+
+    return batch_time
 
 
 def llm_only(step_time: StepTime) -> BatchTime:
@@ -91,9 +98,14 @@ def llm_only(step_time: StepTime) -> BatchTime:
     return lambda load: step_time(load.prefill_tokens, load.decodes, load.cells) if load.has_llm else 0.0
 
 
-def embedding_line(base: float, per_token: float) -> BatchTime:
-    """Batch time base + per_token * padded tokens."""
-    return lambda load: base + per_token * load.inputs * load.length if load.inputs else 0.0
+def embedding_line(base: float, per_token: float, per_square: float = 0.0) -> BatchTime:
+    """Batch time base + per_token * padded tokens + per_square * inputs * squared padded length."""
+
+    def batch_time(load: StepLoad) -> float:
+        padded = load.inputs * load.length
+        return base + padded * (per_token + per_square * load.length) if load.inputs else 0.0
+
+    return batch_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,27 +14,31 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
+from itertools import accumulate, count
 
-from backends.embedding.batcher import Batch, BatchQueue, QueuedCall
+from backends.embedding.batcher import Batch, BatchQueue, Item, QueuedCall
 from backends.embedding.budget import PassBudget
-from backends.embedding.deadline_order import ServiceRate
+from backends.embedding.deadline_order import ServiceRate, time_left
 from backends.embedding.ipc import Ids, PassResult, Rows
 from backends.embedding.memory_model import MemoryPoint
-from backends.embedding.time_model import TimePoint
-from controlplane.core.clock import Instant, seconds
+from backends.embedding.time_model import ObservedTime, TimePoint
+from controlplane.core.clock import Duration, Instant, after, between, seconds
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
-from controlplane.core.ports import EmbeddingPass, PassLimit
+from controlplane.core.ports import EmbeddingPass, PauseCost
+from controlplane.policy.sharing.pass_size import PendingWork, call_values, inputs_to_compute
 
 _log = logging.getLogger(__name__)
 
 # The batcher groups inputs by length within a window of this many passes of the most urgent inputs.
 _WINDOW_PASSES = 4
+_NEVER = Instant(0)
+_STARVED_FACTOR, _STARVED_SECONDS = 4.0, 0.05
 
 
 @dataclass(eq=False, slots=True)
 class PendingCall:
-    """One call that waits for its `rows`.
+    """One call, of `request_id`, that waits for its `rows`.
 
     `rows_missing` counts the rows not computed yet and `tokens` their tokens. `on_done` is called exactly
     once, with None or the error.
@@ -43,6 +47,7 @@ class PendingCall:
     inputs: list[Ids]
     rows: Rows
     on_done: Callable[[Exception | None], None]
+    request_id: str = ""
     rows_missing: int = field(init=False)
     tokens: int = field(init=False)
     was_retried: bool = False
@@ -54,10 +59,15 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A batch sent to the worker; a `is_solo_retry` repeats an input that ran out of memory, alone."""
+    """A batch sent to the worker `at` this time, `is_ahead` while every lane was busy.
+
+    A `is_solo_retry` repeats an input that ran out of memory, alone.
+    """
 
     batch: Batch[PendingCall]
     bytes: int
+    at: Instant
+    is_ahead: bool = False
     is_solo_retry: bool = False
 
 
@@ -75,11 +85,37 @@ class BatchDispatcher:
     _solo_retries: deque[Batch[PendingCall]] = field(default_factory=deque)
     _rate: ServiceRate = field(default_factory=ServiceRate)
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
+    _last_end: Instant = _NEVER
 
     @property
     def has_batches_in_flight(self) -> bool:
         """Whether a batch was sent and has no result yet."""
         return bool(self._in_flight)
+
+    @property
+    def has_withheld_calls(self) -> bool:
+        """Whether inputs are queued although a lane is free."""
+        return self.budget is not None and self._queue.has_calls and len(self._in_flight) < self.budget.lanes
+
+    def latest_start(self, now: Instant) -> Instant | None:
+        """When embedding work needs the CPU at full priority, to meet a deadline or because it starves.
+
+        The time at which the calls due until some deadline need half of the time left to it, or a batch in
+        flight has taken four times the predicted time up to its end and 50 ms. None without such calls and
+        batches. It may have passed.
+        """
+        if self.budget is None:
+            return None
+        time, found, ahead = self.budget.time.model, [], 0.0
+        for sent in self._in_flight.values():
+            took = time.seconds(len(sent.batch.items), sent.batch.items[0].tokens)
+            ahead += took
+            found.append(after(sent.at, seconds(_STARVED_FACTOR * ahead + _STARVED_SECONDS)))
+            found += _latest_starts([item.call for item in sent.batch.items], ahead, now)
+        for call in self._queue.calls:
+            ahead += time.seconds(len(call.pending), call.lengths[call.pending[0]])
+            found += _latest_starts([call], ahead, now)
+        return min(found, default=None)
 
     @property
     def expected_seconds_in_flight(self) -> float:
@@ -99,21 +135,25 @@ class BatchDispatcher:
         self._queue.pass_tokens = budget.time.model.start_tokens
         self._queue.lanes = budget.lanes
 
-    def put(self, caller: PendingCall, *, deadline: Instant | None) -> QueuedCall[PendingCall]:
-        """Queues a call."""
-        return self._queue.put(caller, [len(ids) for ids in caller.inputs], deadline=deadline)
+    def put(
+        self, caller: PendingCall, *, deadline: Instant | None, weight: float = 1.0
+    ) -> QueuedCall[PendingCall]:
+        """Queues a call of a service class of this weight."""
+        lengths = [len(ids) for ids in caller.inputs]
+        return self._queue.put(caller, lengths, deadline=deadline, weight=weight)
 
     def cancel(self, call: QueuedCall[PendingCall]) -> None:
         """Drops the inputs of a call that are not in flight. Idempotent."""
         self._queue.discard(call)
 
     def next_batch(
-        self, limit: PassLimit | None, now: Instant, *, starts_small: bool = True
+        self, cost: PauseCost | None, now: Instant, *, starts_small: bool = True
     ) -> tuple[int, list[Ids]] | None:
         """Returns (number, inputs) of a batch to send, or None if none should be sent now.
 
         Args:
-            limit: bound of the predicted duration; one input is always allowed. None: no bound.
+            cost: what the pass costs the running generations; None: nothing. With a cost, no batch is sent
+                ahead, because it changes with every engine step.
             now: current time, to find calls that must be late.
             starts_small: whether a free lane may take a batch that is not worth a pass on its own.
         """
@@ -125,25 +165,53 @@ class BatchDispatcher:
         if self._solo_retries:
             if self._in_flight:
                 return None
-            return self._mark_sent(_InFlight(self._solo_retries.popleft(), 0, is_solo_retry=True), now)
+            return self._mark_sent(_InFlight(self._solo_retries.popleft(), 0, now, is_solo_retry=True))
         if any(sent.is_solo_retry for sent in self._in_flight.values()):
             return None
         may_be_small = starts_small and len(self._in_flight) < budget.lanes
-        if not may_be_small and limit is None and not self._queue.is_worth_a_pass(budget.tokens):
+        if cost is not None:
+            if len(self._in_flight) >= budget.lanes:
+                return None
+        elif not may_be_small and not self._queue.is_worth_a_pass(budget.tokens):
             return None
-        batch = self._queue.next_batch(
-            lambda longest: budget.max_inputs(longest, limit), now, self._rate.ns_per_token
-        )
+        choose_size = partial(self._size, budget.time, cost, now)
+        batch = self._queue.next_batch(budget.max_inputs, now, self._rate.ns_per_token, choose_size)
         if batch is None:
             return None
         pass_bytes = budget.memory.pass_bytes(len(batch.items), batch.items[0].tokens)
         if not budget.fits_with([sent.bytes for sent in self._in_flight.values()], pass_bytes):
             self._queue.requeue([batch])
             return None
-        return self._mark_sent(_InFlight(batch, pass_bytes), now)
+        is_ahead = len(self._in_flight) >= budget.lanes
+        return self._mark_sent(_InFlight(batch, pass_bytes, now, is_ahead))
 
-    def _mark_sent(self, sent: _InFlight, now: Instant) -> tuple[int, list[Ids]]:
-        self._rate.pass_started(now)
+    def _size(
+        self,
+        time: ObservedTime,
+        cost: PauseCost | None,
+        now: Instant,
+        calls: Sequence[QueuedCall[PendingCall]],
+        items: Sequence[Item[PendingCall]],
+    ) -> int:
+        """How many of `items`, the most urgent first, the next pass takes."""
+        if cost is None:
+            return len(items)
+        works = [time.seconds(len(call.pending), call.lengths[call.pending[0]]) for call in calls]
+        pending = [
+            PendingWork(call.weight, time_left(call.key, now), seconds(work))
+            for call, work in zip(calls, works, strict=True)
+        ]
+        value_of = {id(call): value for call, value in zip(calls, call_values(pending), strict=True)}
+        longest = list(accumulate((item.tokens for item in items), max))
+        return inputs_to_compute(
+            [value_of[id(item.call)] * item.tokens / item.call.tokens for item in items],
+            lambda inputs: seconds(time.seconds(inputs, longest[inputs - 1])),
+            cost,
+            Duration(0) if self._in_flight else between(self._last_end, now),
+        )
+
+    def _mark_sent(self, sent: _InFlight) -> tuple[int, list[Ids]]:
+        self._rate.pass_started(sent.at)
         number = next(self._numbers)
         self._in_flight[number] = sent
         return number, [item.call.caller.inputs[item.position] for item in sent.batch.items]
@@ -169,11 +237,13 @@ class BatchDispatcher:
         concurrent = min(budget.lanes, len(self._in_flight) + 1)
         tokens = sum(item.tokens for item in batch.items)
         self._rate.pass_finished(now, tokens)
+        self._last_end = now
         if not self._in_flight and not self._queue.has_calls:
             self._rate.idle()
-        return EmbeddingPass(
-            inputs, tokens, batch.padded_tokens, seconds(result.elapsed_ns / 1e9 / concurrent)
-        )
+        handover = 0 if sent.is_ahead else max(0, between(sent.at, now) - result.elapsed_ns)
+        elapsed = seconds(result.elapsed_ns / 1e9 / concurrent)
+        requests = {item.call.caller.request_id for item in batch.items}
+        return EmbeddingPass(inputs, tokens, batch.padded_tokens, elapsed, Duration(handover), requests)
 
     def pass_failed(self, number: int, message: str, *, is_out_of_memory: bool) -> None:
         """Retries a failed batch in halves, or fails the call of its single input."""
@@ -232,6 +302,12 @@ class BatchDispatcher:
         if not call.caller.is_done:
             call.caller.is_done = True
             call.caller.on_done(error)
+
+
+def _latest_starts(calls: Sequence[QueuedCall[PendingCall]], work: float, now: Instant) -> list[Instant]:
+    """Latest starts of calls that can still meet their deadline with `work` seconds before it."""
+    deadlines = {Instant(call.key[1]) for call in calls if not call.key[0]}
+    return [Instant(due - seconds(2 * work)) for due in deadlines if due - now >= seconds(work)]
 
 
 def _calls_of(batches: Sequence[Batch[PendingCall]]) -> list[QueuedCall[PendingCall]]:

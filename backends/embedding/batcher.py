@@ -3,8 +3,9 @@
 Calls are ordered by `on_time_first`. The window is the longest prefix of their inputs whose tokens fit the
 token budget. It is sorted by length and split into passes. Each pass stays within the budget in padded tokens
 (inputs times the longest of them) and within the caller's limit for that length; a pass also ends where
-padding would cost more than starting another one. The pass that contains the most urgent input is returned;
-the rest stays queued and competes with later arrivals. An input therefore waits for at most one budget of
+padding would cost more than starting another one. Of the pass that contains the most urgent input, as many of
+its most urgent inputs are returned as the caller chooses; the rest stays queued and competes with later
+arrivals. An input therefore waits for at most one budget of
 less urgent tokens. An input above the budget forms a pass alone. Halves of a failed pass come first.
 
 A pass is formed when it is requested; `is_worth_a_pass` tells whether the queue justifies one.
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from backends.embedding.deadline_order import Key, by_key, deadline_key, on_time_first
 from controlplane.core.clock import Instant
@@ -34,12 +35,21 @@ def _unlimited(_longest: int) -> int:
     return 2**31
 
 
+ChooseSize = Callable[[Sequence["QueuedCall[Any]"], Sequence["Item[Any]"]], int]
+"""How many of the inputs of a pass, the most urgent first, to compute now, given all queued calls, the most
+urgent first; 0 for none."""
+
+
+def _whole_pass(_calls: Sequence["QueuedCall[Any]"], items: Sequence["Item[Any]"]) -> int:
+    return len(items)
+
+
 @dataclass(eq=False, slots=True)
 class QueuedCall(Generic[Caller]):
     """Inputs of one request.
 
     `pending` holds the positions that are not part of any pass yet, longest input first; `tokens` is their
-    sum.
+    sum. `weight` is that of the service class.
     """
 
     caller: Caller
@@ -47,6 +57,7 @@ class QueuedCall(Generic[Caller]):
     key: Key
     pending: list[int]
     tokens: int
+    weight: float
     is_discarded: bool = False
 
 
@@ -112,15 +123,22 @@ class BatchQueue(Generic[Caller]):
         return self._tokens >= min(_MIN_STARTS_PER_PASS * self.pass_tokens, budget_tokens)
 
     @property
+    def calls(self) -> Sequence[QueuedCall[Caller]]:
+        """The calls with inputs that are not part of any pass yet, by deadline."""
+        return self._calls
+
+    @property
     def has_calls(self) -> bool:
         """Whether inputs are queued, halves of failed passes excluded."""
         return bool(self._calls)
 
-    def put(self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None) -> QueuedCall[Caller]:
+    def put(
+        self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None, weight: float = 1.0
+    ) -> QueuedCall[Caller]:
         """Queues a call with inputs of these lengths, in tokens."""
         key = deadline_key(deadline, next(self._arrivals))
         longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-        call = QueuedCall(caller, lengths, key, longest_first, sum(lengths))
+        call = QueuedCall(caller, lengths, key, longest_first, sum(lengths), weight)
         insort(self._calls, call, key=by_key)
         self._tokens += call.tokens
         return call
@@ -138,14 +156,19 @@ class BatchQueue(Generic[Caller]):
         self._retries.extendleft(reversed(batches))
 
     def next_batch(
-        self, max_inputs: MaxInputs = _unlimited, now: Instant = _EPOCH, ns_per_token: float = 0.0
+        self,
+        max_inputs: MaxInputs = _unlimited,
+        now: Instant = _EPOCH,
+        ns_per_token: float = 0.0,
+        choose_size: ChooseSize = _whole_pass,
     ) -> Batch[Caller] | None:
-        """Removes and returns the next batch, or None if no input is queued.
+        """Removes and returns the next batch, or None if no input is queued or `choose_size` takes none.
 
         Args:
             max_inputs: inputs that a pass may hold, given the tokens of its longest input.
             now: current time, to find calls that must be late.
             ns_per_token: recent service time of a token in nanoseconds; 0 if unknown.
+            choose_size: shortens the pass; retries are never shortened.
         """
         while self._retries:
             items = tuple(i for i in self._retries.popleft().items if not i.call.is_discarded)
@@ -156,9 +179,16 @@ class BatchQueue(Generic[Caller]):
                 return Batch(items[:limit])
         if not self._calls:
             return None
-        window = self._window(now, ns_per_token)
+        calls = list(on_time_first(self._calls, now, ns_per_token))
+        window = self._window(calls)
         most_urgent = window[0]
-        chosen = next(p for p in self._split_into_passes(window, max_inputs) if most_urgent in p)
+        longest_first = next(p for p in self._split_into_passes(window, max_inputs) if most_urgent in p)
+        members = set(longest_first)
+        size = choose_size(calls, urgent_first := [item for item in window if item in members])
+        if size == 0:
+            return None
+        taken = set(urgent_first[:size])
+        chosen = [item for item in longest_first if item in taken]
         self._remove(chosen)
         return Batch(tuple(chosen))
 
@@ -171,10 +201,10 @@ class BatchQueue(Generic[Caller]):
             self.discard(call)
         return list(left.values())
 
-    def _window(self, now: Instant, ns_per_token: float) -> list[Item[Caller]]:
+    def _window(self, calls: Sequence[QueuedCall[Caller]]) -> list[Item[Caller]]:
         window: list[Item[Caller]] = []
         tokens = 0
-        for call in on_time_first(self._calls, now, ns_per_token):
+        for call in calls:
             for position in call.pending:
                 tokens += call.lengths[position]
                 if window and tokens > self.budget_tokens:

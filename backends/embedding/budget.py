@@ -1,11 +1,10 @@
-"""Bounds the padded tokens of the next embedding pass by memory, time and recent out-of-memory errors.
+"""Bounds the padded tokens of the next embedding pass by speed, memory and recent out-of-memory errors.
 
-The tightest of four bounds applies:
+The tightest of three bounds applies:
 
 - `full_tokens`: the configured `batch_tokens`, or less if larger passes are not faster;
 - bytes: the share of the embedding quota that one lane may take, by the memory model;
-- recent out-of-memory errors: half of the failed pass, raised by a sixteenth after every pass near the bound;
-- time: the caller's limit for this pass, by the time model.
+- recent out-of-memory errors: half of the failed pass, raised by a sixteenth after every pass near the bound.
 """
 
 from collections.abc import Sequence
@@ -13,8 +12,6 @@ from dataclasses import dataclass, field
 
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime
-from controlplane.core.clock import to_seconds
-from controlplane.core.ports import PassLimit
 
 _RECOVERY_PASSES = 16
 
@@ -36,7 +33,7 @@ class PassBudget:
 
     @property
     def tokens(self) -> int:
-        """Padded tokens of one pass, without the time bound."""
+        """Padded tokens of one pass."""
         bounds = [self.full_tokens]
         if self._oom_limit_tokens is not None:
             bounds.append(self._oom_limit_tokens)
@@ -44,14 +41,9 @@ class PassBudget:
             bounds.append(self.memory.max_tokens(self.bytes // self.lanes))
         return max(1, min(bounds))
 
-    def max_inputs(self, longest: int, limit: PassLimit | None) -> int:
+    def max_inputs(self, longest: int) -> int:
         """Inputs that one pass may hold if its longest input has `longest` tokens."""
-        inputs = max(1, self.tokens // longest)
-        if limit is not None:
-            fits_slack = self.time.seconds(1, longest) <= to_seconds(limit.slack)
-            seconds = to_seconds(limit.slack if fits_slack else limit.lead)
-            inputs = min(inputs, self.time.max_inputs(longest, seconds))
-        return inputs
+        return max(1, self.tokens // longest)
 
     def seconds(self, token_counts: Sequence[int]) -> float:
         """Predicted time of these inputs on an otherwise idle device.
@@ -62,7 +54,7 @@ class PassBudget:
         passes: list[float] = []
         at = 0
         while at < len(ordered):
-            inputs = min(self.max_inputs(ordered[at], None), len(ordered) - at)
+            inputs = min(self.max_inputs(ordered[at]), len(ordered) - at)
             passes.append(self.time.seconds(inputs, ordered[at]))
             at += inputs
         return max(sum(passes) / self.lanes, max(passes, default=0.0))

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -21,13 +22,14 @@ from backends.embedding import tokenization
 from backends.embedding.batch_retry import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.handshake import EncoderFacts, EncoderOptions, ModelProperties
-from backends.embedding.ipc import Frame, FrameKind, PassResult, pack_inputs
+from backends.embedding.ipc import Frame, FrameKind, PassResult
+from backends.embedding.pass_sender import PassSender
 from backends.embedding.time_model import ObservedTime
 from backends.embedding.tokenization import PendingTokenizations, prompt_text, token_ids, validate_inputs
 from backends.embedding.worker_link import Heartbeat, WorkerLink
 from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.errors import BackendDown
-from controlplane.core.ports import EmbeddingPass, PassLimit, Vectors
+from controlplane.core.ports import EmbeddingPass, PauseCost, Vectors
 from controlplane.core.request import Request
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS
 
@@ -66,6 +68,7 @@ class WorkerEmbedder(ModelProperties):
         dimensions: Sequence[int] = (),
         threads: int | None = None,
         idle_cpu_priority: bool = False,
+        environment: Mapping[str, str] | None = None,
         trust_remote_code: bool = False,
         scores_pairs: bool = False,
         check_seconds: float = 30.0,
@@ -83,6 +86,7 @@ class WorkerEmbedder(ModelProperties):
             max_input_tokens=max_input_tokens,
             threads=threads,
             idle_cpu_priority=idle_cpu_priority,
+            environment=environment or {},
             trust_remote_code=trust_remote_code,
             scores_pairs=scores_pairs,
         )
@@ -91,8 +95,8 @@ class WorkerEmbedder(ModelProperties):
         self._stall_seconds = stall_seconds
         self._load_seconds: float | None = None
         self._returns_memory = returns_memory
-        self.allocator_bytes = 0
         self._dispatcher = BatchDispatcher()
+        self._sender = PassSender(self._dispatcher, self)
         self._calls: dict[str, PendingCall] = {}
         self._tokenizations = PendingTokenizations()
         self._heartbeat = Heartbeat()
@@ -100,13 +104,12 @@ class WorkerEmbedder(ModelProperties):
         self._tokenizer: Tokenizer | None = None
         self._link: WorkerLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._send_handle: asyncio.Handle | None = None
         self._down_reason = f"embedding model {self.model!r} is not started"
         self.ready = asyncio.Event()
-        self.restarts = 0
-        self.stall_count = 0
+        self.allocator_bytes = self.restarts = self.stall_count = 0
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
-        self.batch_limit: Callable[[], PassLimit | None] | None = None
+        self.on_computing: Callable[[bool], None] | None = None
+        self.pause_cost: Callable[[], PauseCost | None] | None = None
 
     async def start(self) -> None:
         """Starts the worker. Raises BackendDown with the worker's message if the model does not load."""
@@ -121,7 +124,7 @@ class WorkerEmbedder(ModelProperties):
         if supervisor is not None:
             supervisor.cancel()
             await asyncio.gather(supervisor, return_exceptions=True)
-        self.ready.clear()
+        self._worker_gone()
         if self._link is not None:
             await self._link.close()
         self._fail_pending(self._down_reason)
@@ -186,7 +189,7 @@ class WorkerEmbedder(ModelProperties):
         if is_reduced and self._returns_memory and self._link is not None and self.ready.is_set():
             # The worker handles RELEASE after the passes already sent under the previous budget.
             self._send_frame(self._link, Frame(FrameKind.RELEASE, 0, b""))
-        self._schedule_send()
+        self._sender.schedule()
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
         """Predicted time of these inputs on an otherwise idle device."""
@@ -243,9 +246,9 @@ class WorkerEmbedder(ModelProperties):
             else:
                 answer.set_exception(error)
 
-        pending = self._calls[request.id] = PendingCall(ids, rows, finish)
-        call = self._dispatcher.put(pending, deadline=deadline)
-        self._schedule_send()
+        pending = self._calls[request.id] = PendingCall(ids, rows, finish, request.id)
+        call = self._dispatcher.put(pending, deadline=deadline, weight=request.service_class.weight)
+        self._sender.schedule()
         try:
             return await answer
         finally:
@@ -273,7 +276,7 @@ class WorkerEmbedder(ModelProperties):
             self._options, stall_seconds=self._stall_seconds, load_seconds=load_limit
         )
         try:
-            first = await link.receive()
+            first = await link.started()
             if first is not None and first.kind is FrameKind.READY:
                 await self._worker_ready(link, EncoderFacts.from_json(first.payload))
                 return link
@@ -305,7 +308,7 @@ class WorkerEmbedder(ModelProperties):
         # Bounded because the first start may include a download.
         self._dispatcher.restart_seconds = min(link.age_seconds, _MAX_BACKOFF_SECONDS)
         self.ready.set()
-        self._schedule_send()
+        self._sender.worker_ready(link.pid, partial(self._send_frame, link), is_idle=facts.idle_cpu_priority)
 
     async def _supervise(self, link: WorkerLink) -> None:
         """Processes the frames of one worker after another until cancelled."""
@@ -314,7 +317,7 @@ class WorkerEmbedder(ModelProperties):
                 self._handle_frame(frame)
             # A LEAVING frame has cleared `ready` already.
             failure_reported = not self.ready.is_set()
-            self.ready.clear()
+            self._worker_gone()
             cause = "stalled and was killed" if link.is_stalled else "died"
             self._down_reason = f"embedding worker {link.pid} {cause}; another is starting"
             self._heartbeat.notify()
@@ -323,6 +326,7 @@ class WorkerEmbedder(ModelProperties):
             self._dispatcher.worker_died(
                 self._down_reason, was_killed=link.was_killed, failure_reported=failure_reported
             )
+            self._sender.announce()
             self._tokenizations.fail_all(self._down_reason)
             link = await self._restart()
 
@@ -340,41 +344,23 @@ class WorkerEmbedder(ModelProperties):
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_SECONDS)
 
+    def _worker_gone(self) -> None:
+        self.ready.clear()
+        self._sender.worker_gone()
+
     def _fail_pending(self, reason: str) -> None:
         """Fails all pending calls and tokenizations with BackendDown."""
         self._tokenizations.fail_all(reason)
         self._dispatcher.fail_all(reason)
+        self._sender.announce()
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
         """Fails pending calls if the supervising task raised, which only a defect in this module causes."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.ready.clear()
+            self._worker_gone()
             self._down_reason = f"embedding model {self.model!r} is not supervised any more: {error!r}"
             _log.critical(self._down_reason, exc_info=error)
             self._fail_pending(self._down_reason)
-
-    def _schedule_send(self) -> None:
-        if self._send_handle is None:
-            self._send_handle = asyncio.get_running_loop().call_soon(self._run_scheduled_send)
-
-    def _run_scheduled_send(self) -> None:
-        self._send_handle = None
-        self._send_batches(starts_small=True)
-
-    def _send_batches(self, *, starts_small: bool) -> None:
-        while self._link is not None and self.ready.is_set():
-            now = Instant(time.monotonic_ns())
-            batch = self._dispatcher.next_batch(self._pass_limit(), now, starts_small=starts_small)
-            if batch is None:
-                return
-            number, inputs = batch
-            self._send_frame(self._link, Frame(FrameKind.BATCH, number, pack_inputs(inputs)))
-
-    def _pass_limit(self) -> PassLimit | None:
-        # The scheduler preempts a worker that yields the CPU, so shorter passes would only cost throughput.
-        if self.batch_limit is None or self.facts.idle_cpu_priority:
-            return None
-        return self.batch_limit()
 
     def _handle_frame(self, frame: Frame) -> None:
         self._heartbeat.notify()
@@ -393,6 +379,6 @@ class WorkerEmbedder(ModelProperties):
         elif frame.kind is FrameKind.LEAVING:
             # The worker reads no further frames.
             self._down_reason = "embedding worker exits after a failed batch; another is starting"
-            self.ready.clear()
-        self._send_batches(starts_small=False)
-        self._schedule_send()
+            self._worker_gone()
+        self._sender.send(starts_small=False)
+        self._sender.schedule()

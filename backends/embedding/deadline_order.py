@@ -13,7 +13,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
-from controlplane.core.clock import Instant, between, seconds
+from controlplane.core.clock import Duration, Instant, between, seconds
 from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs
 
 Key = tuple[bool, int, int]
@@ -26,6 +26,11 @@ by_key = attrgetter("key")
 def deadline_key(deadline: Instant | None, arrival: int) -> Key:
     """Sort key of a call: by deadline, then arrival; calls without a deadline last."""
     return (deadline is None, deadline or 0, arrival)
+
+
+def time_left(key: Key, now: Instant) -> Duration | None:
+    """Time to the deadline of a call with this key, negative if it has passed; None without a deadline."""
+    return None if key[0] else between(now, Instant(key[1]))
 
 
 class Pending(Protocol):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from backends.embedding.memory_model import EmbeddingMemory
@@ -18,8 +18,9 @@ class EncoderOptions:
     """Settings of a worker.
 
     None leaves the choice to the model (`dtype`, `normalize`, `max_input_tokens`) or to torch (`device`,
-    `threads`). A worker with `idle_cpu_priority` runs only on otherwise idle cores. One that `scores_pairs`
-    loads a cross-encoder.
+    `threads`). A worker with `idle_cpu_priority` is moved into the idle class by the server. One that
+    `scores_pairs` loads a cross-encoder. `environment` is
+    added to that of the server.
     """
 
     model: str
@@ -30,6 +31,7 @@ class EncoderOptions:
     max_input_tokens: int | None = None
     threads: int | None = None
     idle_cpu_priority: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
     trust_remote_code: bool = False
     scores_pairs: bool = False
 

@@ -4,10 +4,10 @@ A frame is a little-endian header (kind, batch number, payload bytes) and a payl
 after a table of their lengths. Vectors are float32 rows after the pass's nanoseconds, peak bytes and reserved
 bytes (0: not measured). All other payloads are UTF-8 text or JSON.
 
-The first frame of the worker is READY or LOAD_FAILED. Each BATCH gets one response: VECTORS, OUT_OF_MEMORY or
-FAILED. PING gets PONG; so does RELEASE, after cached memory was released. TEXTS (a JSON list) gets TOKENS,
-packed like a batch, or empty if a text cannot be tokenized. A worker that a batch has broken sends LEAVING,
-then the response to that batch, and exits.
+The worker sends MEASURING once its model is loaded, then READY; or LOAD_FAILED. Each BATCH gets one response:
+VECTORS, OUT_OF_MEMORY or FAILED. PING gets PONG; so does RELEASE, after cached memory was released. TEXTS (a
+JSON list) gets TOKENS, packed like a batch, or empty if a text cannot be tokenized. A worker that a batch has
+broken sends LEAVING, then the response to that batch, and exits.
 """
 
 import struct
@@ -40,6 +40,7 @@ class FrameKind(IntEnum):
     TOKENS = 10
     RELEASE = 11
     LEAVING = 12
+    MEASURING = 13
 
 
 REQUEST_KIND = {
@@ -51,7 +52,7 @@ REQUEST_KIND = {
     FrameKind.PONG: FrameKind.PING,
     FrameKind.TOKENS: FrameKind.TEXTS,
 }
-"""The request kind that each frame of the worker responds to; LEAVING responds to none."""
+"""The request kind that each frame of the worker responds to; LEAVING and MEASURING respond to none."""
 
 
 @dataclass(frozen=True, slots=True)

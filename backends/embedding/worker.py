@@ -6,7 +6,6 @@ of the socket closes. It ignores the signals that also reach the server's proces
 decides when work ends.
 """
 
-import contextlib
 import gc
 import json
 import os
@@ -14,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -48,28 +46,6 @@ def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]", texts: 
     except (EOFError, ConnectionError):
         # The server is gone, so the results of a batch in progress would be discarded.
         os._exit(0)
-
-
-_AUTOGROUP = Path("/proc/self/autogroup")
-
-
-def lower_cpu_priority() -> None:
-    """Lets this process run only on otherwise idle cores (SCHED_IDLE on Linux).
-
-    Elsewhere it sets niceness 19, the lowest priority.
-    """
-    if not hasattr(os, "SCHED_IDLE"):
-        os.nice(19)
-        return
-    # Linux autogroups divide a core among sessions first, then among the threads of each. Without a session
-    # of its own, idle-class threads would lower the share of the server's session.
-    os.setsid()
-    with contextlib.suppress(OSError):
-        # Read-only in some containers; this session then has the weight of any other.
-        _AUTOGROUP.write_text("19")
-    # The policy is set per thread and inherited; torch has started threads already.
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 def _reply(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
@@ -136,6 +112,7 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
         from backends.embedding.encoder import Encoder
 
         encoder = PairEncoder(options) if options.scores_pairs else Encoder(options)
+        connection.sendall(Frame(FrameKind.MEASURING, 0, b"").pack())
         ready = Frame(FrameKind.READY, 0, encoder.facts(options.batch_tokens).to_json())
     except Exception as error:
         # Any exception becomes LOAD_FAILED; the server reports it.
@@ -143,7 +120,8 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
         connection.sendall(Frame(FrameKind.LOAD_FAILED, 0, message).pack())
         return 1
     if encoder.idle_cpu_priority:
-        lower_cpu_priority()
+        # In a session of its own, threads in the idle class do not lower the share of the server's session.
+        os.setsid()
     connection.sendall(ready.pack())
     gc.freeze()
     sending = threading.Lock()

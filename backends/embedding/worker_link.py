@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from backends.embedding.handshake import EncoderOptions
 from backends.embedding.ipc import HEADER, REQUEST_KIND, Frame, FrameKind, unpack_header
 from backends.supervision import SchedulingDelay, Watchdog
+from controlplane.core.start_stages import StartStage, enter_stage
 
 _EXIT_GRACE_SECONDS = 5.0
 
@@ -98,6 +99,14 @@ class WorkerLink:
         """Seconds in which a response was pending; right after READY, the time that loading took."""
         return self._watchdog.counted_seconds
 
+    async def started(self) -> Frame | None:
+        """The frame that ends the worker's start, READY or LOAD_FAILED; None if the worker is gone."""
+        first = await self.receive()
+        if first is not None and first.kind is FrameKind.MEASURING:
+            enter_stage(StartStage.MEASURING)
+            first = await self.receive()
+        return first
+
     async def receive(self) -> Frame | None:
         """Next frame, or None if the worker is gone."""
         try:
@@ -164,4 +173,4 @@ def _environment(options: EncoderOptions) -> dict[str, str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     if options.threads is not None:
         environment["OMP_NUM_THREADS"] = str(options.threads)
-    return environment
+    return environment | dict(options.environment)

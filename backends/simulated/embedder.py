@@ -13,14 +13,24 @@ from itertools import count
 import numpy as np
 
 from backends.cost_models.step_time import StepLoad
-from backends.embedding.deadline_order import Key, ServiceRate, by_key, deadline_key, on_time_first
+from backends.embedding.deadline_order import (
+    Key,
+    ServiceRate,
+    by_key,
+    deadline_key,
+    on_time_first,
+    time_left,
+)
 from backends.embedding.pair_template import PairTemplate
 from backends.embedding.truncation import Truncation
 from backends.simulated.shared_device import SimulatedDevice
-from controlplane.core.clock import Duration, Instant, between, seconds, to_seconds
+from controlplane.core.clock import Duration, Instant, between, seconds
 from controlplane.core.errors import BackendDown
-from controlplane.core.ports import EmbeddingPass, PassLimit, TruncationSide, Vectors
+from controlplane.core.ports import EmbeddingPass, PauseCost, TruncationSide, Vectors
 from controlplane.core.request import Request
+from controlplane.policy.sharing.pass_size import PendingWork, call_values, inputs_to_compute
+
+_RETRY_SECONDS = 0.001
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +44,7 @@ class _Call:
     inputs_left: int
     tokens: int
     key: Key
+    weight: float
     done: asyncio.Future[None]
 
 
@@ -74,7 +85,8 @@ class SimulatedEmbedder:
         self.special_tokens: tuple[Sequence[int], Sequence[int]] = ((), ())
         self.max_running = max_running
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
-        self.batch_limit: Callable[[], PassLimit | None] | None = None
+        self.on_computing: Callable[[bool], None] | None = None
+        self.pause_cost: Callable[[], PauseCost | None] | None = None
         self.prompts: Mapping[str, str] = {}
         self.retry_at: float | None = None
         self.budget_bytes = batch_tokens * bytes_per_token
@@ -87,6 +99,7 @@ class SimulatedEmbedder:
         self._batch: list[tuple[_Call, int]] = []
         self._calls: dict[str, _Call] = {}
         self._rate = ServiceRate()
+        self._last_end = Instant(0)
         self._padded = 0
         self._room = room
         self._oom_limit_tokens = batch_tokens
@@ -164,7 +177,7 @@ class SimulatedEmbedder:
         # Sorted so that a batch holds inputs of similar length; taken from the end, longest first.
         lengths = sorted(len(ids) for ids in inputs)
         key, done = deadline_key(deadline, next(self._serial)), asyncio.get_running_loop().create_future()
-        call = _Call(lengths, len(lengths), sum(lengths), key, done)
+        call = _Call(lengths, len(lengths), sum(lengths), key, request.service_class.weight, done)
         self._calls[request.id] = call
         insort(self._queue, call, key=by_key)
         self._device.wake()
@@ -178,7 +191,7 @@ class SimulatedEmbedder:
 
     def plan(self, load: StepLoad) -> bool:
         """Adds the next batch to `load`."""
-        now = _now()
+        now = self._device.now()
         self._batch = []
         longest = self._compose_batch(load, now) if self._queue else 0
         self._padded, attempted = longest * len(self._batch), len(self._batch)
@@ -194,34 +207,48 @@ class SimulatedEmbedder:
         # Without LLM work a failed batch must still take a step, or the device would go idle and never retry.
         is_step = bool(self._batch) or (has_failed and attempted > 0 and not load.has_llm)
         load.inputs, load.length = (attempted, longest) if is_step else (0, 0)
+        # What a pass costs changes with every step, and with time if the LLM makes none.
+        self.retry_at = now / 1e9 + _RETRY_SECONDS if self._queue and not is_step else None
         return is_step
 
     def _compose_batch(self, load: StepLoad, now: Instant) -> int:
         """Moves inputs from the queue to the next batch; returns the length of the longest."""
-        longest, budget = 0, self._batch_budget_tokens()
-        limit = None if self.batch_limit is None else self.batch_limit()
-        if (until := self._device.paced_until) is not None:
-            # After that time a pass would share the device with the LLM's step: the rest is planned with it.
-            left = between(now, Instant(seconds(until)))
-            slack, lead = (left, left) if limit is None else limit
-            limit = PassLimit(min(slack, left), max(left, lead))
-        allowed = None if limit is None else limit.slack
-        llm_seconds = self._device.duration(load) if load.has_llm and limit is not None else 0.0
-        for call in on_time_first(self._queue, now, self._rate.ns_per_token):
-            while call.lengths:
-                wider = max(longest, call.lengths[-1])
-                longer = replace(load, inputs=len(self._batch) + 1, length=wider)
-                fits = self._fits(longer, llm_seconds, budget, allowed)
-                if self._batch and not fits:
+        llm_seconds = self._device.duration(load) if load.has_llm else 0.0
+        step = replace(load)
+
+        def took(inputs: int, length: int) -> Duration:
+            step.inputs, step.length = inputs, length
+            return seconds(self._device.duration(step) - llm_seconds)
+
+        calls = list(on_time_first(self._queue, now, self._rate.ns_per_token))
+        values = call_values(
+            PendingWork(call.weight, time_left(call.key, now), took(len(call.lengths), call.lengths[-1]))
+            for call in calls
+        )
+        candidates: list[tuple[_Call, float]] = []
+        budget = self._batch_budget_tokens()
+        longest: list[int] = []
+        for call, value in zip(calls, values, strict=True):
+            for length in reversed(call.lengths):
+                padded = max(length, longest[-1] if longest else 0)
+                if candidates and (len(candidates) + 1) * padded > budget:
                     break
-                if limit is not None and not fits:
-                    allowed = limit.lead
-                longest = wider
-                self._batch.append((call, call.lengths.pop()))
-            if call.lengths:
-                break
-            self._queue.remove(call)
-        return longest
+                candidates.append((call, value * length / call.tokens))
+                longest.append(padded)
+            else:
+                continue
+            break
+        size = inputs_to_compute(
+            [value for _, value in candidates],
+            lambda inputs: took(inputs, longest[inputs - 1]),
+            None if self.pause_cost is None else self.pause_cost(),
+            between(self._last_end, now),
+        )
+        for call, _ in candidates[:size]:
+            self._batch.append((call, call.lengths.pop()))
+            if not call.lengths:
+                self._queue.remove(call)
+        return longest[size - 1] if size else 0
 
     @property
     def pass_bytes(self) -> int:
@@ -241,12 +268,6 @@ class SimulatedEmbedder:
     def _batch_budget_tokens(self) -> int:
         return min(self._batch_tokens, self._oom_limit_tokens, self.budget_bytes // self._bytes_per_token)
 
-    def _fits(self, step: StepLoad, llm_seconds: float, budget: int, limit: Duration | None) -> bool:
-        """Whether the batch fits the token budget and adds at most `limit` to the LLM's part of the step."""
-        if step.inputs * step.length > budget:
-            return False
-        return limit is None or self._device.duration(step) - llm_seconds <= to_seconds(limit)
-
     def complete(self, duration: float) -> None:
         """Completes the calls whose last input was in the batch."""
         for call, length in self._batch:
@@ -254,8 +275,8 @@ class SimulatedEmbedder:
             call.tokens -= length
             if not call.inputs_left and not call.done.done():
                 call.done.set_result(None)
-        tokens = sum(length for _, length in self._batch)
-        self._rate.pass_finished(_now(), tokens)
+        tokens, self._last_end = sum(length for _, length in self._batch), self._device.now()
+        self._rate.pass_finished(self._last_end, tokens)
         if not self._queue:
             self._rate.idle()
         if self.on_pass is not None and self._batch:
@@ -267,7 +288,3 @@ class SimulatedEmbedder:
         for call in self._calls.values():
             if not call.done.done():
                 call.done.set_exception(BackendDown(f"simulated device: {reason}"))
-
-
-def _now() -> Instant:
-    return Instant(seconds(asyncio.get_running_loop().time()))

@@ -17,12 +17,13 @@ from backends.simulated.policy_scheduler import PolicyScheduler
 from backends.simulated.sample_streams import (
     Sample,
     SampleStream,
+    TakeDelta,
     TokenDeltas,
     open_stream,
     put_under_policy,
 )
 from backends.simulated.shared_device import SimulatedDevice
-from controlplane.core.clock import NO_TIME, Duration, Instant, between, seconds
+from controlplane.core.clock import Duration, Instant, between, seconds
 from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
@@ -42,6 +43,8 @@ _RETRY_SECONDS = 0.001
 
 class SimulatedGenerator:
     """`Generator` on a `SimulatedDevice`.
+
+    `takers` are called with each delta of their request but the last, which its stream then leaves out.
 
     Args:
         device: shared device.
@@ -80,11 +83,13 @@ class SimulatedGenerator:
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
         self.on_down: Callable[[str], None] | None = None
+        self.takers: dict[str, TakeDelta] = {}
         self.geometry = geometry
         self.kv_bytes = blocks * geometry.bytes_per_block
         self.max_model_tokens = max_model_tokens
         self.max_token_characters = 1
         self.max_running = max_running
+        self.max_prompt_logprobs = 0
         self._device = device
         self._lengths = lengths
         self.retry_at: float | None = None
@@ -102,9 +107,9 @@ class SimulatedGenerator:
         self._generations: dict[str, SampleStream] = {}
         self._tokens = TokenDeltas()
         self._step_counts = (0, 0, 0)
-        self._is_stepping = self._is_shared = False
+        self._is_stepping = False
+        self._load: StepLoad | None = None
         self._last_end: Instant | None = None
-        self._last_waited = NO_TIME
         self._next_plan: asyncio.Future[None] | None = None
         self._state: EngineState | None = None
         self._gate_preemptions = 0
@@ -124,7 +129,7 @@ class SimulatedGenerator:
         if self._down is not None:
             self._reset()
             self._down, self._state = None, None
-            self._last_end, self._last_waited = None, NO_TIME
+            self._last_end = None
         self._device.start()
 
     def die(self, reason: str = "died") -> None:
@@ -190,8 +195,9 @@ class SimulatedGenerator:
             max_tokens=sampling.max_tokens,
             samples=sampling.n,
             cached_by=self.geometry.block_tokens if self.has_prefix_cache else None,
+            take=self.takers.get(request.id),
         )
-        now = _now()
+        now = self._device.now()
         if self._policy is not None:
             put_under_policy(generation, request, handoff, max_tokens=sampling.max_tokens, now=now)
         for sample in generation.samples:
@@ -254,8 +260,7 @@ class SimulatedGenerator:
                     self._policy.set_forecast(sample, forecast)
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Tells the engine whether embedding work is pending; its policy then paces the decode steps."""
-        self._is_shared = is_shared
+        """Does nothing: the next step never starts before the embedding batch of the previous one ends."""
 
     def _require_up(self) -> None:
         self._device.require_up()
@@ -307,7 +312,6 @@ class SimulatedGenerator:
             held_bytes=held,
             pace=None if policy is None else policy.observed.pace,
             recompute_tokens=engine.recompute_tokens + self._gate_recompute_tokens,
-            waited=NO_TIME if policy is None else policy.waited,
         )
 
     @property
@@ -316,8 +320,8 @@ class SimulatedGenerator:
         return self._engine.used_blocks * self.geometry.bytes_per_block
 
     def plan(self, load: StepLoad) -> bool:
-        """Adds the LLM's next batch to `load`; False also while decode pacing delays the step."""
-        self.retry_at = self._device.paced_until = None
+        """Adds the LLM's next batch to `load`; returns False if it has none."""
+        self.retry_at = None
         has_work = (
             self._engine.plan(load) if self._policy is None else self._plan_by_policy(self._policy, load)
         )
@@ -330,10 +334,10 @@ class SimulatedGenerator:
         return has_work
 
     def _plan_by_policy(self, engine: PolicyScheduler[Sample], load: StepLoad) -> bool:
-        now = _now()
-        if (begin := engine.delayed_until(now, is_device_shared=self._is_shared)) is not None:
-            self.retry_at = self._device.paced_until = begin / 1e9
-            return False
+        now = self._device.now()
+        engine.observe_step(now, is_alone=self._load is None or not self._load.inputs)
+        # The embedder adds its batch to the load after this call.
+        self._load = load
         for _ in range(_ASKED_AT_ONCE):
             if not engine.waiting_count and not engine.running:
                 engine.sync_idle()
@@ -347,18 +351,15 @@ class SimulatedGenerator:
     def complete(self, duration: float) -> None:
         """Delivers the tokens of the planned step."""
         self._report_step(seconds(duration))
-        for sample in self._engine.complete():
-            sample.generation.push(self._tokens.next(sample))
+        self._tokens.deliver(self._engine.complete(), asyncio.get_running_loop())
 
     def _report_step(self, took: Duration) -> None:
         """Reports the step that ends, with the pause before it if it followed another."""
-        now, waited = _now(), NO_TIME
-        if self._policy is not None:
-            waited, self._last_waited = Duration(self._policy.waited - self._last_waited), self._policy.waited
-            if self._last_end is not None:
-                took = between(self._last_end, now)
+        now = self._device.now()
+        if self._policy is not None and self._last_end is not None:
+            took = between(self._last_end, now)
         if self.on_step is not None:
-            self.on_step(EngineStep(*self._step_counts, took, waited))
+            self.on_step(EngineStep(*self._step_counts, took))
         self._last_end = now if self._engine.running else None
 
     def fail(self, reason: str) -> None:
@@ -392,7 +393,3 @@ def _pool_blocks(geometry: KvGeometry, kv_bytes: int | None, max_model_tokens: i
             "never finish; change either"
         )
     return blocks
-
-
-def _now() -> Instant:
-    return Instant(seconds(asyncio.get_running_loop().time()))

@@ -19,10 +19,9 @@ from backends.cost_models.step_time import StepLoad
 from backends.simulated.continuous_batching import RankedScheduler, SimulatedSequence
 from backends.simulated.prefix_cache import CachedBlock
 from backends.vllm.plugin.prefix_sharing import PrefixSharing
-from controlplane.core.clock import NO_TIME, Duration, Instant, between
+from controlplane.core.clock import Duration, Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
-from controlplane.policy.engine.decode_pacing import next_step_start
 from controlplane.policy.engine.interface import RANKED, EngineView
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.request_state import RequestState
@@ -72,7 +71,6 @@ class PolicyScheduler(RankedScheduler[P]):
         use_ceiling: blocks up to which running sequences grow.
         ceded: blocks that are neither held nor written by the step in flight, beyond quota and use.
         observed: model of the step time, fed by the steps.
-        waited: time for which steps were delayed on purpose.
     """
 
     def __init__(
@@ -89,14 +87,13 @@ class PolicyScheduler(RankedScheduler[P]):
         self.quota = self.use_ceiling = blocks
         self.ceded = 0
         self.observed = ObservedPace()
-        self.waited = NO_TIME
         self._policy = engine_policy(options)
         self._withheld = 0
         self._previous_used = 0
         self._batch_view = RunningBatch()
         self._blocks_of: dict[str, list[CachedBlock]] = {}
         self._sharing = PrefixSharing(self._cache, self._blocks_of, block_tokens)
-        # After a shared block changed hands, until `held` follows.
+        # After a running sequence took blocks or a shared block changed hands, until `held` follows.
         self._is_stale = False
         self._of: dict[RequestState, P] = {}
         self._arrived: list[P] = []
@@ -105,9 +102,6 @@ class PolicyScheduler(RankedScheduler[P]):
         self._now = Instant(0)
         self._work: StepWork | None = None
         self._previous_schedule: Instant | None = None
-        self._previous_step_start: Instant | None = None
-        self._delayed_since: Instant | None = None
-        self._is_device_shared = self._was_device_shared = False
 
     @property
     def waiting_count(self) -> int:
@@ -121,40 +115,11 @@ class PolicyScheduler(RankedScheduler[P]):
 
     # --- one step ----------------------------------------------------------------------------
 
-    def delayed_until(self, now: Instant, *, is_device_shared: bool) -> Instant | None:
-        """Start of the next step if decode pacing delays it beyond `now`; None if it starts now.
-
-        No step is delayed while requests wait. The time from the first call to the step counts as `waited`.
-        """
-        since = self._delayed_since
-        if since is None:
-            since = now
-            self._was_device_shared, self._is_device_shared = self._is_device_shared, is_device_shared
-        if self._is_device_shared and self._previous_step_start is not None and not self.waiting_count:
-            self._stamp(now)
-            begin = next_step_start(
-                self._batch_view,
-                self._previous_step_start,
-                now,
-                self.options.decode_pacing,
-                free_share=max(0.0, 1.0 - self.used_blocks / self.quota),
-                longest_step=self.observed.longest_step,
-            )
-            if begin > now:
-                self._delayed_since = since
-                return begin
-        self._delayed_since = None
-        waited = between(since, now)
-        self.waited = Duration(self.waited + waited)
-        self._observe_step(now, waited)
-        return None
-
-    def _observe_step(self, now: Instant, waited: Duration) -> None:
-        if self._previous_schedule is None or self._work is None or not self.running:
-            return
-        took = Duration(now - self._previous_schedule - waited)
-        is_alone = not (self._was_device_shared or self._is_device_shared)
-        self.observed.observe_work(self._work, took, is_alone=is_alone)
+    def observe_step(self, now: Instant, *, is_alone: bool) -> None:
+        """Learns from the step that ended at `now`; `is_alone` if it had no embedding batch."""
+        if self._previous_schedule is not None and self._work is not None and self.running:
+            took = Duration(now - self._previous_schedule)
+            self.observed.observe_work(self._work, took, is_alone=is_alone)
 
     def arrange(self, now: Instant) -> None:
         """Applies the policy's plan for the next step."""
@@ -187,14 +152,14 @@ class PolicyScheduler(RankedScheduler[P]):
             self._dequeue(sequence.state)
         for sequence in started:
             self._join(sequence)
-        self._hold()
+        if self._is_stale:
+            self._hold()
         self._sharing.waiting.recheck(self.waiting)
         self.waiting.clear()
         self._work = None
         if has_work:
             tokens, count = sum(self._chunks), len(self._batch)
             self._work = StepWork(tokens - count, count, self.used_blocks * self.block_tokens)
-        self._previous_step_start = self._now if has_work else None
         self._publish()
         return has_work
 
@@ -243,23 +208,27 @@ class PolicyScheduler(RankedScheduler[P]):
     def _view(self, now: Instant) -> EngineView:
         if self._is_stale:
             self._hold()
-        block, batch, has_shared = self.block_tokens, self._batch_view, bool(self._sharing)
-        shared = sum(sequence.state.shared for sequence in self.running) if has_shared else 0
-        computed = np.array([sequence.computed for sequence in self.running], np.int64)
-        limit = np.minimum(batch.tokens, computed + self.step_tokens)
         return EngineView(
             now=now,
             pace=self.observed.pace or _UNKNOWN_RATE,
-            block_tokens=block,
+            block_tokens=self.block_tokens,
             quota=self.quota,
             used=self.used_blocks,
-            growth=int((-(-limit // block) - batch.held).sum()) - shared,
+            growth=self._growth(),
             free_slots=self.max_running - len(self.running),
-            running=batch,
+            running=self._batch_view,
             has_packed=False,
-            has_shared=has_shared,
+            has_shared=bool(self._sharing),
             use_ceiling=self.use_ceiling,
         )
+
+    def _growth(self) -> int:
+        """Blocks that the running sequences need for this step."""
+        block, most, growth = self.block_tokens, self.step_tokens, 0
+        for sequence in self.running:
+            tokens, limit = sequence.total, sequence.computed + most
+            growth += -(-(limit if limit < tokens else tokens) // block) - sequence.blocks
+        return growth
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -269,9 +238,13 @@ class PolicyScheduler(RankedScheduler[P]):
 
     def _withhold_beyond_ceiling(self) -> None:
         missing = self.total_blocks - self.use_ceiling - self._withheld
-        taken = missing if missing < 0 else min(missing, self.free_blocks)
-        self._withheld += taken
-        self._take(taken)
+        if taken := missing if missing < 0 else min(missing, self.free_blocks):
+            self._withheld += taken
+            self._take(taken)
+
+    def _take(self, blocks: int) -> None:
+        super()._take(blocks)
+        self._is_stale = True
 
     def _rank(self, order: list[P]) -> None:
         for sequence in self._ranked:

@@ -1,8 +1,12 @@
-"""Samples of the simulated LLM's requests, and the streams through which their tokens leave."""
+"""Samples of the simulated LLM's requests, and the streams through which their tokens leave.
+
+Resuming the coroutines that read a stream costs more than the rest of a step. A reader that only counts
+tokens is therefore called with each delta, and its coroutines resume with the last one.
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backends.simulated.policy_scheduler import PolicySequence
@@ -12,6 +16,8 @@ from controlplane.core.clock import Instant
 from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Delta, Handoff
 from controlplane.core.request import Request
+
+TakeDelta = Callable[[Delta], None]
 
 _TEXT = "w "
 _DEFAULTS = Defaults()
@@ -28,9 +34,13 @@ class Sample(PolicySequence):
 
 @dataclass(eq=False, slots=True)
 class SampleStream:
-    """The samples of one request and the deltas not yet read by its stream."""
+    """The samples of one request and the deltas not yet read by its stream.
+
+    `take` is called with each delta but the last of each sample; None if the stream is read like any other.
+    """
 
     samples: Sequence[Sample]
+    take: TakeDelta | None = None
     # Looking it up makes a system call, and every token is waited for.
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _deltas: deque[Delta] = field(default_factory=deque)
@@ -44,11 +54,16 @@ class SampleStream:
     @property
     def held_blocks(self) -> int:
         """Blocks held under a policy; of the readers of a shared block one counts it."""
-        return sum(
-            sample.blocks - sample.state.shared + sample.state.carried
-            for sample in self.samples
-            if sample.blocks
-        )
+        held = 0
+        for sample in self.samples:
+            if sample.blocks:
+                held += sample.blocks - sample.state.shared + sample.state.carried
+        return held
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the reader has read all deltas and waits for the next one."""
+        return self._waiter is not None and not self._waiter.done()
 
     def push(self, delta: Delta) -> None:
         """Adds a delta and wakes the stream."""
@@ -79,7 +94,13 @@ class SampleStream:
 
 
 def open_stream(
-    prompt: Sequence[int], *, left: int, max_tokens: int, samples: int, cached_by: int | None
+    prompt: Sequence[int],
+    *,
+    left: int,
+    max_tokens: int,
+    samples: int,
+    cached_by: int | None,
+    take: TakeDelta | None = None,
 ) -> SampleStream:
     """A generation of `samples` samples that would end after `left` tokens, cut off at `max_tokens`.
 
@@ -87,7 +108,7 @@ def open_stream(
     """
     output, is_capped = max(1, min(left, max_tokens)), left >= max_tokens
     generation = SampleStream(
-        [Sample(len(prompt), output, index=index, is_capped=is_capped) for index in range(samples)]
+        [Sample(len(prompt), output, index=index, is_capped=is_capped) for index in range(samples)], take
     )
     for sample in generation.samples:
         sample.generation = generation
@@ -121,6 +142,21 @@ class TokenDeltas:
     def __init__(self) -> None:
         self._by_index: dict[int, Delta] = {}
 
+    def deliver(self, samples: Iterable[Sample], loop: asyncio.AbstractEventLoop) -> None:
+        """Gives the newest token of each sample to its reader; they run in this order on the loop."""
+        calls: list[tuple[SampleStream, Delta]] = []
+        for sample in samples:
+            stream, delta = sample.generation, self.next(sample)
+            if not sample.is_removed and stream.take is not None and stream.is_awaited:
+                calls.append((stream, delta))
+                continue
+            if calls:
+                loop.call_soon(_take_all, calls)
+                calls = []
+            stream.push(delta)
+        if calls:
+            loop.call_soon(_take_all, calls)
+
     def next(self, sample: Sample) -> Delta:
         """The delta of the sample's newest token.
 
@@ -133,3 +169,13 @@ class TokenDeltas:
         if (delta := self._by_index.get(sample.index)) is None:
             delta = self._by_index[sample.index] = Delta(sample.index, _TEXT, (OUTPUT_TOKEN,))
         return delta
+
+
+def _take_all(calls: Iterable[tuple[SampleStream, Delta]]) -> None:
+    for stream, delta in calls:
+        try:
+            if stream.take is not None:
+                stream.take(delta)
+        except Exception as error:
+            # Nothing awaits this call, so the stream raises the error.
+            stream.fail(repr(error))

@@ -1,16 +1,17 @@
 """Simulated device that several backends share, step by step on the event loop's clock.
 
-One task composes a step from all kinds of work, sleeps for the time that the batch-time model gives, and
-distributes the results. As in a real engine, the next step is composed before any client reacts to the
+A step is composed from all kinds of work, takes the time that the batch-time model gives, and then its
+results are distributed. As in a real engine, the next step is composed before any client reacts to the
 previous one. On a virtual-time loop the same requests always produce the same schedule.
 """
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from backends.cost_models.step_time import BatchTime, StepLoad
+from controlplane.core.clock import Instant, seconds
 from controlplane.core.errors import BackendDown
 
 OnStep = Callable[[float, float, StepLoad], None]
@@ -38,11 +39,20 @@ class Work(Protocol):
         """Fails all requests with BackendDown, because the device is down."""
 
 
+@dataclass(eq=False, slots=True)
+class _Step:
+    """The step in progress, with the kinds of work that have a part in it; times in seconds."""
+
+    load: StepLoad
+    works: list[Work]
+    start: float
+    duration: float
+
+
 class SimulatedDevice:
     """Device whose time is shared by the backends attached to it; it runs while any of them is started.
 
     `on_step` observes every finished step. `down` is the reason why the device is down, or None.
-    `paced_until` is the time in seconds to which the LLM's step is delayed in favour of other work, or None.
     """
 
     def __init__(self, batch_time: BatchTime, *, on_step: OnStep | None = None) -> None:
@@ -50,10 +60,11 @@ class SimulatedDevice:
         self._on_step = on_step
         self._works: list[Work] = []
         self._users = 0
-        self._task: asyncio.Task[None] | None = None
-        self._has_work = asyncio.Event()
+        self._step: _Step | None = None
+        self._next: asyncio.Handle | None = None
+        self._is_idle = False
+        self._error: Exception | None = None
         self.down: str | None = "not started"
-        self.paced_until: float | None = None
 
     def attach(self, work: Work) -> None:
         """Adds a kind of work; work attached first is planned first."""
@@ -61,7 +72,15 @@ class SimulatedDevice:
 
     def wake(self) -> None:
         """Ends the idle wait after work has arrived."""
-        self._has_work.set()
+        if self._is_idle:
+            self._is_idle = False
+            if self._next is not None:
+                self._next.cancel()
+            self._next = asyncio.get_running_loop().call_soon(self._advance)
+
+    def now(self) -> Instant:
+        """The time of the event loop."""
+        return Instant(seconds(asyncio.get_running_loop().time()))
 
     def duration(self, load: StepLoad) -> float:
         """Seconds that a step with this load takes."""
@@ -70,20 +89,22 @@ class SimulatedDevice:
     def start(self) -> None:
         """Counts one more user and starts the device if it is stopped."""
         self._users += 1
-        if self._task is None:
+        if self.down is not None and self._error is None:
             self.down = None
-            self._task = asyncio.create_task(self._run(), name="simulated device")
+            self._next = asyncio.get_running_loop().call_soon(self._advance)
 
     async def stop(self) -> None:
         """Counts one user less; stops after the last. Raises the exception that ended a step, if one did."""
         self._users -= 1
-        if self._users <= 0 and self._task is not None:
-            task, self._task = self._task, None
-            task.cancel()
-            await asyncio.wait([task])
+        if self._users <= 0 and (self.down is None or self._error is not None):
+            if self._next is not None:
+                self._next.cancel()
+            self._next = self._step = None
+            self._is_idle = False
             self._fail("stopped")
-            if not task.cancelled():
-                task.result()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
 
     def require_up(self) -> None:
         """Raises BackendDown if the device is down."""
@@ -95,32 +116,44 @@ class SimulatedDevice:
         for work in self._works:
             work.fail(reason)
 
-    async def _run(self) -> None:
+    def _advance(self) -> None:
+        """Ends the step in progress and begins the next one. An exception puts the device down."""
+        # A chain of callbacks: a task that sleeps takes twice as long for each step.
         try:
-            while True:
-                await self._step()
+            if self._step is not None:
+                self._end(self._step)
+            self._begin()
         except Exception as error:
+            self._error, self._step = error, None
             self._fail(f"failed with {error!r}")
-            raise
 
-    async def _step(self) -> None:
-        load = StepLoad()
-        busy = [work for work in self._works if work.plan(load)]
-        if not busy:
-            self._has_work.clear()
+    def _end(self, step: _Step) -> None:
+        self._step = None
+        for work in step.works:
+            work.complete(step.duration)
+        if self._on_step is not None:
+            self._on_step(step.start, step.duration, step.load)
+
+    def _begin(self) -> None:
+        """Begins a step, or waits until there is work, at the latest until a kind of work asks again."""
+        load, loop = StepLoad(), asyncio.get_running_loop()
+        works = [work for work in self._works if work.plan(load)]
+        if not works:
             retries = [work.retry_at for work in self._works if work.retry_at is not None]
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(min(retries, default=None)):
-                    await self._has_work.wait()
+            self._is_idle = True
+            self._next = loop.call_at(min(retries), self._ask_again) if retries else None
             return
         duration = self._batch_time(load)
         if duration < 0:
             raise ValueError(
                 f"the batch-time model gives {duration} s for {load}; a duration must be at least 0"
             )
-        start = asyncio.get_running_loop().time()
-        await asyncio.sleep(duration)
-        for work in busy:
-            work.complete(duration)
-        if self._on_step is not None:
-            self._on_step(start, duration, load)
+        start = loop.time()
+        self._step = _Step(load, works, start, duration)
+        self._next = (
+            loop.call_at(start + duration, self._advance) if duration else loop.call_soon(self._advance)
+        )
+
+    def _ask_again(self) -> None:
+        self._is_idle = False
+        self._advance()

@@ -23,7 +23,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling, TokenLogprob
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.pool_view import Pace
-from controlplane.core.ports import EmbeddingPass, InTurn, PassLimit, TruncationSide, Vectors
+from controlplane.core.ports import EmbeddingPass, InTurn, PauseCost, TruncationSide, Vectors
 from controlplane.core.request import Request
 from controlplane.core.text_limits import TextLimit
 
@@ -72,6 +72,7 @@ class ScriptedGenerator(ScriptedEngine):
         self.kv_bytes = kv_bytes
         self.max_model_tokens = max_model_tokens
         self.max_token_characters = 1
+        self.max_prompt_logprobs = max_running
         self._prefill_seconds = prefill_seconds
         self._prompt_token_seconds = prompt_token_seconds
         self._token_seconds = token_seconds
@@ -289,7 +290,8 @@ class ScriptedEmbedder(ScriptedEngine):
         self.dimension = dimension
         self.supported_dimensions = supported_dimensions or (dimension,)
         self.on_pass: Callable[[EmbeddingPass], None] | None = None
-        self.batch_limit: Callable[[], PassLimit | None] | None = None
+        self.on_computing: Callable[[bool], None] | None = None
+        self.pause_cost: Callable[[], PauseCost | None] | None = None
         self.prompts: Mapping[str, str] = prompts or {}
         self.max_input_tokens = max_input_tokens
         self.max_token_characters = 1
@@ -360,6 +362,7 @@ class ScriptedEmbedder(ScriptedEngine):
         if run.script.refusal is not None:
             raise Refused(run.script.refusal)
         await self._begin(run)
+        self._announce()
         with self._ending(run):
             async with self._slots:
                 tokens = sum(map(len, inputs))
@@ -367,8 +370,13 @@ class ScriptedEmbedder(ScriptedEngine):
                 await self._advance(run, self._call_seconds + self._token_seconds * tokens)
                 if self.on_pass is not None:
                     took = seconds(asyncio.get_running_loop().time() - start)
-                    self.on_pass(EmbeddingPass(len(inputs), tokens, tokens, took))
+                    self.on_pass(EmbeddingPass(len(inputs), tokens, tokens, took, requests=[request.id]))
+        self._announce()
         return np.stack([_vector(ids, self.dimension) for ids in run.inputs])
+
+    def _announce(self) -> None:
+        if self.on_computing is not None:
+            self.on_computing(self.is_computing)
 
 
 def _vector(ids: Sequence[int], dimension: int) -> Vectors:

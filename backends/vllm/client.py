@@ -33,6 +33,7 @@ from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Hando
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import InTurn
 from controlplane.core.request import Request
+from controlplane.core.start_stages import StartStage, enter_stage
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, TextLimit, total_length
 from controlplane.policy.engine.options import EngineOptions
 
@@ -63,6 +64,7 @@ class VllmGenerator:
         model: local folder, Hugging Face name or bundled `tandem/…` model.
         served_name: name in requests and metrics; `model` by default.
         engine_arguments: passed to vLLM's AsyncEngineArgs unchanged.
+        lora_modules: folders of LoRA adapters by name.
         tool_parser: name of a vLLM tool-call parser.
         tool_strictness: vLLM's strictness level for calls that the model chooses.
         reasoning_parser: name of a vLLM reasoning parser.
@@ -78,6 +80,7 @@ class VllmGenerator:
     max_model_tokens: int
     max_token_characters: int
     max_running: int
+    max_prompt_logprobs: int
     step_cost: StepCost | None
 
     def __init__(
@@ -86,6 +89,7 @@ class VllmGenerator:
         *,
         served_name: str | None = None,
         engine_arguments: Mapping[str, Any] | None = None,
+        lora_modules: Mapping[str, str] | None = None,
         tool_parser: str | None = None,
         tool_strictness: str = "auto",
         reasoning_parser: str | None = None,
@@ -101,6 +105,7 @@ class VllmGenerator:
         self.model = served_name or model
         self._source = model
         self._arguments = dict(engine_arguments or {})
+        self._lora_modules = dict(lora_modules or {})
         self._parsers = (tool_parser, reasoning_parser, tool_strictness)
         self._scheduling = scheduling
         self._hybrid = hybrid
@@ -116,7 +121,8 @@ class VllmGenerator:
     async def start(self) -> None:
         """Starts the engine and warms it up; after `stop` it may be started again.
 
-        Raises ValueError for engine arguments that vLLM refuses, BackendDown if the engine does not start.
+        Raises ValueError for engine arguments or adapters that vLLM refuses, BackendDown if the engine does
+        not start.
         """
         if self._engine is not None or self._construction is not None:
             raise RuntimeError(f"engine of {self.model} was started before; stop it first")
@@ -153,12 +159,15 @@ class VllmGenerator:
         self._engine, self._tokenizer = engine, engine.tokenizer
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
+        self.max_prompt_logprobs = engine.max_prompt_logprobs
         # In a thread: a vocabulary has 100,000 tokens and more.
         self.max_token_characters = await asyncio.to_thread(_longest_token, engine.tokenizer)
         self.step_cost, self.has_prefix_cache = engine.step_cost, engine.has_prefix_cache
         engine.supervise(self._engine_children(), self._died)
         # A step of the warm-up may compile for longer than any later one.
         engine.start_watchdog(stall_seconds=max(self._stall_seconds, WARM_UP_LIMIT_SECONDS))
+        await engine.load_adapters(self._lora_modules)
+        enter_stage(StartStage.WARMING_UP)
         await warm_up(engine, self.model)
         if engine.scheduler_client is not None:
             # Replaces what the scheduler has learned from steps that compiled.
@@ -240,6 +249,7 @@ class VllmGenerator:
             prompt,
             sampling,
             chat,
+            adapter=request.adapter,
             rank=handoff.rank,
             done=handoff.resumed_tokens,
             metadata=metadata,
@@ -265,7 +275,7 @@ class VllmGenerator:
             self._engine.scheduler_client.set_forecast(request_id, forecast)
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Tells Tandem's scheduler whether embedding work is pending on the device."""
+        """Tells Tandem's scheduler whether an embedding pass is under way on the device."""
         if self._engine is not None and self._engine.scheduler_client is not None:
             self._engine.scheduler_client.set_device_contention(is_shared=is_shared)
 

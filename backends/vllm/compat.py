@@ -20,6 +20,9 @@ here was looked up.
 - Up to 0.32 a step schedules no further request after a running request that preempted itself; 0.33
   continues with the next. Tandem's plan frees the blocks first, so this happens only if memory still runs
   out.
+- 0.32 has two model runners. If a request asks for the log probabilities of its prompt, the second computes
+  those of all tokens of the step, 1,024 at once, the first those of that prompt. Other releases were not
+  read.
 - 0.31 introduced `max_num_active_seqs`, which may be less than `max_num_seqs` (see `max_running_requests`).
 - Token prompts (`tokens_input`), `Parser.parse_delta`, `SchedulerStats` and the constructor of `AsyncLLM`, as
   used here, are the same in all.
@@ -41,6 +44,7 @@ __all__ = [
     "EngineGenerateError",
     "check_release",
     "client_message",
+    "max_prompt_logprobs",
     "max_running_requests",
 ]
 
@@ -50,6 +54,8 @@ CLIENT_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
+# `CHUNK_SIZE` of the second model runner's prompt_logprob.py.
+_LOGITS_AT_ONCE = 1024
 _CPP_LOG_PREFIX = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 
 
@@ -74,3 +80,17 @@ def max_running_requests(scheduler_config: Any) -> int:
     active_limit: int | None = getattr(scheduler_config, "max_num_active_seqs", None)
     slots: int = scheduler_config.max_num_seqs
     return slots if active_limit is None else active_limit
+
+
+def max_prompt_logprobs(config: Any) -> int:
+    """Most tokens of a prompt whose logits take no more memory than the start of the engine has measured.
+
+    The start measures a sampling step with the logits of `max_num_seqs` tokens. 0 if a step with any such
+    prompt may compute more.
+    """
+    measured: int = config.scheduler_config.max_num_seqs
+    if not getattr(config, "use_v2_model_runner", False):
+        return measured
+    at_once = min(_LOGITS_AT_ONCE, config.scheduler_config.max_num_batched_tokens)
+    longest: int = config.model_config.max_model_len
+    return longest if measured >= at_once else 0

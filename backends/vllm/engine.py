@@ -9,10 +9,13 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
+from types import MappingProxyType
 from typing import Any
 
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -24,10 +27,12 @@ from backends.vllm.compat import (
     EngineGenerateError,
     check_release,
     client_message,
+    max_prompt_logprobs,
     max_running_requests,
 )
 from backends.vllm.grammar_checker import GrammarChecker
 from backends.vllm.hybrid.support import HybridSetup
+from backends.vllm.lora_adapters import load_adapters
 from backends.vllm.output_parsing import OutputParser, ParsedConversation, check_parsers
 from backends.vllm.plugin.request_metadata import KEY
 from backends.vllm.plugin.rpc_client import SchedulerClient
@@ -35,12 +40,11 @@ from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.process import bound_to_parent, sockets_in_run_directory, while_alive
 from backends.vllm.sampling import sampling_params, structured_outputs, to_delta, with_validated
 from backends.vllm.stats import EngineStats
-from backends.vllm.step_cost_prior import step_cost_prior
+from backends.vllm.step_cost_prior import geometry_of, step_cost_prior
 from backends.vllm.step_watchdog import StepWatchdog, longest_step
 from controlplane.core.engine_reports import EngineState
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.generation import ChatPrompt, Delta, Sampling
-from controlplane.core.kv_geometry import KvGeometry, kv_geometry
 from controlplane.core.ports import InTurn
 from controlplane.policy.engine.options import EngineOptions
 
@@ -71,6 +75,7 @@ class VllmEngine:
     _processes: Sequence[BaseProcess] = ()
     _pings = 0
     _on_down: Callable[[str], None]
+    _adapters: Mapping[str, LoRARequest] = MappingProxyType({})
     grammars: GrammarChecker | None = None
     """Knows the grammars that were validated; without it vLLM validates them."""
 
@@ -109,12 +114,13 @@ class VllmEngine:
         self.tokenizer = self._llm.get_tokenizer()
         self._defaults = config.model_config.get_diff_sampling_param()
         self.config = config
-        self.geometry = _geometry(config)
+        self.geometry = geometry_of(config)
         self.step_cost = step_cost_prior(config, self.geometry)
         self._has_priorities = config.scheduler_config.policy == "priority"
         self.has_prefix_cache: bool = config.cache_config.enable_prefix_caching
         self.max_model_tokens: int = config.model_config.max_model_len
         self.max_running: int = max_running_requests(config.scheduler_config)
+        self.max_prompt_logprobs: int = max_prompt_logprobs(config)
         # vLLM reserves the first block of each engine as a placeholder (null block).
         blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
         self.kv_bytes: int = blocks * self.geometry.bytes_per_block
@@ -174,6 +180,7 @@ class VllmEngine:
         sampling: Sampling,
         chat: ChatPrompt | None,
         *,
+        adapter: str | None = None,
         rank: int = 0,
         done: int = 0,
         metadata: Mapping[str, Any] | None = None,
@@ -185,6 +192,7 @@ class VllmEngine:
             prompt: token ids.
             sampling: sampling parameters.
             chat: the conversation, if reasoning and tool calls are to be parsed.
+            adapter: name of a LoRA adapter.
             rank: priority for vLLM's own scheduler; the smallest runs first.
             done: number of tokens at the end of the prompt that were generated before a preemption.
             metadata: class, SLO and forecast for Tandem's scheduler.
@@ -196,14 +204,7 @@ class VllmEngine:
             conversation = self._output_parser.begin(chat, structure, prompt, done=done)
             structure = structure if conversation is None else conversation.structured_outputs
             checked = None if structure is None or self.grammars is None else self.grammars.find(structure)
-            params = sampling_params(
-                sampling,
-                self._defaults,
-                structure=structure,
-                skip_special_tokens=sampling.skip_special_tokens
-                and (conversation is None or conversation.skip_special_tokens),
-                extra=None if metadata is None else {KEY: dict(metadata)},
-            )
+            params = self._params(sampling, structure, conversation, metadata)
             if checked is not None:
                 params = with_validated(params, checked.validated)
             priority = rank if self._has_priorities else 0
@@ -211,7 +212,12 @@ class VllmEngine:
                 self._output_parser.unparsed_options if conversation is None else conversation.grammar_options
             )
             outputs = self._llm.generate(
-                tokens_input(list(prompt)), params, request_id, priority=priority, **waiting
+                tokens_input(list(prompt)),
+                params,
+                request_id,
+                lora_request=None if adapter is None else self._adapters[adapter],
+                priority=priority,
+                **waiting,
             )
             # Closing vLLM's generator aborts the request in the engine.
             async with aclosing(outputs):
@@ -227,17 +233,40 @@ class VllmEngine:
                         for step in _deltas(output, sampling, conversation):
                             yield step
 
+    def _params(
+        self,
+        sampling: Sampling,
+        structure: StructuredOutputsParams | None,
+        conversation: ParsedConversation | None,
+        metadata: Mapping[str, Any] | None,
+    ) -> SamplingParams:
+        hides_special_tokens = conversation is None or conversation.skip_special_tokens
+        return sampling_params(
+            sampling,
+            self._defaults,
+            structure=structure,
+            skip_special_tokens=sampling.skip_special_tokens and hides_special_tokens,
+            extra=None if metadata is None else {KEY: dict(metadata)},
+        )
+
+    async def load_adapters(self, folders: Mapping[str, str]) -> None:
+        """Loads LoRA adapters. Raises ValueError for one that vLLM does not load."""
+        self._adapters = await load_adapters(self._llm, folders)
+
     async def check_grammar(
         self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn
     ) -> None:
-        """Raises Refused for a grammar that costs the engine too much; see `GrammarChecker.check`."""
+        """Raises Refused for a grammar that costs the engine too much; see `GrammarChecker.check`.
+
+        What `in_turn` raises is the caller's, such as a rejection by a rate limit, and is passed on.
+        """
         if self.grammars is None:
             return
         with self._translated_errors():
             stated = self._output_parser.constraint(chat, structured_outputs(sampling.structure))
-            if stated is not None:
-                is_of_tools = sampling.structure is None or stated.structural_tag is not None
-                await self.grammars.check(stated, is_of_tools=is_of_tools, tenant=tenant, in_turn=in_turn)
+        if stated is not None:
+            is_of_tools = sampling.structure is None or stated.structural_tag is not None
+            await self.grammars.check(stated, is_of_tools=is_of_tools, tenant=tenant, in_turn=in_turn)
 
     def _on_stall(self) -> None:
         self.is_stalled = True
@@ -351,18 +380,6 @@ class VllmEngine:
         # AsyncLLM's finaliser must run now: at interpreter exit it fails and prints an error.
         self.scheduler_client = None
         del self._llm
-
-
-def _geometry(config: Any) -> KvGeometry:
-    model, cache = config.model_config, config.cache_config
-    # vLLM has resolved the dtype, which the checkpoint's config alone may not state.
-    dtype = str(model.dtype).removeprefix("torch.") if cache.cache_dtype == "auto" else cache.cache_dtype
-    return kv_geometry(
-        model.hf_config.to_dict(),
-        block_tokens=cache.block_size,
-        cache_dtype=dtype,
-        tensor_parallel=config.parallel_config.tensor_parallel_size,
-    )
 
 
 def _deltas(

@@ -116,7 +116,7 @@ class GrammarChecker:
     async def check(
         self, grammar: "StructuredOutputsParams", *, is_of_tools: bool, tenant: str, in_turn: InTurn
     ) -> None:
-        """Raises Refused for a grammar that costs too much, and BackendFailed if none can be compiled.
+        """Raises Refused for a grammar that costs too much, and what `GrammarProcess.compile` raises.
 
         A grammar that is not known is compiled `in_turn`.
         """

@@ -74,7 +74,7 @@ class GrammarText:
         )
 
     def check(self, limits: GrammarLimits) -> None:
-        """Raises Refused for the first limit that the text exceeds."""
+        """Raises Refused for the first limit that the text exceeds, or a schema that is not JSON."""
         value = self.value
         if isinstance(value, list):
             self._check_count("max_grammar_choices", "choices", len(value), limits)
@@ -86,7 +86,13 @@ class GrammarText:
         if self.kind == "regex":
             self._check_pattern(value, limits)
         if is_schema:
-            self._check_schema(json.loads(value) if isinstance(value, str) else value, limits)
+            self._check_schema(self._parsed() if isinstance(value, str) else value, limits)
+
+    def _parsed(self) -> object:
+        try:
+            return json.loads(self.value)
+        except json.JSONDecodeError as error:
+            raise Refused(f"{self.name} is not valid JSON: {error}; correct it", param=self.param) from None
 
     def _check_schema(self, schema: object, limits: GrammarLimits) -> None:
         for node in _objects(schema):

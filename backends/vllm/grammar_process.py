@@ -16,7 +16,7 @@ from typing import Any
 from backends.run_directory import run_directory
 from backends.vllm.grammar_compiler import Reply, run
 from backends.vllm.grammar_limits import GrammarLimits
-from controlplane.core.errors import BackendFailed
+from controlplane.core.errors import BackendDown, BackendFailed
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +44,20 @@ class GrammarProcess:
         self._config.set_result(config)
 
     async def ready(self) -> str:
-        """The path of the socket, once the compilers are loaded. Raises BackendFailed."""
-        if self._loading is None:
-            raise BackendFailed("the engine that the grammar is for is not running")
-        return await asyncio.shield(self._loading)
+        """The path of the socket, once the compilers are loaded.
+
+        Raises BackendFailed if they do not load, BackendDown if the process is stopped with its engine.
+        """
+        try:
+            if self._loading is not None:
+                return await asyncio.shield(self._loading)
+        except BackendFailed:
+            if not self._is_stopped:
+                raise
+        raise BackendDown("the engine that the grammar is for is not running")
 
     async def stop(self) -> None:
-        """Ends the process; grammars that are being compiled fail."""
+        """Ends the process; whoever has a grammar compiled gets BackendDown."""
         loading, self._loading, self._is_stopped = self._loading, None, True
         if loading is None:
             return
@@ -65,7 +72,7 @@ class GrammarProcess:
         self._loading = asyncio.create_task(asyncio.to_thread(self._load))
 
     async def compile(self, stated: Mapping[str, Any]) -> Reply:
-        """The reply of `EngineGrammars.check`, or {"signal": number}. Raises BackendFailed."""
+        """The reply of `EngineGrammars.check`, or {"signal": number}. Raises BackendFailed, BackendDown."""
         if self._loading is not None and self._loading.done() and self._loading.exception() is not None:
             self._begin()
         for is_last in (False, True):

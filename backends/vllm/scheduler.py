@@ -4,7 +4,7 @@
 
 The extension wraps vLLM's own `schedule()` and copies nothing of it. Before each step:
 
-1. While embedding work is pending, the step is delayed as far as TPOT objectives allow (`decode_pacing`).
+1. The step waits for the end of an embedding pass as far as TPOT objectives allow (`decode_pacing`).
 2. The tokens generated since the previous step are recorded (`batch_view`).
 3. The KV-cache quota is enforced (`balloon`).
 4. The engine policy chooses the requests to preempt and those that may start.
@@ -96,6 +96,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._steps_in_flight: deque[StepWork] = deque()
         self._finished_steps: list[StepWork] = []
         self._is_device_shared = False
+        self._times_shared = 0
         self._previous_used = 0
         self._preemption_order: list[Any] = []
         # Under this policy vLLM preempts the largest `priority`; its priority queue is replaced.
@@ -106,13 +107,12 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Applies the policy's plan, runs vLLM's `schedule()` and publishes the resulting state."""
-        was_shared = self._is_device_shared
-        self._is_device_shared = self._shared_state is not None and self._shared_state.is_device_shared
+        is_alone = not self._read_device_contention()
         waited = self._delay_step()
         self.waited_ns += waited
         began = time.perf_counter_ns()
         now = Instant(self.clock())
-        self._observe_step(now, waited, is_alone=not (was_shared or self._is_device_shared))
+        self._observe_step(now, waited, is_alone=is_alone)
         self._plan(now)
         self.steps += 1
         self.hook_ns = time.perf_counter_ns() - began
@@ -136,9 +136,9 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         return output
 
     def _delay_step(self) -> Duration:
-        """Delays the step while embedding work is pending and no TPOT is missed; returns the delay.
+        """Delays the step while an embedding pass is under way and no TPOT is missed; returns the delay.
 
-        No step is delayed while requests wait, and a new request ends the delay.
+        No step is delayed while requests wait. A new request and the end of the pass end the delay.
         """
         if not self._is_device_shared or self._previous_step_start is None or len(self.waiting):
             return Duration(0)
@@ -157,10 +157,23 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             )
             if begin <= now:
                 break
-            wait_for_input(self.input_queue, between(now, begin))
+            wait_for_input(self.input_queue, between(now, begin), self._is_pass_over)
             self.process_inputs()
             now = Instant(self.clock())
+            if self._is_pass_over():
+                break
         return between(began, now)
+
+    def _read_device_contention(self) -> bool:
+        """Whether an embedding pass was under way at any time since the last call."""
+        if (state := self._shared_state) is None:
+            return False
+        was_shared, times, self._times_shared = self._is_device_shared, self._times_shared, state.times_shared
+        self._is_device_shared = state.is_device_shared
+        return was_shared or self._is_device_shared or times != self._times_shared
+
+    def _is_pass_over(self) -> bool:
+        return self._shared_state is None or not self._shared_state.is_device_shared
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes that a step has finished; vLLM processes its output."""

@@ -1,4 +1,4 @@
-"""Predicts the step cost of an engine from the roofline of its device and model, before any measurement.
+"""Reads the KV-cache geometry from vLLM's config, and predicts the step cost from a roofline.
 
 Importing this module imports vLLM, which takes seconds.
 """
@@ -18,9 +18,22 @@ from backends.cost_models.roofline import (
     step_cost,
 )
 from controlplane.core.engine_reports import StepCost
-from controlplane.core.kv_geometry import GeometryError, KvGeometry
+from controlplane.core.kv_geometry import GeometryError, KvGeometry, kv_geometry
 
 log = logging.getLogger(__name__)
+
+
+def geometry_of(config: Any) -> KvGeometry:
+    """The KV-cache geometry of a vLLM config. Raises GeometryError."""
+    model, cache = config.model_config, config.cache_config
+    # vLLM has resolved the dtype, which the checkpoint's config alone may not state.
+    dtype = str(model.dtype).removeprefix("torch.") if cache.cache_dtype == "auto" else cache.cache_dtype
+    return kv_geometry(
+        model.hf_config.to_dict(),
+        block_tokens=cache.block_size,
+        cache_dtype=dtype,
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
+    )
 
 
 def step_cost_prior(config: Any, geometry: KvGeometry) -> StepCost | None:

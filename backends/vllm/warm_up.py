@@ -6,18 +6,16 @@ Every other request would wait meanwhile.
 """
 
 import asyncio
-import logging
 import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.generation import Sampling
+from controlplane.core.start_stages import note
 
 if TYPE_CHECKING:
     from backends.vllm.engine import VllmEngine
-
-log = logging.getLogger(__name__)
 
 WARM_UP_LIMIT_SECONDS = 180.0
 _TOKENS = 2
@@ -31,13 +29,13 @@ _PATHS = {
 
 
 async def warm_up(engine: "VllmEngine", model: str, *, limit_seconds: float = WARM_UP_LIMIT_SECONDS) -> None:
-    """Generates one token, then runs each path; what the engine refuses or fails is left out.
+    """Generates one token, then runs each path and notes its time; what the engine refuses is left out.
 
     Paths that do not end within `limit_seconds` are aborted: their first request will wait.
 
     Raises BackendDown if the engine dies or does not generate the one token.
     """
-    started, prompt = time.monotonic(), list(engine.tokenizer.encode(_PROMPT))
+    prompt = list(engine.tokenizer.encode(_PROMPT))
     done: list[str] = []
     count = await _run(engine, prompt[:1], Sampling(1, temperature=0.0, ignore_eos=True))
     if count != 1:
@@ -50,7 +48,7 @@ async def warm_up(engine: "VllmEngine", model: str, *, limit_seconds: float = WA
                 done.append(f"{name} {result or f'{time.monotonic() - before:.1f} s'}")
     except TimeoutError:
         done.append(f"the rest not within {limit_seconds:g} s")
-    log.info("warmed up %s in %.1f s: %s", model, time.monotonic() - started, ", ".join(done))
+    note(", ".join(done))
 
 
 async def _outcome(engine: "VllmEngine", prompt: list[int], sampling: Sampling) -> str | None:

@@ -5,22 +5,18 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from benchmark_control_plane.capacity.device_model import DeviceModel, device_model
 from benchmark_control_plane.capacity.search import ClassCapacity, RateSearch, Simulated, undersized
 from benchmark_control_plane.capacity.stability import Stability, stability
-from benchmark_control_plane.common.command_line import BadInput, data_folder_option
-from benchmark_control_plane.judge.experiment_schema import StreamSection, WorkloadSection
+from benchmark_control_plane.capacity.workload_source import workload_of
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.records import slo_targets
-from benchmark_control_plane.judge.workload import plan_requests
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.output import print_table
-from controlplane.config import Config, ConfigError, parse
-from controlplane.config.loader import parse_as, read_yaml
+from controlplane.config import Config, parse
+from controlplane.config.loader import read_yaml
 from controlplane.config.packaged import config_path
 from controlplane.service.bootstrap import plan_of
 from controlplane.service.preflight import device_facts
@@ -33,48 +29,40 @@ _NOT_SIMULATED = ("models", "server", "tenants")
 
 def capacity(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises BadInput or ConfigError."""
-    _check_options(options)
+    check_options(options)
     path = config_path(options.config)
     content = read_yaml(path)
     config = parse(content, source=str(path))
-    streams = read_workload(options.workload)
-    _check_workload(config, streams)
+    workload = workload_of(options, [config])
     device = device_facts(options.device)
-    model = device_model(config, plan_of(config), device, step=options.step, embedding=options.embedding)
-    data = data_folder_option(options.data)
-    sample = plan_requests(
-        streams, rate=1.0, seed=options.seed, warmup=0.0, measured=float(_SAMPLE), data=data
+    model = device_model(
+        config,
+        plan_of(config),
+        device,
+        step=options.step or workload.step,
+        embedding=options.embedding or workload.embedding,
+        source="--step and --embedding" if options.step or not workload.step else "the log",
     )
+    sample = workload.plan(1.0, 0.0, float(workload.most or _SAMPLE))
     longest = max((r.prompt_tokens + r.output_tokens for r in sample if not r.lengths), default=0)
-    _check_lengths(model, longest)
+    check_lengths(model, longest)
     bound = stability(sample, model.section, block=model.block_tokens, target=options.attainment)
     assert isinstance(content, dict)
     search = RateSearch(
         Simulated(
-            streams, model.section, simulated_sections(content), _objectives(config),
-            requests=options.requests, seed=options.seed, data=data,
+            workload.plan, model.section, simulated_sections(content), objectives_of(config),
+            requests=options.requests,
         ),
         options.attainment,
         lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
     found = search.run(bound, steps=options.steps)
-    assumptions = [*model.assumptions, *_assumptions(options)]
+    assumptions = [*model.assumptions, *workload.assumptions, *_assumptions(options)]
     if options.json:
         print(json.dumps(_facts(options, bound, search, found, assumptions), indent=1))
     else:
         _print(options, bound, found, assumptions)
     return ExitStatus.NOT_ATTAINED if undersized(found) else ExitStatus.DONE
-
-
-def read_workload(given: str) -> Mapping[str, StreamSection]:
-    """Streams of a file, or of YAML in braces. Raises ConfigError."""
-    if not given.lstrip().startswith("{"):
-        return parse_as(WorkloadSection, read_yaml(Path(given)), source=given).streams
-    try:
-        content = yaml.safe_load(given)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--workload: not YAML: {error}") from error
-    return parse_as(WorkloadSection, {"streams": content}, source="--workload").streams
 
 
 def simulated_sections(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +72,8 @@ def simulated_sections(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**sections, **({"predictors": kept} if kept else {})}
 
 
-def _check_options(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
+    """Raises BadInput if an option that concerns the simulation is out of range."""
     if not 0 < options.attainment < 1:
         raise BadInput(f"--attainment={options.attainment}: should be above 0 and below 1, for example 0.9")
     if not 50 <= options.requests <= 100_000:
@@ -93,20 +82,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise BadInput(f"--steps={options.steps}: should be from 0 to 20")
 
 
-def _check_workload(config: Config, streams: Mapping[str, StreamSection]) -> None:
-    """Raises BadInput if the configuration does not serve the workload."""
-    for name, stream in streams.items():
-        for used in (stream.service_class, stream.embed_class):
-            if used is not None and used not in config.classes:
-                raise BadInput(
-                    f"streams.{name}: class {used!r} is not in the configuration's classes "
-                    f"({', '.join(sorted(config.classes))}); change the stream or add the class"
-                )
-        if stream.kind != "generate" and not config.models.embeddings:
-            raise BadInput(f"streams.{name}: kind: {stream.kind} needs models.embeddings; add one")
-
-
-def _check_lengths(model: DeviceModel, longest: int) -> None:
+def check_lengths(model: DeviceModel, longest: int) -> None:
+    """Raises BadInput if the longest request does not fit into the model's context."""
     if longest > model.section.max_model_tokens:
         raise BadInput(
             f"--workload: a request has {longest:,} tokens and max_model_len is "
@@ -114,7 +91,8 @@ def _check_lengths(model: DeviceModel, longest: int) -> None:
         )
 
 
-def _objectives(config: Config) -> dict[str, Any]:
+def objectives_of(config: Config) -> dict[str, Any]:
+    """The objectives of each class."""
     stated = {
         name: {key: value for key in _OBJECTIVES if (value := getattr(section, key)) is not None}
         for name, section in config.classes.items()

@@ -15,12 +15,14 @@ from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSecti
 from controlplane.config import Config
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 from controlplane.core.kv_geometry import DTYPE_BYTES, GeometryError
-from controlplane.service.bootstrap import model_facts
+from controlplane.service.engine_builders import model_facts
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
 from controlplane.service.preflight import DeviceFacts, estimated_workspace_bytes
 
 # vLLM's defaults of its server, without which the configuration states no value.
 _MAX_NUM_SEQS, _MAX_NUM_BATCHED_TOKENS = 256, 2_048
+# Of a configuration without a chat model, which has no KV cache.
+_BLOCK_TOKENS = 16
 # Tokens of an input in the batch on which the line of the embedding time is fitted.
 _INPUT_TOKENS = 512
 
@@ -43,44 +45,51 @@ def device_model(
     *,
     step: StepLine | None,
     embedding: tuple[float, float] | None,
+    source: str = "--step and --embedding",
 ) -> DeviceModel:
-    """The model of a configuration with a chat model.
+    """The model of a configuration; `source` says where the stated times are from.
 
     Raises BadInput if a step time is neither given nor known, ConfigError if a model cannot be read.
     """
     chat = config.models.chat
-    if chat is None or plan.geometry is None:
-        raise BadInput(
-            "models.chat: missing; the capacity of a configuration without a chat model is not modelled"
-        )
     encoder = config.models.embeddings[0] if config.models.embeddings else None
+    if chat is None and encoder is None:
+        raise BadInput("models: neither chat nor embeddings; the capacity of rerankers alone is not modelled")
     assumptions = [_memory_text(config, plan)]
-    if step is None or (embedding is None and encoder is not None):
-        at = _rooflined(device, chat)
+    if (step is None and chat is not None) or (embedding is None and encoder is not None):
+        at = _rooflined(device, None if chat is None else chat.engine.get("dtype"))
         assumptions.append(
             f"Step times are those of a roofline of {device.text}, not measured; give --step and --embedding."
         )
-        step = step or _step_line(at, chat, plan)
+        if step is None and chat is not None:
+            step = _step_line(at, chat, plan)
         if embedding is None and encoder is not None:
             embedding = _embedding_line(at, encoder)
     else:
-        assumptions.append("Step times are those of --step and --embedding.")
+        assumptions.append(f"Step times are those of {source}.")
     if len(config.models.encoders) > 1 and encoder is not None:
         assumptions.append(f"All embeddings run on {encoder.served_name}; rerankers are not simulated.")
-    values: Mapping[str, Any] = {} if encoder is None else _encoder(encoder)
     section = SimulatedDeviceSection(
-        step=step,
         embedding=embedding or (0.0, 0.0),
-        kv_memory=plan.kv_bytes,
-        kv_bytes_per_token=plan.geometry.bytes_per_token,
-        max_model_tokens=plan.max_model_tokens,
-        max_running=int(chat.engine.get("max_num_seqs") or _MAX_NUM_SEQS),
-        step_tokens=int(chat.engine.get("max_num_batched_tokens") or _MAX_NUM_BATCHED_TOKENS),
         pool=None if config.static_quota_reason() else plan.pool_bytes,
-        prefix_cache=chat.engine.get("enable_prefix_caching", True) is not False,
-        **values,
+        **({} if encoder is None else _encoder(encoder)),
+        **({} if chat is None or step is None else _engine(chat, plan, step)),
     )
-    return DeviceModel(section, plan.geometry.block_tokens, assumptions)
+    block = _BLOCK_TOKENS if plan.geometry is None else plan.geometry.block_tokens
+    return DeviceModel(section, block, assumptions)
+
+
+def _engine(chat: ChatModel, plan: MemoryPlan, step: StepLine) -> Mapping[str, Any]:
+    assert plan.geometry is not None
+    return {
+        "step": step,
+        "kv_memory": plan.kv_bytes,
+        "kv_bytes_per_token": plan.geometry.bytes_per_token,
+        "max_model_tokens": plan.max_model_tokens,
+        "max_running": int(chat.engine.get("max_num_seqs") or _MAX_NUM_SEQS),
+        "step_tokens": int(chat.engine.get("max_num_batched_tokens") or _MAX_NUM_BATCHED_TOKENS),
+        "prefix_cache": chat.engine.get("enable_prefix_caching", True) is not False,
+    }
 
 
 def _memory_text(config: Config, plan: MemoryPlan) -> str:
@@ -90,8 +99,8 @@ def _memory_text(config: Config, plan: MemoryPlan) -> str:
     )
 
 
-def _rooflined(device: DeviceFacts, chat: ChatModel) -> roofline.Device:
-    """The device's roofline, of a CPU measured in some tens of milliseconds."""
+def _rooflined(device: DeviceFacts, dtype: object) -> roofline.Device:
+    """The device's roofline, of a CPU measured in some tens of milliseconds with this type of numbers."""
     if device.roofline is not None:
         return device.roofline
     if device.is_gpu:
@@ -99,7 +108,7 @@ def _rooflined(device: DeviceFacts, chat: ChatModel) -> roofline.Device:
             f"the roofline of {device.text} is not known; give --step and --embedding, or a known --device"
         )
     try:
-        return roofline.measure_cpu(str(chat.engine.get("dtype") or "bfloat16"))
+        return roofline.measure_cpu(str(dtype or "bfloat16"))
     except (ImportError, AttributeError) as error:
         raise BadInput(f"the CPU cannot be measured ({error}); give --step and --embedding") from error
 

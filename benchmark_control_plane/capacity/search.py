@@ -10,27 +10,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.capacity.stability import Stability
 from benchmark_control_plane.judge import analysis
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection, StreamSection
+from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.frontier_search import highest_load
 from benchmark_control_plane.judge.open_loop_client import RunResult, open_loop
 from benchmark_control_plane.judge.records import RequestRecord, SloTargets, without_warmup
 from benchmark_control_plane.judge.simulated_target import simulated_target
-from benchmark_control_plane.judge.workload import plan_requests
+from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator import virtual_time
 from controlplane.core.decision import Outcome
 
 LOADS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Rates tried first, as parts of the highest that any policy could sustain."""
-_WARM_UP_SHARE = 0.25
+WARM_UP_SHARE = 0.25
+"""Requests of the warm-up as a part of those that count."""
 _DRAIN_SECONDS = 60.0
 _Z95 = 1.96
 
 Say = Callable[[str], None]
+Plan = Callable[[float, float, float], Sequence[PlannedRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +39,25 @@ class Simulated:
     """What is simulated.
 
     Attributes:
-        streams: the workload.
+        plan: the requests of the workload at a rate (requests per second), within seconds of warm-up and
+            seconds that count; those of the warm-up have negative times.
         device: device and engines.
         sections: sections of the server's YAML, without models.
         objectives: objectives by class.
         requests: requests of one run, the warm-up not counted.
-        seed: seed of the workload.
-        data: folder of traces.
     """
 
-    streams: Mapping[str, StreamSection]
+    plan: Plan
     device: SimulatedDeviceSection
     sections: Mapping[str, Any]
     objectives: Mapping[str, SloTargets]
     requests: int
-    seed: int
-    data: Path
 
     def at(self, rate: float) -> list[RequestRecord]:
         """Records of a run at `rate` requests per second, without those of the warm-up."""
         measured = self.requests / rate
-        warmup = _WARM_UP_SHARE * measured
-        planned = plan_requests(
-            self.streams, rate=rate, seed=self.seed, warmup=warmup, measured=measured, data=self.data
-        )
+        warmup = WARM_UP_SHARE * measured
+        planned = self.plan(rate, warmup, measured)
 
         async def play() -> RunResult:
             async with simulated_target(self.device, self.sections, has_gate=True) as target:

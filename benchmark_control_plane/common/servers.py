@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Server:
         ready_path: path that returns 200 once the server accepts requests.
         process_id: process id once it runs.
         threads: OMP_NUM_THREADS; two servers with a thread per core would contend for the cores.
+        variables: environment variables besides those of this process.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Server:
     ready_path: str
     process_id: int | None = None
     threads: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -75,6 +77,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def cpu_seconds(process_id: int) -> float:
+    """CPU time of a process so far."""
+    # Fields after the name of the program, which is in parentheses.
+    fields = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def tandem_server(config: Mapping[str, Any], file: Path, *, name: str = "tandem") -> Server:
@@ -168,7 +177,7 @@ def _process(server: Server, log: Path, *, own_session: bool) -> Iterator[subpro
             server.command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(server.threads),
+            env=_environment(server.threads) | dict(server.variables),
             start_new_session=own_session,
             process_group=None if own_session else 0,
         )

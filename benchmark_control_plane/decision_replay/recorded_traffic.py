@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -42,19 +43,21 @@ class DeviceCosts:
     embedding: tuple[float, float, float]
 
     def batch_time(self, *, slower: float = 1.0) -> BatchTime:
-        """The time of a step of the simulated device, times `slower`."""
-        base, decode, cell, prompt_token = (slower * cost for cost in self.step)
-        start, token, square = (slower * cost for cost in self.embedding)
+        """The time of a step of the simulated device, times `slower`; it can be sent to another process."""
+        step = tuple(slower * cost for cost in self.step)
+        embedding = tuple(slower * cost for cost in self.embedding)
+        return partial(_batch_seconds, step, embedding)
 
-        def seconds(load: StepLoad) -> float:
-            took = 0.0
-            if load.has_llm:
-                took = base + decode * load.decodes + cell * load.cells + prompt_token * load.prefill_tokens
-            if load.inputs:
-                took += start + (token + square * load.length) * load.inputs * load.length
-            return took
 
-        return seconds
+def _batch_seconds(step: Sequence[float], embedding: Sequence[float], load: StepLoad) -> float:
+    took = 0.0
+    if load.has_llm:
+        base, decode, cell, prompt_token = step
+        took = base + decode * load.decodes + cell * load.cells + prompt_token * load.prefill_tokens
+    if load.inputs:
+        start, token, square = embedding
+        took += start + (token + square * load.length) * load.inputs * load.length
+    return took
 
 
 @dataclass(frozen=True, slots=True)

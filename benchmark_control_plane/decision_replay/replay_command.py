@@ -21,7 +21,7 @@ from benchmark_control_plane.decision_replay.self_check import (
     check_replay,
 )
 from benchmark_control_plane.decision_replay.what_if import ClassChange, WhatIf, predict
-from controlplane.config import ConfigError, load
+from controlplane.config import Config, ConfigError, load
 from controlplane.config.packaged import config_path
 from controlplane.config.redacted import redacted_values
 from controlplane.service.decision_log.decision_log import read_salt, tenant_hash
@@ -39,7 +39,7 @@ def replay_log(log: Path, config: Path | None, *, is_json: bool) -> int:
     try:
         traffic = read_traffic(log)
         if config is not None:
-            other = _other_sections(config, log, traffic)
+            other = sections_for(traffic, log, load(config_path(config)), source=str(config))
         _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
         check = check_replay(traffic)
         answer = None
@@ -69,19 +69,21 @@ def verdict(figures: Sequence[CheckedFigure]) -> list[str]:
     return found
 
 
-def _other_sections(path: Path, log: Path, traffic: RecordedTraffic) -> dict[str, Any]:
-    """The sections of the other configuration. Raises ConfigError, or BadInput if it lacks a class."""
-    config = load(config_path(path))
+def sections_for(traffic: RecordedTraffic, log: Path, config: Config, *, source: str) -> dict[str, Any]:
+    """The sections of a configuration for a replay of this log; `source` names it in errors.
+
+    Raises BadInput if it lacks a class of the log, or has tenants that cannot be matched.
+    """
     salt = read_salt(log if log.is_dir() else log.parent)
     if config.tenants and salt is None:
         raise BadInput(
-            f"{path}: tenants: the log came without its file tenant-salt, so they cannot be matched; add the "
-            "file or remove the tenants"
+            f"{source}: tenants: the log came without its file tenant-salt, so they cannot be matched; add "
+            "the file or remove the tenants"
         )
     missing = sorted({row["class"] for row in traffic.rows} - set(config.classes))
     if missing:
         raise BadInput(
-            f"{path}: classes: the log has requests of {', '.join(missing)}, which it lacks; add the class"
+            f"{source}: classes: the log has requests of {', '.join(missing)}, which it lacks; add the class"
         )
     values = redacted_values(config, lambda name: tenant_hash(name, salt or b""))
     found = served_sections(values, _NO_FACTS)
@@ -98,7 +100,8 @@ def _named(group: Group) -> str:
     return f"{group[0]} ({group[1]})"
 
 
-def _text(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> Iterator[str]:
+def check_text(traffic: RecordedTraffic, check: SelfCheck) -> Iterator[str]:
+    """Lines on what was left out of the log, and on every figure of the self-check."""
     yield from (f"left out: {line}" for line in traffic.left_out)
     yield "self-check on the second half of the log (measured, replayed, tolerance):"
     for each in check.figures:
@@ -111,6 +114,10 @@ def _text(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> 
     if not check.figures:
         yield "nothing could be judged: record more requests"
     yield from verdict(check.figures)
+
+
+def _text(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> Iterator[str]:
+    yield from check_text(traffic, check)
     if answer is not None:
         yield "attainment under the other configuration:"
         for change in answer.classes:
@@ -140,7 +147,8 @@ def _ended(result: RequestResult) -> str:
     )
 
 
-def _as_json(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> dict[str, Any]:
+def check_facts(traffic: RecordedTraffic, check: SelfCheck) -> dict[str, Any]:
+    """The same as values of JSON."""
     return {
         "requests": len(traffic.rows),
         "left_out": list(traffic.left_out),
@@ -150,5 +158,8 @@ def _as_json(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) 
             "not_judged": list(check.not_judged),
             "verdict": verdict(check.figures),
         },
-        "what_if": None if answer is None else asdict(answer),
     }
+
+
+def _as_json(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> dict[str, Any]:
+    return {**check_facts(traffic, check), "what_if": None if answer is None else asdict(answer)}

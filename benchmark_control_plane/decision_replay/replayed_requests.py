@@ -52,15 +52,22 @@ def logged_results(rows: Sequence[Row]) -> list[RequestResult]:
 
 
 def replayed_results(
-    traffic: RecordedTraffic, sections: Mapping[str, Any], *, machine: Machine | None = None, seed: int = 0
+    traffic: RecordedTraffic,
+    sections: Mapping[str, Any],
+    *,
+    machine: Machine | None = None,
+    seed: int = 0,
+    is_block: bool = False,
 ) -> list[RequestResult]:
     """What the live gate and engine policies do with the same requests. Raises ConfigError.
 
     A length predictor that needs no prompts learns again as it did; in place of any other, each request has
-    the forecast that it had.
+    the forecast that it had. In a block of a log, `history` could not learn what it knew by then, so there
+    each request has its forecast, too.
     """
     predictor = sections.get("admission", {}).get("length_predictor")
-    lengths = None if predictor in _WITHOUT_PROMPTS else LoggedForecasts(traffic.rows)
+    learns = predictor == "max-tokens" if is_block else predictor in _WITHOUT_PROMPTS
+    lengths = None if learns else LoggedForecasts(traffic.rows)
     found = simulate(traffic.offered(seed), machine or traffic.machine, sections, lengths=lengths)
     return [_result(record, row) for record, row in zip(found.records, traffic.rows, strict=True)]
 

@@ -6,7 +6,7 @@ alone moves a figure by more than its tolerance, the system was saturated, and i
 from costs that are 5 % off; where it does not, the model of the device is wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -22,9 +22,10 @@ from benchmark_control_plane.decision_replay.replayed_requests import (
 )
 
 _LEAST_SHARE, _LATENCY_SHARE = 0.03, 0.15
-_SLOWER = 1.05
+SLOWER = 1.05
+"""Times of the slower device, as a multiple."""
 LEAST_JUDGED = 20
-"""Requests below which a class is not judged."""
+"""Requests below which a class is not judged; a quantile is judged if so many requests are above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,33 @@ class SelfCheck:
 
 def check_replay(traffic: RecordedTraffic) -> SelfCheck:
     """Replays the whole log and judges its second half."""
-    middle, measured = traffic.middle, logged_results(traffic.rows)
-    groups = groups_of(traffic, lambda row: row["at"] >= middle)
+    middle = traffic.middle
+    return checked(
+        groups_of(traffic, lambda row: row["at"] >= middle),
+        logged_results(traffic.rows),
+        replayed_results(traffic, traffic.sections),
+        lambda: replayed_results(traffic, traffic.sections, machine=traffic.slower(SLOWER)),
+    )
+
+
+def checked(
+    groups: Mapping[Group, Sequence[int]],
+    measured: Sequence[RequestResult],
+    replayed: Sequence[RequestResult],
+    on_slower: Callable[[], Sequence[RequestResult]],
+) -> SelfCheck:
+    """Judges a replay.
+
+    Args:
+        groups: positions of the judged requests by class and kind.
+        measured: what the log says of each request.
+        replayed: what the replay says.
+        on_slower: what a replay on a device slower by `SLOWER` says; called only if a figure is off.
+    """
     judged = {group: numbers for group, numbers in groups.items() if len(numbers) >= LEAST_JUDGED}
-    replayed = replayed_results(traffic, traffic.sections)
     figures = _figures(judged, measured, replayed)
     if any(not figure.is_reproduced for figure in figures):
-        slower = replayed_results(traffic, traffic.sections, machine=traffic.slower(_SLOWER))
-        on_slower = _figures(judged, measured, slower)
+        slower = {(each.group, each.name): each for each in _figures(judged, measured, on_slower())}
         figures = [
             CheckedFigure(
                 each.group,
@@ -82,8 +102,10 @@ def check_replay(traffic: RecordedTraffic) -> SelfCheck:
                 each.tolerance,
                 is_saturated=any(
                     abs(other.replayed - same.replayed) > same.tolerance
-                    for other, same in zip(on_slower, figures, strict=True)
+                    for same in figures
                     if same.group == each.group
+                    # A quantile that is judged on one device may have too few requests on the other.
+                    and (other := slower.get((same.group, same.name))) is not None
                 ),
             )
             for each in figures
@@ -92,7 +114,9 @@ def check_replay(traffic: RecordedTraffic) -> SelfCheck:
 
 
 def _figures(
-    judged: dict[Group, list[int]], measured: Sequence[RequestResult], replayed: Sequence[RequestResult]
+    judged: Mapping[Group, Sequence[int]],
+    measured: Sequence[RequestResult],
+    replayed: Sequence[RequestResult],
 ) -> list[CheckedFigure]:
     found = []
     for group, numbers in judged.items():
@@ -105,8 +129,12 @@ def _figures(
                 group, "rejected", was.rejected, would.rejected, _share_tolerance(was.rejected, was)
             ),
         ]
-        for name, one, other in (("p50_ms", was.p50_ms, would.p50_ms), ("p90_ms", was.p90_ms, would.p90_ms)):
-            if one is not None and other is not None and min(was.served, would.served) >= LEAST_JUDGED:
+        fewest = min(was.served, would.served)
+        for name, level, one, other in (
+            ("p50_ms", 0.5, was.p50_ms, would.p50_ms),
+            ("p90_ms", 0.9, was.p90_ms, would.p90_ms),
+        ):
+            if one is not None and other is not None and (1 - level) * fewest >= LEAST_JUDGED - 1e-9:
                 found.append(CheckedFigure(group, name, one, other, _LATENCY_SHARE * one))
     return found
 

@@ -33,7 +33,7 @@ from controlplane.core.ports import Vectors
 from controlplane.core.request import Kind
 from controlplane.core.request import Request as Asked
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.bootstrap import embedder_of
+from controlplane.service.engine_builders import embedder_of
 
 _CLIENT_CLOSED_REQUEST = 499
 

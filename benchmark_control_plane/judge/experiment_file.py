@@ -4,6 +4,7 @@ Checks across sections happen here: names that must exist elsewhere in the file,
 device, and sections of Tandem's configuration, which are checked by the server's own parser.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,11 +26,14 @@ from benchmark_control_plane.judge.experiment_schema import (
     Times,
     WindowSection,
 )
+from benchmark_control_plane.judge.workflow_stages import WorkflowDeadlines
 from controlplane.config import ConfigError, parse
 from controlplane.config.active_mechanisms import unused_keys
 from controlplane.config.fields import STRICT, Fraction, Name
 from controlplane.config.loader import parse_as, read_yaml
 
+EXTENDED_FILE = re.compile(r"^# --- (\S+\.ya?ml)$\n", re.MULTILINE)
+"""Line between the text of a file and that of the one it extends."""
 _ANY_OBJECTIVE_MS = 1_000.0
 _QUICK_LOADS, _QUICK_MEASURED_S = 2, 6.0
 
@@ -106,14 +110,18 @@ class Experiment:
 def read_experiment(path: Path, data: Path) -> Experiment:
     """Parses and validates an experiment; raises BadInput with one line per mistake."""
     try:
-        content, text = _read_extended(path)
-        plan = parse_as(ExperimentPlan, content, source=str(path))
+        content, text = read_extended(path)
+        return Experiment(parsed(content, path), text, data)
     except ConfigError as error:
         raise BadInput(str(error)) from error
-    return Experiment(plan, text, data)
 
 
-def _read_extended(path: Path) -> tuple[object, str]:
+def parsed(content: object, path: Path) -> ExperimentPlan:
+    """Plan with this content. Raises ConfigError, whose lines begin with `path`."""
+    return parse_as(ExperimentPlan, content, source=str(path))
+
+
+def read_extended(path: Path) -> tuple[object, str]:
     """Content and text of a file, merged over the file in the same folder that it `extends`.
 
     The file states only differences. Its lists replace those of the base; a name in `systems` refers to a
@@ -235,12 +243,26 @@ def _missing_endpoints(plan: ExperimentPlan, system: str, endpoints: Endpoints) 
                 yield f"system {system!r}: endpoints.{name}: missing; stream {stream!r} needs it"
 
 
+def _deadline_problems(plan: ExperimentPlan, system: str, deadlines: WorkflowDeadlines) -> Iterator[str]:
+    workflows = {name: stream for name, stream in plan.streams.items() if stream.deadline_ms is not None}
+    if not workflows:
+        yield f"system {system!r}: deadlines: no stream has a deadline_ms; add it to one of kind: retrieval"
+    for name, stream in workflows.items():
+        if deadlines.shares and set(deadlines.shares) != set(stream.stages):
+            yield (
+                f"system {system!r}: deadlines.shares name {', '.join(deadlines.shares)} and stream {name!r} "
+                f"has the stages {', '.join(stream.stages)}; give each its share"
+            )
+
+
 def _system_problems(plan: ExperimentPlan, system: SystemSection) -> Iterator[str]:
     for stream in system.arrivals:
         if stream not in plan.streams:
             yield f"system {system.name!r}: arrivals of {stream!r}, which is not in streams"
     if unknown := sorted(set(system.seeds or ()) - set(plan.seeds)):
         yield f"system {system.name!r}: seed {unknown[0]} is not among the experiment's; add it there"
+    if system.deadlines is not None:
+        yield from _deadline_problems(plan, system.name, system.deadlines)
     if system.endpoints is not None:
         yield from _missing_endpoints(plan, system.name, system.endpoints)
     if (system.tandem is not None or system.split or system.variants) and plan.live is None:

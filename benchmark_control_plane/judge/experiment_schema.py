@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
 from benchmark_control_plane.judge.traces import NAMED
+from benchmark_control_plane.judge.workflow_stages import STAGES, WorkflowDeadlines
 from controlplane.config.fields import STRICT, Bytes, Fraction, Milliseconds, Name
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 
@@ -127,7 +128,7 @@ _KEYS_BY_KIND: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "embed": (("prompt_tokens",), ("batch",)),
     "retrieval": (
         ("prompt_tokens", "output_tokens", "query_tokens"),
-        ("max_tokens", "embed_class", "shared_prefix"),
+        ("max_tokens", "embed_class", "shared_prefix", "passages", "passage_tokens", "deadline_ms"),
     ),
 }
 """By kind: lengths that the stream or its trace must give, and further keys that are allowed."""
@@ -137,8 +138,10 @@ _KEYS_BY_KIND: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 class StreamSection:
     """A workload stream, with its relative share of the requests.
 
-    A retrieval is two requests: an embedding of class `embed_class`, and a generation sent when the embedding
-    is complete. A trace without `arrivals` is replayed, with time scaled to the stream's rate; with
+    A retrieval is an embedding of class `embed_class`, and a generation sent when the embedding is complete.
+    With `passages` so many inputs of `passage_tokens` are scored between them, also in `embed_class`. With
+    `deadline_ms` the stages of a retrieval are a workflow, of which the last response is due so long after
+    the first request. A trace without `arrivals` is replayed, with time scaled to the stream's rate; with
     `arrivals` its rows are drawn at random. `max_tokens` is the limit that the client requests, if it should
     differ from the output length (simulator only; on a real engine the limit is the output length).
     `prompt_tokens` include the `shared_prefix`.
@@ -156,16 +159,27 @@ class StreamSection:
     query_tokens: LengthsSection | None = None
     max_tokens: Tokens | None = None
     batch: LengthsSection | None = None
+    passages: LengthsSection | None = None
+    passage_tokens: LengthsSection | None = None
+    deadline_ms: Milliseconds | None = None
     shared_prefix: SharedPrefixSection | None = None
+
+    @property
+    def stages(self) -> Sequence[str]:
+        """The requests of one arrival of a retrieval, in order; one for any other kind."""
+        if self.kind != "retrieval":
+            return (self.kind,)
+        return STAGES if self.passages is not None else tuple(name for name in STAGES if name != "rerank")
 
     def __post_init__(self) -> None:
         lengths, others = _KEYS_BY_KIND[self.kind]
-        lengths_of_kinds = ("prompt_tokens", "output_tokens", "query_tokens", "batch")
-        for name in (*lengths_of_kinds, "max_tokens", "embed_class", "shared_prefix"):
+        for name in sorted({key for keys in _KEYS_BY_KIND.values() for part in keys for key in part}):
             if getattr(self, name) is not None and name not in (*lengths, *others):
                 raise ValueError(f"{name}: kind: {self.kind} takes none; drop it")
         if self.kind == "retrieval" and self.embed_class is None:
             raise ValueError("embed_class: missing; kind: retrieval needs it")
+        if (self.passages is None) != (self.passage_tokens is None):
+            raise ValueError("passages and passage_tokens go together; give both or none")
         for name in lengths:
             is_traced = self.trace is not None and (name != "query_tokens" or self.trace.has_queries)
             if is_traced and getattr(self, name) is not None:
@@ -248,13 +262,14 @@ class CapacitySection:
 
 @section(frozen=True, config=STRICT)
 class Pinned:
-    """CPU cores of a server process and its number of compute threads.
+    """CPU cores of a server process, its number of compute threads and its niceness.
 
     With `idle` (embedder only) the process that computes runs in Linux's idle scheduling class.
     """
 
     cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
     threads: Annotated[int, Field(ge=1)] = 1
+    nice: Annotated[int, Field(ge=0, le=19)] = 0
     idle: bool = False
 
 
@@ -307,13 +322,14 @@ class SimulatedDeviceSection:
     """A simulated device.
 
     `step` holds the seconds of an engine step: base, per prompt token, per decoding request and per KV cell
-    read; `embedding` those of an embedding batch: base and per padded token. With `pool`, KV cache and
-    embedding workspace share that memory as divided by the `quota` section of each system; otherwise each has
-    its own. Without `prefix_cache` requests with a `shared_prefix` compute and hold it each on its own.
+    read; `embedding` those of a pass: base and per padded token, `embedding_squares` per input and squared
+    length. With `pool`, KV cache and workspace share that memory by the `quota` of a system; otherwise each
+    has its own. Without `prefix_cache` requests with a `shared_prefix` compute and hold it each on its own.
     """
 
     step: tuple[float, float, float, float] = (0.0067, 2.0e-5, 7.6e-5, 1.0e-8)
     embedding: tuple[float, float] = (0.003, 4.0e-6)
+    embedding_squares: Annotated[float, Field(ge=0)] = 0.0
     kv_memory: Bytes | None = None
     kv_bytes_per_token: Bytes = 131_072
     max_model_tokens: Tokens = 4_096
@@ -342,7 +358,8 @@ class SystemSection:
 
     Exactly one of `tandem` (sections of the server's YAML), `split`, `endpoints`, `simulated` (sections, on
     the simulated device) and `ungated` (simulated engines without the gate). Of `variants` of a split, the
-    best one in a trial run is measured. `loads` and `seeds` replace those of the experiment.
+    best one in a trial run is measured. `deadlines` is what requests of a workflow state of its deadline;
+    without it nothing. `loads` and `seeds` replace those of the experiment.
     """
 
     name: Name
@@ -358,6 +375,7 @@ class SystemSection:
     arrivals: Mapping[Name, Arrivals] = field(default_factory=dict)
     loads: tuple[Positive, ...] | None = None
     seeds: tuple[int, ...] | None = None
+    deadlines: WorkflowDeadlines | None = None
     frontier: bool = True
 
     def __post_init__(self) -> None:

@@ -35,6 +35,7 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _EMBEDDINGS = "/v1/embeddings"
 _NO_CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_END_TO_END = "x-slo-e2e-ms"
 _DROPPED = "x-llm-d-request-dropped-reason"
 
 
@@ -103,38 +104,47 @@ class HttpTarget:
         self._prepared: dict[str, bytes] = {}
 
     def prepare(self, plan: Sequence[PlannedRequest], seed: int) -> None:
-        """Builds the requests in advance, so that the run only sends them."""
+        """Builds the bodies in advance, so that the run only sends them."""
         draw = random.Random(seed)
-        self._prepared = {planned.id: self._request(planned, draw) for planned in plan}
+        self._prepared = {planned.id: self._body(planned, draw) for planned in plan}
 
     async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
         """Sends a request and fills `answer` as the response arrives."""
-        at = self._at[planned.kind]
-        if at is None:
-            raise ValueError(f"no endpoint serves {planned.kind} requests; add one or drop their streams")
-        request = self._prepared.pop(planned.id, None) or self._request(planned, random.Random(planned.id))
+        endpoint, pool = self._served(planned)
+        body = self._prepared.pop(planned.id, None) or self._body(planned, random.Random(planned.id))
+        request = self._request(planned, endpoint, body)
         stream = _Stream(answer, self._clock, is_stream=planned.kind is Kind.GENERATE)
 
         def on_send() -> None:
             answer.sent = self._clock()
 
         try:
-            head = await at[1].exchange(request, stream.take, on_send=on_send)
+            head = await pool.exchange(request, stream.take, on_send=on_send)
         except OSError as error:
             answer.loss, answer.error = Outcome.FAILED, str(error)
             return
         _close(answer, head, stream, self._clock(), planned.output_tokens)
 
-    def _request(self, planned: PlannedRequest, draw: random.Random) -> bytes:
+    def _served(self, planned: PlannedRequest) -> tuple[Endpoint, Connections]:
+        """The endpoint of a request; raises ValueError if there is none."""
         at = self._at[planned.kind]
         if at is None:
             raise ValueError(f"no endpoint serves {planned.kind} requests; add one or drop their streams")
-        endpoint = at[0]
+        return at
+
+    def _request(self, planned: PlannedRequest, endpoint: Endpoint, body: bytes) -> bytes:
         headers: dict[str, str] = {}
         if self._dialect.names_classes:
             headers[HEADER_SERVICE_CLASS] = planned.service_class
+            if planned.e2e_ms is not None:
+                headers[_END_TO_END] = f"{planned.e2e_ms:.3f}"
         if (key := self._dialect.tenant_keys.get(planned.tenant, endpoint.api_key)) is not None:
             headers["authorization"] = f"Bearer {key}"
+        path = _EMBEDDINGS if planned.kind is Kind.EMBED else _PATHS[endpoint.api]
+        return request_bytes(Address.of(endpoint.url), "POST", path, body, headers)
+
+    def _body(self, planned: PlannedRequest, draw: random.Random) -> bytes:
+        endpoint, _ = self._served(planned)
         if planned.kind is Kind.EMBED:
             body: dict[str, Any] = {
                 "model": endpoint.model,
@@ -144,14 +154,13 @@ class HttpTarget:
             if self._dialect.names_classes and not endpoint.text:
                 # Drawn ids lack the model's special tokens.
                 body["token_ids"] = "as-given"
-            path = _EMBEDDINGS
-        else:
-            body, path = _generation(planned, endpoint, draw), _PATHS[endpoint.api]
-            if self._dialect.written is not None and isinstance(body.get("prompt"), list):
-                body["prompt"] = self._dialect.written(body["prompt"])
-            if self._dialect.priorities is not None:
-                body["priority"] = self._dialect.priorities.get(planned.service_class, 0)
-        return request_bytes(Address.of(endpoint.url), "POST", path, orjson.dumps(body), headers)
+            return orjson.dumps(body)
+        body = _generation(planned, endpoint, draw)
+        if self._dialect.written is not None and isinstance(body.get("prompt"), list):
+            body["prompt"] = self._dialect.written(body["prompt"])
+        if self._dialect.priorities is not None:
+            body["priority"] = self._dialect.priorities.get(planned.service_class, 0)
+        return orjson.dumps(body)
 
 
 @asynccontextmanager

@@ -41,6 +41,7 @@ from benchmark_control_plane.judge.open_loop_client import (
 from benchmark_control_plane.judge.records import RequestRecord, slo_targets, without_warmup
 from benchmark_control_plane.judge.simulated_target import simulated_target
 from benchmark_control_plane.judge.systems import Objectives, RunningSystem, running_system
+from benchmark_control_plane.judge.workflow_stages import WorkflowStage
 from benchmark_control_plane.judge.workload import PlannedRequest, plan_requests
 from benchmark_control_plane.simulator import virtual_time
 from controlplane.core.decision import Outcome
@@ -216,10 +217,17 @@ def requests_of(
         name: replace(stream, arrivals=system.arrivals[name]) if name in system.arrivals else stream
         for name, stream in plan.streams.items()
     }
-    return plan_requests(
+    requests = plan_requests(
         streams, rate=rate, seed=seed, warmup=plan.window.warmup_s,
         measured=measured or plan.window.measured_s, data=experiment.data,
     )  # fmt: skip
+    return [r if r.stage is None else replace(r, stage=_stated(plan, system, r.stage)) for r in requests]
+
+
+def _stated(plan: ExperimentPlan, system: SystemSection, stage: WorkflowStage) -> WorkflowStage:
+    """The stage with its deadline scaled as all objectives, and what its request states of it."""
+    scaled = replace(stage, deadline_ms=plan.slo_scale * stage.deadline_ms)
+    return scaled if system.deadlines is None else system.deadlines.applied(scaled)
 
 
 async def _run_with_sampler(

@@ -2,14 +2,15 @@
 
 Open loop, each request is sent at its planned time, independently of all others. Latencies count from that
 time, so a delay in the client, or a bound on its connections, shows in every latency and in the send delay. A
-request that follows another one is due when the response of that one is complete. After the last request is
+request that follows another one is due when the response of that one is complete. A stage of a workflow is
+judged from the start of its first stage, and no stage is sent after the deadline. After the last request is
 sent, unfinished requests have the drain time and are then cut off.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from benchmark_control_plane.judge.records import (
@@ -56,27 +57,46 @@ class _Run:
     origin: float
     on_end: Callable[[], None]
     followers: Mapping[str, Sequence[PlannedRequest]]
-    in_flight: dict[str, tuple[PlannedRequest, float, PartialResponse]] = field(default_factory=dict)
+    in_flight: dict[str, tuple[PlannedRequest, float, PartialResponse, float]] = field(default_factory=dict)
     result: RunResult = field(default_factory=RunResult)
 
-    async def send_and_record(self, planned: PlannedRequest, scheduled: float) -> None:
-        """Sends a request, records its outcome, and then sends its followers, or records them as lost."""
-        answer = PartialResponse()
-        self.in_flight[planned.id] = (planned, scheduled, answer)
-        await self.target.send(planned, answer)
-        self.close(planned, scheduled, answer)
-        for follower in self.followers.get(planned.id, ()):
-            if answer.loss in _LOST_BEFORE:
-                lost = PartialResponse(
-                    loss=answer.loss, error=f"{planned.id}, which this request follows, was lost"
-                )
-                self.close(follower, self.clock(), lost)
-            else:
-                await self.send_and_record(follower, self.clock())
+    async def send_and_record(
+        self, planned: PlannedRequest, scheduled: float, began: float | None = None
+    ) -> None:
+        """Sends a request, records its outcome, and then sends its followers, or records them as lost.
 
-    def close(self, planned: PlannedRequest, scheduled: float, answer: PartialResponse) -> None:
+        `began` is when the first stage of its workflow was due; None: this is the first.
+        """
+        answer, began = PartialResponse(), scheduled if began is None else began
+        if planned.stage is not None:
+            elapsed_ms = 1e3 * (scheduled - began)
+            if elapsed_ms >= planned.stage.deadline_ms:
+                answer.loss, answer.error = Outcome.LATE, "the deadline of the workflow has passed"
+                self.close(planned, scheduled, answer, began)
+                self._lose_followers(planned, answer, began)
+                return
+            planned = replace(planned, e2e_ms=planned.stage.stated_ms(elapsed_ms))
+        self.in_flight[planned.id] = (planned, scheduled, answer, began)
+        await self.target.send(planned, answer)
+        self.close(planned, scheduled, answer, began)
+        if answer.loss in _LOST_BEFORE:
+            self._lose_followers(planned, answer, began)
+            return
+        for follower in self.followers.get(planned.id, ()):
+            await self.send_and_record(follower, self.clock(), began)
+
+    def _lose_followers(self, planned: PlannedRequest, answer: PartialResponse, began: float) -> None:
+        for follower in self.followers.get(planned.id, ()):
+            lost = PartialResponse(
+                loss=answer.loss, error=f"{planned.id}, which this request follows, was lost"
+            )
+            self.close(follower, self.clock(), lost, began)
+            self._lose_followers(follower, lost, began)
+
+    def close(self, planned: PlannedRequest, scheduled: float, answer: PartialResponse, began: float) -> None:
         self.in_flight.pop(planned.id, None)
-        self.add_record(judge_response(planned, scheduled, answer, self.origin, self.objective(planned)))
+        start, objective = self.terms(planned, scheduled, began)
+        self.add_record(judge_response(planned, start, answer, self.origin, objective))
         if answer.sent is not None:
             self.result.lateness.append(max(0.0, answer.sent - scheduled))
 
@@ -84,25 +104,29 @@ class _Run:
         self.result.records.append(record)
         self.on_end()
 
-    def objective(self, planned: PlannedRequest) -> SloTargets:
-        return self.objectives.get(planned.service_class, _NO_OBJECTIVE)
+    def terms(self, planned: PlannedRequest, scheduled: float, began: float) -> tuple[float, SloTargets]:
+        """When the time of a request starts, and its objectives."""
+        if planned.stage is not None:
+            return began, SloTargets(e2e_ms=planned.stage.deadline_ms)
+        return scheduled, self.objectives.get(planned.service_class, _NO_OBJECTIVE)
 
     def cut_off(self) -> None:
         """Records all requests in flight, and their followers, as unfinished."""
         now = self.clock()
-        for planned, scheduled, answer in list(self.in_flight.values()):
+        for planned, scheduled, answer, began in list(self.in_flight.values()):
             # A request that found no connection is delayed more than any that did.
             sent = now if answer.sent is None else answer.sent
             self.result.lateness.append(max(0.0, sent - scheduled))
-            self.add_record(
-                judge_unfinished(planned, scheduled, answer, self.origin, now, self.objective(planned))
-            )
-            for follower in self.followers.get(planned.id, ()):
-                unsent = PartialResponse()
-                self.add_record(
-                    judge_unfinished(follower, now, unsent, self.origin, now, self.objective(follower))
-                )
+            self._cut_off(planned, scheduled, answer, began, now)
         self.in_flight.clear()
+
+    def _cut_off(
+        self, planned: PlannedRequest, scheduled: float, answer: PartialResponse, began: float, now: float
+    ) -> None:
+        start, objective = self.terms(planned, scheduled, began)
+        self.add_record(judge_unfinished(planned, start, answer, self.origin, now, objective))
+        for follower in self.followers.get(planned.id, ()):
+            self._cut_off(follower, now, PartialResponse(), began if follower.stage else now, now)
 
 
 async def open_loop(

@@ -20,10 +20,11 @@ from benchmark_control_plane.judge.experiment_file import (
     Experiment,
     first_variant,
     quick,
-    read_experiment,
 )
+from benchmark_control_plane.judge.experiment_matrix import cell_folder, read_cells
 from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.frontier_search import highest_load
+from benchmark_control_plane.judge.hindsight.hindsight_bounds import HindsightBounds
 from benchmark_control_plane.judge.measurement_stages import (
     Bench,
     Stage,
@@ -35,6 +36,7 @@ from benchmark_control_plane.judge.measurement_stages import (
 from benchmark_control_plane.judge.progress import ProgressDisplay
 from benchmark_control_plane.judge.records import RequestRecord
 from benchmark_control_plane.judge.results import ResultsWriter
+from benchmark_control_plane.report.matrix_results import write_matrix
 
 _SWEEP_LOAD = 1.0
 _TRIES = 2
@@ -48,6 +50,7 @@ class _ExperimentRun:
     """An experiment whose objectives and capacity are known."""
 
     bench: Bench
+    bounds: HindsightBounds
     results: ResultsWriter
     folder: Path
     progress: ProgressDisplay
@@ -66,6 +69,8 @@ class _ExperimentRun:
     ) -> float | None:
         for _ in range(1 if system.is_simulated else _TRIES):
             entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
+            if system.is_simulated and load in (system.loads or self.bench.experiment.plan.loads):
+                entry["bound"] = self.bounds.of(system, load, seed)
             store(entry, records)
             self.progress.report_run(title, entry)
             self.bench.settle(stage, system, load, seed)
@@ -157,7 +162,10 @@ def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: 
         capacity = plan.capacity.rps or saturation(experiment, stage, reference)
     results.measure(unloaded_ms, objectives, capacity)
     progress.print_line(f"100 % load is {capacity:.2f} requests per second")
-    experiment_run = _ExperimentRun(Bench(experiment, objectives, capacity), results, folder, progress)
+    bounds = HindsightBounds(experiment, objectives, capacity)
+    experiment_run = _ExperimentRun(
+        Bench(experiment, objectives, capacity), bounds, results, folder, progress
+    )
     systems = [experiment_run.select_variant(system) for system in plan.systems]
     for first in range(0, len(systems), plan.together):
         experiment_run.run_group(systems[first : first + plan.together])
@@ -180,7 +188,7 @@ def run_experiment(
     is_quick: bool = False,
     data: Path | None = None,
 ) -> int:
-    """Runs an experiment file and writes its results to `out`.
+    """Runs an experiment file and writes its results to `out`, those of a matrix to a folder per cell.
 
     Args:
         path: experiment file.
@@ -197,7 +205,20 @@ def run_experiment(
         BadInput: the file is invalid, or a system did not respond before the first run.
         OSError: `out` is not writable.
     """
-    experiment = read_experiment(path, data_folder_option(data))
+    cells = read_cells(path, data_folder_option(data))
+    if list(cells) == [""]:
+        return _run_one(cells[""], out, seeds, is_quick=is_quick)
+    status = 0
+    for number, (cell, experiment) in enumerate(cells.items(), start=1):
+        print(f"cell {number} of {len(cells)}: {cell}", file=sys.stderr, flush=True)
+        status = _run_one(experiment, out / cell_folder(cell), seeds, is_quick=is_quick)
+        write_matrix(out, path.stem, {name: out / cell_folder(name) for name in list(cells)[:number]})
+        if status:
+            break
+    return status
+
+
+def _run_one(experiment: Experiment, out: Path, seeds: Sequence[int] | None, *, is_quick: bool) -> int:
     if is_quick:
         experiment = replace(experiment, plan=quick(experiment.plan))
     if seeds:

@@ -19,6 +19,7 @@ from benchmark_control_plane.judge.prompts import prompt_ids
 from benchmark_control_plane.judge.records import PartialResponse
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.simulation import Machine, config_of, divide_pool, engines, started
+from benchmark_control_plane.simulator.token_reader import read_to_end
 from controlplane.core.decision import Outcome
 from controlplane.core.generation import Delta, Sampling
 from controlplane.core.kv_geometry import KvGeometry
@@ -27,7 +28,7 @@ from controlplane.service.request_jobs import Caller, EmbedJob, GenerateJob, Req
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
-_BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16
 _BYTES_PER_ELEMENT = 2
 
 
@@ -54,7 +55,7 @@ class SimulatedTarget:
         loop = asyncio.get_running_loop()
         answer.sent = loop.time()
         self._output_tokens[planned.id] = planned.output_tokens
-        caller, hints = Caller(planned.tenant), RequestHints(service_class=planned.service_class)
+        caller, hints = Caller(planned.tenant), RequestHints(planned.service_class, e2e_ms=planned.e2e_ms)
         try:
             if planned.kind is Kind.EMBED:
                 inputs = [range(length) for length in planned.lengths]
@@ -86,9 +87,9 @@ class SimulatedTarget:
             decision = served.ticket.decision
         else:
             deltas = self._generator.generate(job.request, job.prompt, job.sampling)
-        async for delta in deltas:
-            if delta.token_ids:
-                answer.tokens.append(loop.time())
+        await read_to_end(
+            self._generator, job.request.id, deltas, on_token=lambda: answer.tokens.append(loop.time())
+        )
         answer.output_tokens = len(answer.tokens)
         return decision
 
@@ -134,12 +135,14 @@ async def simulated_target(
 
 
 def _machine_of(device: SimulatedDeviceSection) -> Machine:
-    step = sequential(llm_only(affine(*device.step)), embedding_line(*device.embedding))
+    step = sequential(
+        llm_only(affine(*device.step)), embedding_line(*device.embedding, device.embedding_squares)
+    )
     elements = device.kv_bytes_per_token // _BYTES_PER_ELEMENT
     return Machine(
         batch_time=step,
         geometry=KvGeometry(
-            elements_per_token=elements, bytes_per_element=_BYTES_PER_ELEMENT, block_tokens=_BLOCK_TOKENS
+            elements_per_token=elements, bytes_per_element=_BYTES_PER_ELEMENT, block_tokens=BLOCK_TOKENS
         ),
         kv_bytes=device.kv_memory or device.pool,
         max_model_tokens=device.max_model_tokens,

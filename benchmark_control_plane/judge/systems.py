@@ -153,8 +153,9 @@ def embedding_server(live: Live, split: Split) -> Server:
 
 
 def _pinned(pinned: Pinned) -> list[str]:
-    """Command prefix that pins a process to cores."""
-    return ["taskset", "--cpu-list", ",".join(map(str, pinned.cores))] if pinned.cores else []
+    """Command prefix that pins a process to cores and lowers its priority."""
+    cores = ["taskset", "--cpu-list", ",".join(map(str, pinned.cores))] if pinned.cores else []
+    return [*cores, "nice", f"--adjustment={pinned.nice}"] if pinned.nice else cores
 
 
 def as_yaml(section: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from benchmark_control_plane.judge.experiment_schema import (
     TraceSection,
 )
 from benchmark_control_plane.judge.traces import NAMED, TraceColumns, TracedRequest, read_trace
+from benchmark_control_plane.judge.workflow_stages import WorkflowStage
 from controlplane.core.request import Kind
 
 _PRESETS = {
@@ -48,6 +49,8 @@ class PlannedRequest:
         prefix_group: group of requests whose prompts begin with the same tokens.
         prefix_tokens: tokens that the prompt shares with its group.
         after: id of the request whose response must precede this one; `at` is then that request's.
+        stage: place in a workflow with a deadline.
+        e2e_ms: end-to-end objective that the request states; set when a stage is sent.
     """
 
     id: str
@@ -62,6 +65,8 @@ class PlannedRequest:
     after: str | None = None
     prefix_group: str = ""
     prefix_tokens: int = 0
+    stage: WorkflowStage | None = None
+    e2e_ms: float | None = None
 
     @property
     def is_warmup(self) -> bool:
@@ -80,11 +85,11 @@ def plan_requests(
 ) -> list[PlannedRequest]:
     """Plan of all streams, in order of time, then of id.
 
-    `rate` is in requests per second, where a retrieval counts as two. Raises BadInput if a trace cannot be
-    read.
+    `rate` is in requests per second, where a retrieval counts as its two or three. Raises BadInput if a
+    trace cannot be read.
     """
-    # A retrieval is one arrival but two requests.
-    weights = {name: s.share * (2 if s.kind == "retrieval" else 1) for name, s in streams.items()}
+    # A retrieval is one arrival but several requests.
+    weights = {name: s.share * len(s.stages) for name, s in streams.items()}
     total = sum(weights.values())
     found = [
         request
@@ -196,15 +201,29 @@ def _requests(
             name, at, Kind.EMBED, stream.service_class, stream.tenant, sum(lengths), lengths=lengths
         )
     else:
-        query = row.query or draw(stream.query_tokens, rng)
-        embed_class = stream.embed_class or stream.service_class
-        yield PlannedRequest(
-            f"{name}-query", at, Kind.EMBED, embed_class, stream.tenant, query, lengths=(query,)
-        )
-        yield PlannedRequest(
-            f"{name}-~answer", at, Kind.GENERATE, stream.service_class, stream.tenant,
-            row.prompt, row.output, stream.max_tokens, after=f"{name}-query",
+        yield from _retrieval(name, stream, row, generate, rng)
+
+
+def _retrieval(
+    name: str, stream: StreamSection, row: TracedRequest, answer: PlannedRequest, rng: np.random.Generator
+) -> Iterator[PlannedRequest]:
+    """The stages of a retrieval: each is sent when the response of the one before is complete."""
+    query, last = row.query or draw(stream.query_tokens, rng), ""
+    for stage in stream.stages[:-1]:
+        count = 1 if stage == "query" else draw(stream.passages, rng)
+        lengths = tuple(query if stage == "query" else draw(stream.passage_tokens, rng) for _ in range(count))
+        request = PlannedRequest(
+            f"{name}-{stage}", answer.at, Kind.EMBED, stream.embed_class or stream.service_class,
+            stream.tenant, sum(lengths), lengths=lengths, after=last or None,
+            stage=_stage(name, stage, stream),
         )  # fmt: skip
+        yield request
+        last = request.id
+    yield replace(answer, id=f"{name}-~answer", after=last, stage=_stage(name, "answer", stream))
+
+
+def _stage(workflow: str, name: str, stream: StreamSection) -> WorkflowStage | None:
+    return None if stream.deadline_ms is None else WorkflowStage(workflow, name, stream.deadline_ms)
 
 
 def draw(lengths: LengthsSection | None, rng: np.random.Generator) -> int:

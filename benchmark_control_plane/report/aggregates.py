@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmark_control_plane.report.schema import FrontierRow, Results, RunFigures, SystemInfo
+from benchmark_control_plane.report.schema import FrontierRow, HindsightBound, Results, RunFigures, SystemInfo
 
 OVERALL = "overall"
 
@@ -70,6 +70,41 @@ def over_seeds(runs: Sequence[RunFigures], value: Callable[[RunFigures], float |
 
 def attained(runs: Sequence[RunFigures], name: str) -> Spread | None:
     return over_seeds(runs, lambda run: run["attainment"].get(name))
+
+
+def share_of_bound(run: RunFigures) -> float | None:
+    """Attainment of a run as a share of its bound in hindsight; None without a bound."""
+    bound, attained = run.get("bound"), run["attainment"].get(OVERALL)
+    return attained / bound["attainment"] if bound and bound["attainment"] and attained is not None else None
+
+
+def attainable_share(results: Results) -> Callable[[RunFigures], float | None]:
+    """Of a run: what is known to be attainable on its requests and device, as a share of the bound.
+
+    The schedule with hindsight, or a system of the same experiment that attained more.
+    """
+    best: dict[tuple[float, ...], float] = {}
+    for run in results["runs"]:
+        if bound := run.get("bound"):
+            own = max(bound["feasible"], run["attainment"].get(OVERALL) or 0.0 if run["valid"] else 0.0)
+            key = _same_requests(run, bound)
+            best[key] = max(best.get(key, 0.0), own)
+
+    def share(run: RunFigures) -> float | None:
+        bound = run.get("bound")
+        if not bound or not bound["attainment"]:
+            return None
+        return best[_same_requests(run, bound)] / bound["attainment"]
+
+    return share
+
+
+def _same_requests(run: RunFigures, bound: HindsightBound) -> tuple[float, ...]:
+    return run["load"], run["seed"], bound["attainment"], bound["feasible"]
+
+
+def has_bounds(results: Results) -> bool:
+    return any(run.get("bound") for run in results["runs"])
 
 
 def invalid(results: Results) -> list[RunFigures]:

@@ -1,5 +1,7 @@
 """Formats figures for people: three significant digits, a unit, a dash for a value that was not measured."""
 
+import json
+
 ABSENT = "—"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 METRIC_NAMES = {
@@ -82,3 +84,10 @@ def spread(low: float, high: float) -> str:
     """Both ends, or one if they are formatted alike."""
     ends = figure(low), figure(high)
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def yaml_value(value: object) -> str:
+    """A value of a configuration as YAML writes it; texts without quotes."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from benchmark_control_plane.common.command_line import BadInput, read_object
+from benchmark_control_plane.common.results_file import write_atomic
 from benchmark_control_plane.report import aggregates, page
 from benchmark_control_plane.report.schema import Results, results_of
 
@@ -18,6 +19,15 @@ def read_results(path: Path) -> Results:
     """Reads a folder or its results.json. Raises BadInput if it is absent or does not match schema.py."""
     file = path / RESULTS if path.is_dir() else path
     return results_of(read_object(str(file)), str(file))
+
+
+def replace_results(path: Path, results: Mapping[str, Any]) -> Path:
+    """Replaces the results of a folder, or a results file, as it was written; returns the file."""
+    file = path / RESULTS if path.is_dir() else path
+    is_committed = file.name != RESULTS
+    text = committed(results_of(results)) if is_committed else json.dumps(results, indent=1) + "\n"
+    write_atomic(file, text)
+    return file
 
 
 def read_requests(folder: Path) -> Iterator[Mapping[str, Any]]:

@@ -100,6 +100,13 @@ class EngineCounters(TypedDict):
     cache_hit: float | None
 
 
+class HindsightBound(TypedDict):
+    """Attainment that no schedule exceeds, and that of one that knows arrivals, lengths and step times."""
+
+    attainment: float
+    feasible: float
+
+
 class RunFigures(TypedDict):
     """One system under one load with one seed."""
 
@@ -119,6 +126,7 @@ class RunFigures(TypedDict):
     memory: Memory | None
     engine: EngineCounters | None
     decisions: dict[str, int] | None
+    bound: NotRequired[HindsightBound | None]
 
 
 class FrontierRow(TypedDict):

@@ -27,7 +27,7 @@ def systems_table(results: Results, load: float) -> Markup:
     """Medians over the seeds with their ranges, at one load."""
     names = aggregates.classes(results)
     overall, *by_class = _attainment_columns(names)
-    columns = [overall, *_COLUMNS[: len(_ALWAYS)], *by_class, *_COLUMNS[len(_ALWAYS) :]]
+    columns = [overall, *_of_bound(results), *_COLUMNS[: len(_ALWAYS)], *by_class, *_COLUMNS[len(_ALWAYS) :]]
     columns = [c for c in columns if c[0] in _ALWAYS or any(_has(c, run) for run in results["runs"])]
     rows = []
     for number, system in enumerate(results["systems"]):
@@ -66,9 +66,11 @@ def attainment_table(results: Results, name: str) -> Markup:
     rows = []
     for number, system in enumerate(results["systems"]):
         places = (aggregates.runs_of(results, system["name"], load) for load in loads)
-        cells = (_cell(aggregates.attained(runs, name), formats.share) for runs in places)
+        cells = (_attained_cell(runs, name) for runs in places)
         rows.append([named(number, system["name"]), *cells])
     caption = f"Attainment of {name}: median over the seeds, and range"
+    if name == aggregates.OVERALL and aggregates.has_bounds(results):
+        caption += "; then its share of the bound in hindsight"
     return table(caption, ["system", *map(formats.load, loads)], rows)
 
 
@@ -124,7 +126,9 @@ def memory_table(memory: Memory, what: str) -> Markup:
 
 def runs_table(results: Results) -> Markup:
     """All runs with their send delays, and why a run is not valid."""
-    head = ["system", "load", "seed", "offered", "duration", "send delay p50", "p99", "max", "valid"]
+    bounds = _of_bound(results) if aggregates.has_bounds(results) else []
+    delays = ["send delay p50", "p99", "max"]
+    head = ["system", "load", "seed", "offered", "duration", *(c[0] for c in bounds), *delays, "valid"]
     rows, states = [], []
     for run in results["runs"]:
         late = run["send_lateness_ms"]
@@ -137,6 +141,7 @@ def runs_table(results: Results) -> Markup:
                 f"{run['seed']}",
                 formats.rate(run["offered_rps"]),
                 f"{formats.figure(run['duration_s'])} s",
+                *(formats.share(value(run)) for _, value, _ in bounds),
                 *(formats.milliseconds(value) for value in (late["p50"], late["p99"], late["max"])),
                 valid,
             ]
@@ -209,6 +214,21 @@ def _attainment_columns(names: Sequence[str]) -> list[_Column]:
         return lambda run: run["attainment"].get(name)
 
     return [(f"{name} met", of(name), formats.share) for name in (aggregates.OVERALL, *names)]
+
+
+def _of_bound(results: Results) -> list[_Column]:
+    return [
+        ("share of the bound", aggregates.share_of_bound, formats.share),
+        ("attainable share of it", aggregates.attainable_share(results), formats.share),
+    ]
+
+
+def _attained_cell(runs: Sequence[RunFigures], name: str) -> Markup:
+    of_bound = aggregates.over_seeds(runs, aggregates.share_of_bound)
+    cell = _cell(aggregates.attained(runs, name), formats.share)
+    if of_bound is None or name != aggregates.OVERALL:
+        return cell
+    return join(cell, el("small", f"{formats.share(of_bound.median)} of the bound"))
 
 
 def _from(section: str, key: str) -> Callable[[RunFigures], float | None]:

@@ -20,6 +20,7 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import OnStep, SimulatedDevice
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
+from benchmark_control_plane.simulator.token_reader import read_to_end
 from benchmark_control_plane.simulator.virtual_time import LoopTimers, run
 from controlplane.config import Config, parse
 from controlplane.core.generation import Sampling
@@ -216,9 +217,8 @@ async def _play(
         result.busy_seconds += duration
         digest.update(f"{start} {duration} {load}".encode())
         if machine.pool_bytes is not None:
-            _note_memory(
-                result.memory, machine.pool_bytes, generator.step_bytes, embedder.pass_bytes, duration
-            )
+            used = generator.step_bytes, embedder.pass_bytes
+            _note_memory(result.memory, machine.pool_bytes, *used, duration)
 
     def length(request: Request) -> int:
         offer = offered[int(request.id.partition("-")[0])]
@@ -232,7 +232,7 @@ async def _play(
         sampler = None
         if sample_every is not None:
             sampler = asyncio.create_task(_sample(service, result, sample_every))
-        result.records = await _all_clients(service, offered)
+        result.records = await _all_clients(service, generator, offered)
         if sampler is not None:
             sampler.cancel()
         result.engine_preemptions = generator.state().preemptions
@@ -331,7 +331,9 @@ async def started(
         await service.stop()
 
 
-async def _all_clients(service: Service, offered: Sequence[Offered]) -> list[SimulatedRecord]:
+async def _all_clients(
+    service: Service, llm: SimulatedGenerator, offered: Sequence[Offered]
+) -> list[SimulatedRecord]:
     """Starts each client at its arrival time, simultaneous ones in the order given, and waits for all."""
     loop = asyncio.get_running_loop()
     clients: dict[int, asyncio.Task[SimulatedRecord]] = {}
@@ -339,22 +341,20 @@ async def _all_clients(service: Service, offered: Sequence[Offered]) -> list[Sim
         offer = offered[number]
         if offer.at > loop.time():
             await asyncio.sleep(offer.at - loop.time())
-        clients[number] = asyncio.create_task(_client(service, number, offer))
+        clients[number] = asyncio.create_task(_client(service, llm, number, offer))
     await asyncio.gather(*clients.values())
     return [clients[number].result() for number in range(len(offered))]
 
 
-async def _client(service: Service, number: int, offer: Offered) -> SimulatedRecord:
+async def _client(service: Service, llm: SimulatedGenerator, number: int, offer: Offered) -> SimulatedRecord:
     hints = RequestHints(offer.service_class, **offer.objectives)
     try:
         if isinstance(offer, SimulatedRequest):
-            ticket = await _generated(service, number, offer, hints)
+            ticket = await _generated(service, llm, number, offer, hints)
         else:
-            inputs = [range(length) for length in offer.lengths]
-            embed_job = await service.intake.embeddings(
-                str(number), Caller(offer.tenant), "simulated-embedding", inputs, hints
-            )
-            ticket = (await service.gate.embed(embed_job)).ticket
+            inputs, caller = [range(length) for length in offer.lengths], Caller(offer.tenant)
+            job = await service.intake.embeddings(str(number), caller, "simulated-embedding", inputs, hints)
+            ticket = (await service.gate.embed(job)).ticket
     except Rejected as rejected:
         return SimulatedRecord(number, f"rejected: {rejected.reject.reason}", rejected.request.arrival)
     seen = ticket.timeline
@@ -371,7 +371,9 @@ async def _client(service: Service, number: int, offer: Offered) -> SimulatedRec
     )
 
 
-async def _generated(service: Service, number: int, offer: SimulatedRequest, hints: RequestHints) -> Ticket:
+async def _generated(
+    service: Service, llm: SimulatedGenerator, number: int, offer: SimulatedRequest, hints: RequestHints
+) -> Ticket:
     limit = offer.max_tokens or offer.output_tokens
     shared, group = offer.prefix_tokens, offer.prefix_group
     prompt = offer.prompt or prompt_ids(number, offer.prompt_tokens, group=group, shared=shared)
@@ -385,8 +387,7 @@ async def _generated(service: Service, number: int, offer: SimulatedRequest, hin
         hints=hints,
     )
     answer = await service.gate.generate(job)
-    async for _ in answer:
-        pass
+    await read_to_end(llm, job.request.id, answer)
     return answer.ticket
 
 

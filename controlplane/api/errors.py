@@ -35,6 +35,8 @@ MAX_PARAM_BYTES = 128
 MAX_VALUE_CHARACTERS = 80
 # A list of texts or lists that is longer is refused for its length, and searching it takes 1 µs per item.
 _MAX_SEARCHED_ITEMS = 4_096
+# How long a model loads is not known.
+_START_RETRY_MS = 5_000
 # A suggestion for a longer name would cost more than it helps.
 _MAX_SUGGESTION_CHARACTERS = 64
 # JSON writes each of them in six bytes.
@@ -60,6 +62,7 @@ _DROPPED = {
 }
 _EVICTED = {
     Reason.SLO_UNATTAINABLE: "evicted-queue-pressure",
+    Reason.QUEUE_TIMEOUT: "evicted-queue-pressure",
     Reason.SHUTTING_DOWN: "evicted",
 }
 _REJECT_CODES = {
@@ -209,6 +212,9 @@ def _rejected(error: Rejected, overload_status: int) -> Failure:
     reject = error.reject
     status = _REJECT_STATUS.get(reject.reason, overload_status)
     headers = {HEADER_DECISION: "REJECT"}
+    if reject.reason is Reason.SHUTTING_DOWN:
+        # A later request on this connection would be lost when the server ends.
+        headers["connection"] = "close"
     dropped = _EVICTED if error.is_evicted else _DROPPED
     if reject.reason in dropped:
         headers[HEADER_DROPPED] = dropped[reject.reason]
@@ -246,6 +252,12 @@ def _wait_ms(after_ms: float) -> int:
 def _retry_headers(after_ms: float) -> dict[str, str]:
     wait_ms = _wait_ms(after_ms)
     return {HEADER_RETRY_AFTER_MS: str(wait_ms), "retry-after": str(ceil(wait_ms / 1000))}
+
+
+def starting_failure(progress: str) -> Failure:
+    """The error of a request that came before the service had started; `progress` names its stages."""
+    message = f"the server is starting ({progress}); retry after {_START_RETRY_MS / 1_000:g} s"
+    return Failure(503, message, code="starting", headers=_retry_headers(_START_RETRY_MS))
 
 
 def overload_failure(status: int) -> Failure:

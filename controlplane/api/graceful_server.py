@@ -1,7 +1,8 @@
-"""Runs uvicorn; on SIGTERM and SIGINT waits for running requests within the drain time.
+"""Runs uvicorn and starts the service; on SIGTERM and SIGINT drains the running requests within a time.
 
-While draining, new and waiting requests are rejected, so that clients try another server; running requests
-may finish within `server.drain_ms`, or until a second signal. If the service cannot start, the process exits.
+The server listens before a model loads, and answers what it can until the service has started. While
+draining, new and waiting requests are rejected, so that clients try another server; running requests may
+finish within `server.drain_ms`, or until a second signal. If the service cannot start, the process exits.
 """
 
 import asyncio
@@ -10,8 +11,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,9 +27,12 @@ from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.operations.health_listener import HealthListener
 from controlplane.api.settings import live_settings
 from controlplane.config import Config, ConfigError
+from controlplane.config.active_mechanisms import mechanisms
 from controlplane.config.config_file import ConfigFile
 from controlplane.core.errors import BackendDown
+from controlplane.core.request import Kind
 from controlplane.log_output import update_logging
+from controlplane.service.runtime.start_progress import StartProgress
 from controlplane.service.service import Service
 
 _log = logging.getLogger("tandem")
@@ -43,11 +48,22 @@ _GC_THRESHOLD = 10_000
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server whose signal handler drains the service."""
+    """A uvicorn server that starts the service once it listens, and whose signal handler drains it.
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    `run_service` starts the service and returns the exit status once the server is to end; None for a service
+    that runs already.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        run_service: "Callable[[_Server], Coroutine[Any, Any, int]] | None" = None,
+    ) -> None:
         super().__init__(config)
         self._service = service
+        self._run_service = run_service
+        self._running: asyncio.Task[int] | None = None
         self._draining: set[asyncio.Future[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -62,6 +78,29 @@ class _Server(uvicorn.Server):
             for _ in range(_LISTENING_HANDLES - 1):
                 copy = socket.socket(fileno=os.dup(listening.fileno()))
                 self.servers.append(await loop.create_server(protocol, sock=copy, backlog=options.backlog))
+        if self._run_service is not None:
+            self._running = asyncio.create_task(self._run_service(self))
+            self._running.add_done_callback(lambda _: self._end())
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+    async def status(self) -> int:
+        """The exit status, after `serve` has returned. Raises what a defect raised during the start."""
+        if self._running is None:
+            return 0
+        if not self._running.done():
+            self._running.cancel()
+        try:
+            return await self._running
+        except asyncio.CancelledError:
+            return 0
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,7 +109,12 @@ class _Server(uvicorn.Server):
             yield
 
     def drain(self) -> None:
-        """Drains and exits; a second call ends the running requests at once."""
+        """Drains and exits, or ends the start; a second call ends the running requests at once."""
+        if not self._service.is_started:
+            if self._running is not None:
+                self._running.cancel()
+            self.should_exit = True
+            return
         is_second = self.should_exit
         self.should_exit, self.force_exit = True, is_second
         grace = 0.0 if is_second else self._service.config.server.drain_ms / 1_000
@@ -122,53 +166,85 @@ def _bind_once(family: int, address: Any) -> None:
         probe.bind(address)
 
 
-def host_forever(
-    service: Service, config: Config, file: ConfigFile | None = None, *, watch_seconds: float | None = None
-) -> int:
-    """Serves until a signal; reloads `file` on others, and every `watch_seconds` if it has changed.
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """How to host a service.
+
+    Attributes:
+        file: reloaded on signals.
+        watch_seconds: reads `file` in this interval and reloads it if it has changed.
+        display: shows the progress of the start while its block runs.
+    """
+
+    file: ConfigFile | None = None
+    watch_seconds: float | None = None
+    display: Callable[[StartProgress], AbstractContextManager[object]] = nullcontext
+
+
+PLAIN = Hosting()
+
+
+def host_forever(service: Service, config: Config, hosting: Hosting = PLAIN) -> int:
+    """Listens, starts the service and serves until a signal.
 
     Returns the exit status: 0 after a drain, 1 if the service could not start or listen, or its LLM engine
     is dead and is not restarted, 2 if the configuration does not work here.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_host(service, config, file, watch_seconds=watch_seconds))
+        return runner.run(_host(service, config, hosting))
 
 
-async def _host(
-    service: Service, config: Config, file: ConfigFile | None = None, *, watch_seconds: float | None = None
-) -> int:
+async def _host(service: Service, config: Config, hosting: Hosting = PLAIN) -> int:
     service.reconfiguration.listeners.append(lambda version: update_logging(version.config.log))
-    reload = ConfigReload(service, file)
+    reload = ConfigReload(service, hosting.file)
     with reload.on_signals():
-        return await _serve(service, config, reload, watch_seconds)
+        server = _Server(
+            _options(service, config), service, partial(_run_service, service, config, reload, hosting)
+        )
+        try:
+            async with _health_listener(service, config):
+                await server.serve()
+                return await server.status()
+        except SystemExit:
+            # Raised, after a log line, if another process took a port in the meantime.
+            return 1
+        finally:
+            await service.stop()
+            _log.info("stopped")
 
 
-async def _serve(service: Service, config: Config, reload: ConfigReload, watch_seconds: float | None) -> int:
-    starting = asyncio.ensure_future(service.start())
+async def _run_service(
+    service: Service, config: Config, reload: ConfigReload, hosting: Hosting, server: _Server
+) -> int:
+    """Starts the service and returns the exit status once it has failed; cancelled by a drain."""
     try:
-        with _on_signal(starting.cancel):
-            await starting
+        with hosting.display(service.progress):
+            await service.start()
     except asyncio.CancelledError:
-        _log.info("stopped by a signal before the service had started")
-        return 0
+        _log.info("the start was ended by a signal")
+        raise
     except (BackendDown, ConfigError, ValueError) as error:
         _log.error("%s", error)
         return 1 if isinstance(error, BackendDown) else 2
-    try:
-        server = _Server(_options(service, config), service)
-        _reduce_garbage_collection()
-        failing = asyncio.ensure_future(service.until_given_up())
-        failing.add_done_callback(lambda ended: None if ended.cancelled() else server.drain())
-        async with _health_listener(service, config), reload.running(watch_seconds):
-            await server.serve()
-        has_failed = failing.done()
-        failing.cancel()
-    except SystemExit:
-        # uvicorn logs and exits like this if another process took the port in the meantime.
-        return 1
-    finally:
-        await service.stop()
-    return int(has_failed)
+    _reduce_garbage_collection()
+    _log.info("%s", _ready_line(service, config, server.url))
+    async with reload.running(hosting.watch_seconds):
+        await service.until_given_up()
+    server.drain()
+    return 1
+
+
+def _ready_line(service: Service, config: Config, url: str) -> str:
+    """Says in one line where the service is and what it has."""
+    active = [each.name for each in mechanisms(config) if each.is_active]
+    lists = {
+        "models": [model.served_name for model in config.models.all()],
+        "classes": list(config.service_classes()),
+        "active": active,
+    }
+    parts = [f"{name} {', '.join(values)}" for name, values in lists.items() if values]
+    took = service.progress.seconds
+    return f"ready after {took:.1f} s at {url}: {'; '.join(parts)}; dashboard {url}/dashboard/"
 
 
 def _reduce_garbage_collection() -> None:
@@ -184,10 +260,20 @@ def _reduce_garbage_collection() -> None:
 
 def _health_listener(service: Service, config: Config) -> AbstractAsyncContextManager[None]:
     """The listener on `server.health_port`, if there is one. Raises SystemExit if the port is taken."""
-    port = config.server.health_port
+    host, port = config.server.host, config.server.health_port
     if port is None:
         return nullcontext()
-    return HealthListener(service, live_settings(service), host=config.server.host, port=port).serving()
+    try:
+        return HealthListener(service, live_settings(service), host=host, port=port).serving()
+    except OSError as error:
+        _log.error("server.host=%s, server.health_port=%d: %s", host, port, error)
+        raise SystemExit(1) from None
+
+
+def _count_shed(service: Service, kind: Kind) -> None:
+    # Before the start there are no metrics, and every request of this kind gets a 503 in any case.
+    if service.is_started:
+        service.status.metrics.count_shed(kind)
 
 
 def _options(service: Service, config: Config) -> uvicorn.Config:
@@ -199,12 +285,14 @@ def _options(service: Service, config: Config) -> uvicorn.Config:
         http=partial(  # type: ignore[arg-type]
             BoundedHttpProtocol,
             settings=settings,
-            shedder=LoadShedder(service.status.metrics.count_shed),
+            shedder=LoadShedder(partial(_count_shed, service)),
         ),
         # A connection that became a websocket would be beyond these limits.
         ws="none",
         # Its lines go to the root logger, in the form that `log` states.
         log_config=None,
+        # It would announce each step of the start in words of its own.
+        log_level="warning",
         access_log=False,
         lifespan="off",
         timeout_keep_alive=config.server.limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 Bounded are the bytes and number of headers, the times to the end of headers and body, the time in which the
 client reads nothing, and the requests that it sends ahead. Errors of this layer have OpenAI's error object.
 Each request is stamped with the time at which its first bytes reached the host; clients measure from there.
+When the server ends, a client that uses its connection again gets a response that tells it to close it.
 """
 
 import socket
@@ -21,6 +22,7 @@ from controlplane.api.errors import Failure, overload_failure
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.settings import ARRIVAL, SettingsSource
 from controlplane.core.clock import Duration, Instant, after, milliseconds
+from controlplane.core.request import Kind
 
 # struct tcp_info: eight bytes, then 32-bit numbers, of which the twelfth is the time since data was received.
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
@@ -28,11 +30,16 @@ _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 _TICK_MS = 10
 # Health checks, metrics and administration take little and are needed most under overload.
 _SHEDDABLE = b"POST /v1/"
+_EMBED = tuple(_SHEDDABLE + path for path in (b"embeddings", b"rerank", b"score"))
 # Requests that a client sends before the response of an earlier one.
 _MAX_PIPELINED = 16
-# How long a refused client may go on sending. A socket closed with unread bytes resets the connection, and
-# the client may lose the response (RFC 9112, section 9.6).
-_LINGER_S = 1.0
+# How long a refused client may go on sending, and pause meanwhile (nginx's lingering_time and
+# lingering_timeout). A socket closed with unread bytes resets the connection, and the client may lose the
+# response (RFC 9112, section 9.6).
+_LINGER_S, _LINGER_PAUSE_S = 30.0, 5.0
+# How long a connection that is idle while the server ends stays open. Its client may be sending a request at
+# that moment, which a closed connection would lose; one that uses it again is told to close it.
+_LAST_REQUEST_S = 0.5
 
 
 def raw_response(failure: Failure) -> bytes:
@@ -98,6 +105,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._read_bytes = self._unparsed_bytes = 0
         self._fault = _MALFORMED
         self._is_refused = False
+        self._lingers_until = 0.0
+        self._is_ending = False
         self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -116,16 +125,36 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._end_running()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """Ends the connection after a response that says so, or once it has been idle for a moment."""
+        self._is_ending, self.timeout_keep_alive = True, _LAST_REQUEST_S  # type: ignore[assignment]
+        if self._is_refused:
+            self.transport.close()
+        elif self.cycle is not None and not self.cycle.response_complete:
+            # A response that has begun did not say that the connection ends; the next one does.
+            self.cycle.keep_alive &= self.cycle.response_started
+        elif self._phase is _Phase.BETWEEN_REQUESTS:
+            self._unset_keepalive_if_required()
+            self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        """Starts uvicorn's timer of an idle connection, which the next bytes end."""
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
     def data_received(self, data: bytes) -> None:
         """Parses the bytes, unless the request is refused before."""
         if self._is_refused:
+            self._linger()
             return
         phase_before = self._phase
         if phase_before is _Phase.BETWEEN_REQUESTS:
             delay = self._begin()
             shedder = self._shedder if data.startswith(_SHEDDABLE) else None
+            kind = Kind.EMBED if data.startswith(_EMBED) else Kind.GENERATE
             if shedder is not None and shedder.sheds(
-                delay, after(self._arrival, delay), self._limits.max_queue_delay
+                kind, delay, after(self._arrival, delay), self._limits.max_queue_delay
             ):
                 self._refuse(_overload_response(self._settings().overload_status))
                 return
@@ -176,6 +205,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._stop_parsing(_TOO_MANY)
         super().on_headers_complete()
+        if self._is_ending:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Passes on a part of the body."""
@@ -189,9 +220,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
             # The response came before the end of the body, which ended uvicorn's timer.
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._close_when_idle()
 
     def _header_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
@@ -239,8 +268,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._end_running()
         self.transport.write(response)
         self.transport.write_eof()
-        self._arm(_LINGER_S, self.transport.abort)
+        self._lingers_until = self.loop.time() + _LINGER_S
+        self._linger()
         self.flow.resume_reading()
+
+    def _linger(self) -> None:
+        """Reads on for a while what a refused client sends, so that its response is not lost."""
+        left = self._lingers_until - self.loop.time()
+        self._arm(max(0.0, min(_LINGER_PAUSE_S, left)), self.transport.abort)
 
     def _end_running(self) -> None:
         """The application learns that no more of the request comes, and what it sends is dropped."""

@@ -11,16 +11,18 @@ from secrets import token_hex
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from controlplane.api.access_log import AccessRecord
+from controlplane.api.access_log import AccessLog, AccessRecord
 from controlplane.api.error_dialects import response_of
 from controlplane.api.errors import Problem, failure_of
 from controlplane.api.protocol.requests import HEADER_REQUEST_ID, HEADER_ROUTER_KEY
 from controlplane.api.settings import SETTINGS, ApiSettings, SettingsSource
 from controlplane.fleet.load_report import HEADER_LOAD
+from controlplane.service.request_trace import TRACE, trace_of
 
 _ID_HEADER = HEADER_REQUEST_ID.encode()
 _ROUTER_KEY = HEADER_ROUTER_KEY.encode()
 _LOAD = HEADER_LOAD.encode()
+_TRACEPARENT = b"traceparent"
 _IDENTITY = b"identity"
 _MAX_LENGTH_DIGITS = 18
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -42,11 +44,13 @@ class RequestMiddleware:
         *,
         settings: SettingsSource,
         load_header: Callable[[bytes, ApiSettings], bytes | None],
+        access_log: AccessLog,
     ) -> None:
         """`load_header` gives the load report for a router with this key, or None for any other key."""
         self._app = app
         self._settings = settings
         self._load_header = load_header
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one ASGI connection."""
@@ -67,6 +71,11 @@ class RequestMiddleware:
         router_key = _value(headers, _ROUTER_KEY)
         has_begun = False
         record = AccessRecord(scope)
+        share, trace = settings.trace_share, None
+        if share is not None and scope["method"] == "POST":
+            trace = trace_of(_value(headers, _TRACEPARENT), scope["path"], share)
+        # Set also to None: a caller in this process may serve several requests in one context.
+        TRACE.set(trace)
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_begun
@@ -74,11 +83,13 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 has_begun = True
                 message["headers"] = [*message["headers"], (_ID_HEADER, request_id)]
+                if trace is not None:
+                    message["headers"].append((_TRACEPARENT, trace.header()))
                 if router_key is not None and (load := self._load_header(router_key, settings)) is not None:
                     message["headers"].append((_LOAD, load))
             await send(message)
 
-        with record.logged() if settings.has_access_log else nullcontext():
+        with record.logged(self._access_log) if settings.has_access_log else nullcontext():
             try:
                 await self._app(scope, _bounded(receive, headers, settings.limits.max_body), send_with_id)
             except Exception as error:

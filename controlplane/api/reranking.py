@@ -3,6 +3,7 @@
 A request with many documents is one request of the gate, with one deadline.
 """
 
+import json
 import time
 from functools import partial
 from typing import Any
@@ -67,7 +68,8 @@ async def _rerank(
         "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    await send_json(send, orjson.dumps(reply), ticket_headers([scored.ticket]))
+    # Documents may hold integers beyond 64 bits, which orjson does not write.
+    await send_json(send, json.dumps(reply, ensure_ascii=False).encode(), ticket_headers([scored.ticket]))
 
 
 async def _rerank_either(service: Service, ask: ParsedRequest[EitherRerankRequest], send: Send) -> None:

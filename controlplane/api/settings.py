@@ -62,7 +62,7 @@ class ApiSettings:
     """Without `api_keys` every caller is `anonymous`.
 
     Without `admin_key_sha256` /admin is disabled; without `metrics_key_sha256` /metrics needs no key; without
-    `router_key_sha256` no answer carries a load report.
+    `router_key_sha256` no answer carries a load report; without `trace_share` no request is traced.
     """
 
     api_keys: tuple[ApiKey, ...] = ()
@@ -74,6 +74,7 @@ class ApiSettings:
     overload_status: int = 429
     ready_timeout_s: float = 5.0
     has_access_log: bool = True
+    trace_share: float | None = None
     anonymous: Caller = ANONYMOUS
 
 
@@ -116,22 +117,24 @@ def settings_of(config: Config, terms: RequestTerms | None = None, *, context_to
         ),
         overload_status=config.server.overload_status,
         has_access_log=config.log.access,
+        trace_share=None if config.tracing.endpoint is None else config.tracing.sample,
         anonymous=Caller(ANONYMOUS.tenant, None, terms),
     )
 
 
 def live_settings(service: Service) -> SettingsSource:
-    """The settings of the version in force, built once for each version."""
+    """The settings of the version in force, built once for each version; before the start, for no context."""
     versions = service.reconfiguration
-    built: tuple[object, ApiSettings] | None = None
+    built: tuple[object, bool, ApiSettings] | None = None
 
     def current() -> ApiSettings:
         nonlocal built
-        active = versions.active
-        if built is None or built[0] is not active:
-            context_tokens = service.status.context_tokens()
-            built = active, settings_of(active.config, active.terms, context_tokens=context_tokens)
-        return built[1]
+        active, is_started = versions.active, service.is_started
+        if built is None or built[0] is not active or built[1] is not is_started:
+            context_tokens = service.status.context_tokens() if is_started else 0
+            settings = settings_of(active.config, active.terms, context_tokens=context_tokens)
+            built = active, is_started, settings
+        return built[2]
 
     return current
 

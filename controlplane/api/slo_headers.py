@@ -14,7 +14,10 @@ _OBJECTIVE_HEADERS = {
     b"x-slo-e2e-ms": "e2e_ms",
     b"x-slo-gap-ms": "gap_ms",
 }
-_CLASS_HEADER = HEADER_SERVICE_CLASS.encode()
+# The others are those of llm-d's router and, older, of the Gateway API inference extension.
+_CLASS_HEADERS = frozenset(
+    (HEADER_SERVICE_CLASS.encode(), b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
+)
 _MAX_DIGITS = 24
 _NO_HINTS = RequestHints()
 
@@ -36,8 +39,8 @@ def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> Reques
             if value is not None:
                 stated[part] = (f"slo.{part}", value)
     for name, raw in headers:
-        if name == _CLASS_HEADER:
-            _add(stated, "service_class", HEADER_SERVICE_CLASS, raw.decode("latin-1"))
+        if name in _CLASS_HEADERS:
+            _add(stated, "service_class", name.decode(), raw.decode("latin-1"))
         elif name in _OBJECTIVE_HEADERS:
             source = name.decode()
             _add(stated, _OBJECTIVE_HEADERS[name], source, _objective(source, raw.decode("latin-1")))

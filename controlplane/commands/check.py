@@ -3,16 +3,18 @@
 The facts are collected first, so that an error is printed in place of the plan and not below it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
 from controlplane.commands.output import print_table
+from controlplane.commands.scheduling_hints import scheduling_hints
 from controlplane.config import Config
 from controlplane.config.active_mechanisms import mechanisms, unused_keys
 from controlplane.service.bootstrap import check_engine_arguments, hybrid_text, plan_of
 from controlplane.service.memory.memory_plan import MemoryPlan, example_lengths, plan_rows
+from controlplane.service.preflight import hint_facts
 
 _OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e", "gap_ms": "gap"}
 
@@ -28,6 +30,7 @@ def check_facts(config: Config) -> dict[str, Any]:
         "health_port": server.health_port,
         "limits": list(server.limits.lines(plan.max_model_tokens)),
         "mechanisms": [asdict(mechanism) for mechanism in mechanisms(config)],
+        "scheduling_hints": [asdict(hint) for hint in scheduling_hints(config, hint_facts())],
         "unused_keys": list(unused_keys(config)),
         "engine_arguments": _engine_arguments(config),
     }
@@ -89,12 +92,17 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     port = facts["health_port"]
     print(f"/health and /ready: on {'server.port' if port is None else f'port {port} and server.port'}")
     print("limits:", *facts["limits"], sep="\n  ")
-    states = [(m["name"], "on" if m["is_active"] else "off", m["reason"]) for m in facts["mechanisms"]]
-    print_table("mechanisms", ("mechanism", "state", "reason"), states)
+    print_table("mechanisms", ("mechanism", "state", "reason"), _states(facts["mechanisms"]))
+    if facts["scheduling_hints"]:
+        print_table("scheduling hints", ("hint", "state", "reason"), _states(facts["scheduling_hints"]))
     if facts["unused_keys"]:
         print("keys without effect:", *facts["unused_keys"], sep="\n  ")
     if facts["engine_arguments"] != "none":
         print(f"models.chat.engine: {facts['engine_arguments']}")
+
+
+def _states(mechanisms: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    return [(m["name"], "on" if m["is_active"] else "off", m["reason"]) for m in mechanisms]
 
 
 def _shedding(section: Mapping[str, Any]) -> str:

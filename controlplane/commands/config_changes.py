@@ -1,50 +1,37 @@
 """The commands `tandem diff`, `tandem apply` and `tandem rollback`: compare and change configurations.
 
-They talk to /admin/config of a running server; the admin key is read from the environment or a file, so that
-it is in no list of processes.
+They talk to /admin/config of a running server.
 """
 
 import argparse
 import json
-import logging
-import os
 import re
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from controlplane.commands.admin_api import (
+    CHANGE_TIMEOUT_S,
+    Answer,
+    CommandFailed,
+    add_server,
+    call,
+    guarded,
+    print_json,
+)
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.config.documents import document_of, flattened, masked
-from controlplane.config.fields import ConfigError
 from controlplane.config.live_keys import Taken, taken
 from controlplane.config.loader import load
 
-if TYPE_CHECKING:
-    import httpx
-
-KEY_VARIABLE = "TANDEM_ADMIN_KEY"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
-_TIMEOUT_S = 60.0
 _POLL_S = 1.0
 _NOTES = {
     Taken.LIVE: "live",
     Taken.WITH_MOVING_QUOTAS: "live where quotas move",
     Taken.RESTART: "needs a restart",
 }
-# Statuses that the caller can mend.
-_CALLERS = (400, 401, 403, 404, 412, 413)
-
-Answer = Mapping[str, Any]
-
-
-class CommandFailed(Exception):
-    """The command ends with `status` and this message."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def add_config_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -52,25 +39,31 @@ def add_config_commands(commands: "argparse._SubParsersAction[argparse.ArgumentP
     diff = _command(commands, "diff", "show which keys differ, and which of them need a restart")
     diff.add_argument("first", type=Path, metavar="A.yaml", help="configuration to compare with the other")
     diff.add_argument("second", type=Path, metavar="B.yaml", nargs="?", help="compare with this file")
-    _add_server(diff, is_required=False)
+    add_server(diff, is_required=False)
     apply = _command(commands, "apply", "change the configuration of a running server to that of a file")
     apply.add_argument("file", type=Path, help="YAML: a whole configuration, or a part without `models`")
-    _add_server(apply)
+    add_server(apply)
     apply.add_argument("--dry-run", action="store_true", help="only show what would change")
     apply.add_argument("--if-match", metavar="ETAG", help="fail if another version is in force")
-    apply.add_argument(
+    period = apply.add_mutually_exclusive_group()
+    period.add_argument(
         "--guard", type=_seconds, metavar="TIME",
         help="watch the attainment of every class for this time, such as 5m, and undo the change if it falls",
     )  # fmt: skip
+    period.add_argument(
+        "--for", type=_seconds, metavar="TIME", dest="period",
+        help="undo the change after this time, such as 1h, unless another one was applied",
+    )  # fmt: skip
     apply.add_argument(
-        "--drop", type=float, metavar="POINTS", help="points of attainment that a class may lose; default 3"
-    )
+        "--drop", type=float, metavar="POINTS",
+        help="points of attainment that a class may lose; default 3 with --guard, none with --for",
+    )  # fmt: skip
     back = _command(commands, "rollback", "put an earlier version in force again")
-    _add_server(back)
+    add_server(back)
     back.add_argument("--version", type=int, help="number of the version; by default the one before")
     back.add_argument("--dry-run", action="store_true", help="only show what would change")
     for parser, run in ((diff, _diff), (apply, _apply), (back, _roll_back)):
-        parser.set_defaults(run=_guarded(run))
+        parser.set_defaults(run=guarded(run))
 
 
 def _command(
@@ -81,33 +74,11 @@ def _command(
     return parser
 
 
-def _add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
-    parser.add_argument("--server", metavar="URL", required=is_required, help="such as http://127.0.0.1:8000")
-    parser.add_argument(
-        "--key-file", type=Path, metavar="FILE", help=f"holds the admin key; by default ${KEY_VARIABLE} does"
-    )
-
-
 def _seconds(given: str) -> float:
     match = re.fullmatch(r"(\d{1,7}(?:\.\d+)?)(ms|s|m|h)", given)
     if match is None or not float(match[1]):
         raise argparse.ArgumentTypeError(f"{given}: should be a time above 0 with a unit, such as 90s or 5m")
     return float(match[1]) * _UNITS[match[2]]
-
-
-def _guarded(run: Any) -> Any:
-    def command(options: argparse.Namespace) -> int:
-        try:
-            status: int = run(options)
-        except CommandFailed as error:
-            print(error, file=sys.stderr)
-            return error.status
-        except ConfigError as error:
-            print(error, file=sys.stderr)
-            return ExitStatus.BAD_INPUT
-        return status
-
-    return command
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -121,7 +92,7 @@ def _diff(options: argparse.Namespace) -> int:
             )
         answer = _put(options, content, {"dry_run": "true"})
         if options.json:
-            _print_json(answer)
+            print_json(answer)
         else:
             _print_plan(answer, "differs, live:", "differs, needs a restart:", "no key differs")
         return ExitStatus.FAILED if answer["applied"] or answer["needs_restart"] else ExitStatus.DONE
@@ -132,7 +103,7 @@ def _diff(options: argparse.Namespace) -> int:
         if first.get(key) != second.get(key)
     }
     if options.json:
-        _print_json({key: {"from": a, "to": b, "taken": note} for key, (a, b, note) in found.items()})
+        print_json({key: {"from": a, "to": b, "taken": note} for key, (a, b, note) in found.items()})
     else:
         lines = [f"{key}: {_text(a)} -> {_text(b)} ({note})" for key, (a, b, note) in found.items()]
         print("\n".join(lines) or "no key differs")
@@ -144,9 +115,10 @@ def _masked(values: Mapping[str, Any], path: str) -> Any:
 
 
 def _apply(options: argparse.Namespace) -> int:
-    if options.drop is not None and options.guard is None:
+    if options.drop is not None and options.guard is None and options.period is None:
         raise CommandFailed(
-            "--drop: only with --guard TIME, which watches the change; add it", ExitStatus.BAD_INPUT
+            "--drop: only with --guard TIME or --for TIME, which watch the change; add one",
+            ExitStatus.BAD_INPUT,
         )
     try:
         content = options.file.read_bytes()
@@ -155,12 +127,16 @@ def _apply(options: argparse.Namespace) -> int:
             f"{options.file}: {error.strerror}; give the path of a YAML file", ExitStatus.BAD_INPUT
         ) from None
     query = {"dry_run": "true"} if options.dry_run else {}
-    if options.guard is not None:
-        query["guard_ms"] = f"{1_000 * options.guard:g}"
-        query["drop"] = f"{3.0 if options.drop is None else options.drop:g}"
+    for name, seconds in (("guard_ms", options.guard), ("for_ms", options.period)):
+        if seconds is not None:
+            query[name] = f"{1_000 * seconds:.17g}"
+    if options.drop is not None:
+        query["drop"] = f"{options.drop:g}"
     answer = _put(options, content, query)
     if options.guard is None or options.dry_run or not answer["applied"]:
         _print_change(options, answer)
+        if options.period is not None and answer["applied"] and not options.dry_run and not options.json:
+            print(f"undone by the server after {options.period:g} s, unless another change is applied")
         return ExitStatus.DONE
     if not options.json:
         _print_change(options, answer)
@@ -169,7 +145,7 @@ def _apply(options: argparse.Namespace) -> int:
         )
     guard = _follow(options, answer["version"])
     if options.json:
-        _print_json({**answer, "guard": guard})
+        print_json({**answer, "guard": guard})
     else:
         print(f"{guard['state']}: {guard['reason']}")
     return ExitStatus.DONE if guard["state"] == "kept" else ExitStatus.FAILED
@@ -178,7 +154,7 @@ def _apply(options: argparse.Namespace) -> int:
 def _follow(options: argparse.Namespace, version: int) -> Answer:
     """Waits for the guard's end, and returns it."""
     while True:
-        found = _request(options, "GET", "/admin/config")["guard"]
+        found = call(options, "GET", "/admin/config")["guard"]
         if found is None or found["version"] != version:
             return {"version": version, "state": "superseded", "reason": "another guarded change was applied"}
         if found["state"] != "watching":
@@ -192,7 +168,8 @@ def _roll_back(options: argparse.Namespace) -> int:
     if options.version is not None:
         query["version"] = str(options.version)
     headers = {"x-tandem-source": "tandem rollback"}
-    answer = _request(options, "POST", "/admin/config/rollback", query=query, headers=headers)
+    path = "/admin/config/rollback"
+    answer = call(options, "POST", path, query=query, headers=headers, timeout_s=CHANGE_TIMEOUT_S)
     _print_change(options, answer)
     return ExitStatus.DONE
 
@@ -201,59 +178,20 @@ def _put(options: argparse.Namespace, content: bytes, query: Mapping[str, str]) 
     headers = {"content-type": "application/yaml", "x-tandem-source": f"tandem {options.command}"}
     if (etag := getattr(options, "if_match", None)) is not None:
         headers["if-match"] = etag
-    return _request(options, "PUT", "/admin/config", query=query, headers=headers, content=content)
-
-
-def _request(
-    options: argparse.Namespace,
-    method: str,
-    path: str,
-    *,
-    query: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-    content: bytes | None = None,
-) -> Answer:
-    """The answer of the server. Raises CommandFailed."""
-    import httpx
-
-    # It logs every request.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    sent = {"authorization": f"Bearer {_key(options)}", **(headers or {})}
-    url = options.server.rstrip("/") + path
-    try:
-        answer = httpx.request(
-            method, url, params=dict(query or {}), headers=sent, content=content, timeout=_TIMEOUT_S
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CommandFailed(f"{url}: {error}; is the server running there?", ExitStatus.FAILED) from None
-    if answer.status_code != 200:
-        status = ExitStatus.BAD_INPUT if answer.status_code in _CALLERS else ExitStatus.FAILED
-        raise CommandFailed(f"{url}: {answer.status_code}: {_message(answer)}", status)
-    found: Answer = answer.json()
-    return found
-
-
-def _message(answer: "httpx.Response") -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer.text[:200]
-
-
-def _key(options: argparse.Namespace) -> str:
-    try:
-        given = options.key_file.read_text().strip() if options.key_file else os.environ.get(KEY_VARIABLE, "")
-    except OSError as error:
-        raise CommandFailed(f"{options.key_file}: {error.strerror}", ExitStatus.BAD_INPUT) from None
-    if not given or not given.isascii() or not given.isprintable():
-        raise CommandFailed(f"no admin key; set {KEY_VARIABLE} or give --key-file FILE", ExitStatus.BAD_INPUT)
-    found: str = given
-    return found
+    return call(
+        options,
+        "PUT",
+        "/admin/config",
+        query=query,
+        headers=headers,
+        content=content,
+        timeout_s=CHANGE_TIMEOUT_S,
+    )
 
 
 def _print_change(options: argparse.Namespace, answer: Answer) -> None:
     if options.json:
-        _print_json(answer)
+        print_json(answer)
         return
     print(f"version {answer['version']} in force, etag {answer['etag']}")
     applied = "would be applied:" if answer["dry_run"] else "applied:"
@@ -267,13 +205,16 @@ def _print_plan(answer: Answer, applied: str, waiting: str, nothing: str) -> Non
         for key, change in keys.items():
             reason = f" ({change['reason']})" if "reason" in change else ""
             print(f"  {key}: {_text(change['from'])} -> {_text(change['to'])}{reason}")
+    if (workers := answer.get("workers")) is not None:
+        print("workers:")
+        for model, each in workers["models"].items():
+            sizes = [f"{each[key]:,}" for key in ("weight_bytes", "workspace_bytes") if key in each]
+            size = f", {sizes[0]} bytes of weights and {sizes[1]} of passes" if sizes else ""
+            print(f"  {model}: {each['action']}{size}")
+        print(f"  reserved: {workers['reserved_bytes']:,} of {workers['reservable_bytes']:,} bytes")
     if not answer["applied"] and not answer["needs_restart"]:
         print(nothing)
 
 
 def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=1))

@@ -22,6 +22,7 @@ MEANINGS: Mapping[ExitStatus, str] = {
     ExitStatus.BAD_INPUT: "An option, a file or the configuration is invalid, a package is missing, or a "
     "file exists and may not be overwritten. Nothing was started or written.",
     ExitStatus.NOT_ATTAINED: "The answer is no: at the lowest rate that `capacity` tried, a class missed its "
-    "objectives too often, or `replay` does not reproduce its log.",
+    "objectives too often, no number of boxes serves the demand of `fleet plan` in time, `replay` or `tune` "
+    "does not reproduce its log, or `tune` found nothing better.",
     ExitStatus.INTERRUPTED: "Interrupted from the keyboard, except `serve`, which drains and exits with 0.",
 }

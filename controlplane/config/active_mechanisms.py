@@ -206,6 +206,15 @@ IDLE: tuple[Idle, ...] = (
         "it yields CPU cores to a chat model, and no worker computes on a CPU or there is no chat model",
     ),
     Idle(
+        tuple(
+            f"models.{kind}[].mps_{key}"
+            for kind in ("embeddings", "rerankers")
+            for key in ("below_normal", "thread_percentage")
+        ),
+        lambda c: all((model.device or "").startswith("cpu") for model in c.models.encoders),
+        "no worker computes on CUDA",
+    ),
+    Idle(
         ("models.embeddings[].options",),
         lambda c: all(model.backend == "sentence-transformers" for model in c.models.embeddings),
         "only plug-in backends take options",
@@ -220,6 +229,11 @@ IDLE: tuple[Idle, ...] = (
         lambda c: c.decision_log.dir is None,
         "nothing is logged; set decision_log.dir",
     ),
+    Idle(
+        ("tracing.sample", "tracing.service_name"),
+        lambda c: c.tracing.endpoint is None,
+        "nothing is traced; set tracing.endpoint",
+    ),
 )  # fmt: skip
 
 
@@ -233,6 +247,11 @@ def unused_keys(config: Config) -> list[str]:
             for path, value in _stated(config, None, key.split("."), ""):
                 found.setdefault(path, f"{path}={value!r} does nothing: {row.reason}")
     return list(found.values())
+
+
+def idle_keys(config: Config) -> dict[str, str]:
+    """The reason of each key or section that does nothing here, stated or not; named as in `Idle`."""
+    return {key: row.reason for row in reversed(IDLE) if row.holds(config) for key in row.keys}
 
 
 def _stated(value: object, usual: object, keys: list[str], path: str) -> Iterator[tuple[str, object]]:
@@ -307,6 +326,8 @@ def _of_sharing(config: Config) -> Iterator[Mechanism]:
     else:
         pacing = f"scheduling.engine.decode_pacing: {engine.decode_pacing:g}"
         yield Mechanism("decode pacing", engine.decode_pacing > 0, pacing)
+    both = "by the promises that each pass keeps and breaks" if _has_both(config) else None
+    yield Mechanism("priced embedding passes", both is not None, both or "only one kind of model is served")
     yield Mechanism("moving quotas", static is None, static or f"quota.policy: {quota.policy}")
     quantile = quota.forecast.quantile
     why = static or f"quota.forecast.quantile: {quantile}"

@@ -24,7 +24,8 @@ class AdmissionSection:
     max_waiting: Count = 1_000
     """Waiting requests per owner (LLM, embeddings); above it new requests are rejected with Retry-After."""
     max_wait_ms: Milliseconds = 60_000
-    """A request that was never admitted is rejected after this time, also if its class is not sheddable."""
+    """A request that was never admitted is rejected after this time, also if its class is not sheddable. One
+    that was sent ahead to an engine with Tandem's policy, and that the engine has not started, is evicted."""
     defer_threshold_ms: MillisecondsFromZero = 0
     """A sheddable request with less time than this until its latest start is rejected instead of deferred."""
     tpot_guard: bool = True

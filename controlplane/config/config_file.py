@@ -6,9 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from controlplane.config.fields import ConfigError
 from controlplane.config.loader import load
 from controlplane.config.root import Config
+
+
+def overridden(config: Config, keys: Mapping[str, Any]) -> Config:
+    """The configuration with other values of these keys of `server`. Raises ConfigError."""
+    try:
+        return replace(config, server=replace(config.server, **keys))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ConfigError(f"command line: {fault['msg'].removeprefix('Value error, ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +35,7 @@ class ConfigFile:
 
     def load(self) -> Config:
         """The configuration that the file states now. Raises ConfigError."""
-        config = load(self.path)
-        return replace(config, server=replace(config.server, **self.overrides))
+        return overridden(load(self.path), self.overrides)
 
     def digest(self) -> str:
         """SHA-256 (hex) of the content. Raises ConfigError if the file cannot be read."""

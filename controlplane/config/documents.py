@@ -100,14 +100,21 @@ def unmasked(content: Any, present: Any, path: str = "") -> Any:
         if _SECRET.search(key):
             return [_secret(item, present, path) for item in content]
         return [
-            unmasked(item, present[at] if at < len(present) else None, f"{path}.{at}")
-            for at, item in enumerate(content)
+            unmasked(item, _counterpart(item, at, present), f"{path}.{at}") for at, item in enumerate(content)
         ]
     if content == MASK and _SECRET.search(key):
         if not isinstance(present, str):
             raise ConfigError(f"{path}={MASK!r}: stands for a secret that is set, and none is; state it")
         return present
     return content
+
+
+def _counterpart(item: object, at: int, present: Sequence[Any]) -> object:
+    """The item that a list item was read from: the model of its name, else the one at its position."""
+    if isinstance(item, Mapping) and "model" in item:
+        name = item.get("name") or item["model"]
+        return next((each for each in present if name == (each.get("name") or each["model"])), None)
+    return present[at] if at < len(present) else None
 
 
 def _secret(item: object, present: Sequence[Any], path: str) -> object:

@@ -22,11 +22,13 @@ class Taken(Enum):
 
 
 RESTART: Mapping[str, str] = {
-    "models": "engines and workers are started with it",
+    "models.chat": "the LLM engine is started with it",
     "pool": _MEMORY,
     "predictors": "the predictor is built at the start",
     "decision_log.dir": "the log is opened at the start",
     "decision_log.keep": "the log is opened at the start",
+    "tracing.endpoint": "the exporter is built at the start",
+    "tracing.service_name": "the exporter is built at the start",
     "server.host": _ADDRESS,
     "server.port": _ADDRESS,
     "server.health_port": _ADDRESS,
@@ -59,20 +61,23 @@ _ADMISSION = (
     "policy", "max_waiting", "max_wait_ms", "defer_threshold_ms", "tpot_guard", "explore", "engine_queue",
 )  # fmt: skip
 _SERVER = (
-    "overload_status", "drain_ms", "stalled_client_ms", "admin_key_sha256", "metrics_key_sha256",
-    "router_key_sha256", "explain_requests",
+    "open", "overload_status", "drain_ms", "stalled_client_ms", "admin_key_sha256", "metrics_key_sha256",
+    "router_key_sha256", "explain_requests", "vllm_metric_names",
 )  # fmt: skip
 _LIMITS = (
     "max_header_bytes", "max_headers", "header_timeout_ms", "body_timeout_ms", "idle_timeout_ms",
     "max_queue_delay_ms", "max_body", "inline_body", "max_depth", "max_members", "max_values", "max_name",
     "tokenizer_threads", "max_answer_values", "max_pair_tokens", "grammar_processes",
 )  # fmt: skip
+WORKERS = ("models.embeddings", "models.rerankers")
 LIVE = (
+    *WORKERS,
     "classes",
     "tenants",
     "scheduling",
     "log",
     "decision_log.sample",
+    "tracing.sample",
     *(f"admission.{key}" for key in _ADMISSION),
     *(f"server.{key}" for key in _SERVER),
     *(f"server.limits.{key}" for key in _LIMITS),

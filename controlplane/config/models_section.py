@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as section
 
 from controlplane.config.fields import STRICT, Milliseconds, Name, Positive, StallMilliseconds
@@ -52,6 +52,10 @@ class ChatModel:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Engine arguments under vLLM's own names; gpu_memory_utilization is refused. A plug-in backend gets them
     as they are."""
+    lora_modules: Mapping[Name, Name] = field(default_factory=dict)
+    """LoRA adapters: the name that clients send as `model`, and the folder of the adapter in PEFT's format.
+    Needs `engine.enable_lora: true`, and `engine.max_lora_rank` for ranks above 16. The memory plan does not
+    know the size of the adapters; add it to `pool.reserve`."""
     tool_parser: str | None = None
     """Tool-call parser of vLLM for the model family; without it requests with `tools` are rejected."""
     tool_strictness: Literal["auto", "function", "parameter"] = "auto"
@@ -77,6 +81,11 @@ class ChatModel:
         if "gpu_memory_utilization" in self.engine:
             raise ValueError(
                 "engine.gpu_memory_utilization: the KV cache is sized by `pool` and `quota.llm`; remove it"
+            )
+        if self.lora_modules and self.engine.get("enable_lora") is not True:
+            raise ValueError(
+                f"lora_modules names {', '.join(self.lora_modules)}, and engine.enable_lora is not true; "
+                "set it"
             )
         for name in _COUNTS:
             count = self.engine.get(name)
@@ -110,8 +119,14 @@ class WorkerModel:
     threads: Positive | None = None
     """CPU threads of the worker; torch's choice by default."""
     idle_cpu_priority: bool | None = None
-    """On a CPU, run the worker in Linux's SCHED_IDLE class (elsewhere nice 19): it computes only on cores
-    that no other process wants. Default: true if a chat model is served too."""
+    """On a CPU, keep the worker in Linux's SCHED_IDLE class while a generation runs and every embedding can
+    wait: it then computes only on cores that no other process wants. Without the permission to leave that
+    class (CAP_SYS_NICE or RLIMIT_NICE 20) it is not used. Default: true if a chat model is served too."""
+    mps_below_normal: bool | None = None
+    """On CUDA under MPS, start the worker with CUDA_MPS_CLIENT_PRIORITY below normal. Default: true if a chat
+    model is served too."""
+    mps_thread_percentage: Annotated[int, Field(ge=1, le=100)] | None = None
+    """On CUDA under MPS, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of the worker; all of the device by default."""
     stall_ms: StallMilliseconds = 60_000
     """A worker with unfinished work and no reply for this long, and for ten times the expected time, is
     killed and replaced; the first load of the model may take longer."""
@@ -124,6 +139,15 @@ class WorkerModel:
     def served_name(self) -> str:
         """The name that clients send."""
         return self.name or self.model
+
+    def mps_environment(self, *, has_chat: bool) -> dict[str, str]:
+        """Environment that CUDA reads when it is initialized, and ignores without an MPS server."""
+        found = {}
+        if has_chat if self.mps_below_normal is None else self.mps_below_normal:
+            found["CUDA_MPS_CLIENT_PRIORITY"] = "1"
+        if self.mps_thread_percentage is not None:
+            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(self.mps_thread_percentage)
+        return found
 
 
 @section(frozen=True, config=STRICT)
@@ -161,6 +185,7 @@ class ModelsSection:
 
     def __post_init__(self) -> None:
         names = [model.served_name for model in self.all()]
+        names += [] if self.chat is None else self.chat.lora_modules
         if not names:
             raise ValueError("no model is configured; add chat, embeddings or rerankers")
         twice = sorted({name for name in names if names.count(name) > 1})

@@ -19,7 +19,7 @@ from controlplane.config.documents import (
     unmasked,
 )
 from controlplane.config.fields import ConfigError
-from controlplane.config.live_keys import RESTART, entry_of
+from controlplane.config.live_keys import RESTART, WORKERS, entry_of
 from controlplane.config.loader import parse
 from controlplane.config.root import Config
 
@@ -76,17 +76,24 @@ def wanted_config(config: Config, content: object, *, source: str = "change") ->
 
 
 def plan_change(
-    config: Config, wanted: Config, *, quotas_move: bool, stated: Document | None = None
+    config: Config,
+    wanted: Config,
+    *,
+    quotas_move: bool,
+    replaces_workers: bool,
+    stated: Document | None = None,
 ) -> ChangePlan:
     """What a server with `config` in force takes of `wanted`; `stated` are the keys to report.
 
+    With `replaces_workers` embedding models and rerankers are live, but the first and the last of them.
     Raises ConfigError if the keys that need no restart are not valid with the present values of the others.
     """
     before, after = dict(flattened(document_of(config))), dict(flattened(document_of(wanted)))
     applied: dict[str, KeyChange] = {}
     waiting: dict[str, KeyChange] = {}
     possible = document_of(wanted)
-    for path in _kept_sections(config, wanted, quotas_move=quotas_move):
+    keeps_workers = not replaces_workers or not (config.models.encoders and wanted.models.encoders)
+    for path in _kept_sections(config, wanted, quotas_move=quotas_move, keeps_workers=keeps_workers):
         _copy(document_of(config), possible, path)
     result = parse(possible, source="change, without what needs a restart")
     reached = dict(flattened(document_of(result)))
@@ -109,12 +116,18 @@ def restart_reason(path: str) -> str:
     if path.startswith(_ENGINE):
         return "the engine is started with its scheduler"
     entry = entry_of(path)
+    if entry in WORKERS:
+        return "without any worker, or with the first one, the memory is divided otherwise"
     return RESTART.get(entry, "the engines were started with static quotas")
 
 
-def _kept_sections(config: Config, wanted: Config, *, quotas_move: bool) -> Iterator[str]:
+def _kept_sections(
+    config: Config, wanted: Config, *, quotas_move: bool, keeps_workers: bool
+) -> Iterator[str]:
     """The paths whose values a running server keeps."""
     yield from RESTART
+    if keeps_workers:
+        yield from WORKERS
     if (config.scheduling.engine is None) != (wanted.scheduling.engine is None):
         yield _ENGINE
     if not quotas_move:

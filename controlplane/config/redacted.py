@@ -22,7 +22,7 @@ def redacted_values(config: Config, rename_tenant: Callable[[str], str]) -> dict
     found: dict[str, Any] = TypeAdapter(Config).dump_python(config, mode="json", exclude_defaults=True)
     if config.scheduling.engine is None:
         found.setdefault("scheduling", {})["engine"] = "off"
-    for key in ("admin_key_sha256", "metrics_key_sha256"):
+    for key in ("admin_key_sha256", "metrics_key_sha256", "router_key_sha256"):
         found.get("server", {}).pop(key, None)
     tenants = found.pop("tenants", {})
     found = _without_secrets(found)

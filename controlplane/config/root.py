@@ -14,6 +14,7 @@ from controlplane.config.models_section import ModelsSection
 from controlplane.config.pool_and_quota import PoolSection, QuotaSection
 from controlplane.config.predictors_section import PredictorsSection
 from controlplane.config.server_and_tenants import ServerSection, TenantSection
+from controlplane.config.tracing_section import TracingSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.slo import ServiceClass
 from controlplane.policy.engine.options import EngineOptions
@@ -52,6 +53,8 @@ class Config:
     """Form and level of log lines, and the access log."""
     decision_log: DecisionLogSection = DecisionLogSection()
     """The log of decisions."""
+    tracing: TracingSection = TracingSection()
+    """Traces of requests."""
 
     def __post_init__(self) -> None:
         defaults = [name for name, c in self.classes.items() if c.default]
@@ -59,6 +62,11 @@ class Config:
             raise ValueError(
                 f"classes: exactly one class is the default, not {len(defaults)} "
                 f"({', '.join(defaults) or 'none'}); set `default: true` in exactly one"
+            )
+        if not (self.tenants or self.server.open or self.server.is_local()):
+            raise ValueError(
+                f"server.host={self.server.host!r}: other machines reach this address, so clients need keys; "
+                "configure tenants, or set server.open: true to serve clients without a key"
             )
         holders: dict[str, str] = {}
         for tenant, settings in self.tenants.items():

@@ -1,5 +1,6 @@
 """Section `server` (address, limits, drain) and section `tenants` (API keys, rate limits, weights)."""
 
+from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,13 +18,17 @@ class ServerSection:
     """The HTTP server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 accepts connections from other machines."""
+    """Address to listen on; 0.0.0.0 accepts connections from other machines, which needs `tenants` or
+    `open: true`."""
+    open: bool = False
+    """Serves clients of other machines without a key. Without it, an address that other machines reach needs
+    `tenants`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port; 0 takes any free port."""
     cors: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = ()
     """Origins of web pages whose scripts may call the API, such as https://app.example; `*` allows all."""
     health_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """TCP port of another listener for `/health` and `/ready`, served by a thread of its own so that no load
+    """TCP port of another listener for `/health` and `/ready`, served by a process of its own so that no load
     delays them; 0 takes any free port. By default only `port` serves them."""
     limits: LimitsSection = LimitsSection()
     """What one request may cost."""
@@ -37,12 +42,24 @@ class ServerSection:
     """SHA-256 (hex) of the key for /admin; without it /admin is disabled."""
     metrics_key_sha256: Sha256 | None = None
     """SHA-256 (hex) of the key for /metrics; without it /metrics needs no key."""
+    vllm_metric_names: bool = False
+    """`/metrics` repeats the chat model's series under vLLM's names (docs/metrics.md), for routers such as
+    llm-d's and dashboards that know vLLM. The page is then at most 0.2 s old. Off by default, because
+    sums over servers of both kinds may count requests twice."""
     router_key_sha256: Sha256 | None = None
     """SHA-256 (hex) of the key of a fleet's routers. The key opens `/admin/load`, and an answer to a request
     with the key as `x-tandem-router-key` carries `x-tandem-load`. Without it none does."""
     explain_requests: Annotated[int, Field(ge=0, le=100_000)] = 1_000
     """Ended requests whose decisions `GET /admin/explain/ID` still shows; 0: none. A decision takes about
     20 KiB at 256 running requests."""
+
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the address."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            # A name. An empty one is refused before the server listens.
+            return self.host in ("", "localhost")
 
 
 @section(frozen=True, config=STRICT)

@@ -1,6 +1,7 @@
 """Distribution of the output length, conditioned on the tokens produced so far."""
 
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor
@@ -35,9 +36,7 @@ class LengthForecast:
     @cached_property
     def mean(self) -> float:
         """Expected output tokens."""
-        levels, tokens = self.levels, self.tokens
-        spans = zip(levels, levels[1:], tokens, tokens[1:], strict=False)
-        return sum([(b - a) * (x + y) / 2 for a, b, x, y in spans])
+        return _mean(self.levels, self.tokens)
 
     def quantile(self, level: float) -> float:
         """Tokens not exceeded with probability `level`, between 0 and 1."""
@@ -55,6 +54,21 @@ class LengthForecast:
         (a, x), (b, y) = self._points[index - 1], self._points[index]
         return a + (b - a) * (tokens - x) / (y - x)
 
+    def levels_of(self, ascending: Iterable[float]) -> list[float]:
+        """`level_of` of each of some numbers of tokens, which ascend."""
+        found, index, tokens, points = [], 0, self.tokens, self._points
+        for count in ascending:
+            while index < len(tokens) and tokens[index] <= count:
+                index += 1
+            if index == len(tokens):
+                found.append(1.0)
+            elif not index:
+                found.append(0.0)
+            else:
+                (a, x), (b, y) = points[index - 1], points[index]
+                found.append(a + (b - a) * (count - x) / (y - x))
+        return found
+
     def remaining(self, *, after: int) -> "LengthForecast":
         """Distribution of the remaining tokens, given that `after` were produced and the output continues.
 
@@ -63,12 +77,23 @@ class LengthForecast:
         """
         if after == 0 and self.tokens[0] >= 1.0:
             return self
+        return LengthForecast(*self._remaining(after))
+
+    def mean_remaining(self, after: int) -> float:
+        """Mean of `remaining` to the last bit, without building it."""
+        if after == 0 and self.tokens[0] >= 1.0:
+            return self.mean
+        return _mean(*self._remaining(after))
+
+    def _remaining(self, after: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Levels and tokens of `remaining`."""
         passed = self.level_of(after)
         if passed >= 1.0:
-            return LengthForecast((0.0, 1.0), (1.0, max(1.0, after / 2)))
-        kept = [(passed, self.quantile(passed)), *(p for p in self._points if p[0] > passed)]
-        levels = tuple((level - passed) / (1 - passed) for level, _ in kept)
-        return LengthForecast(levels, tuple(max(1.0, tokens - after) for _, tokens in kept))
+            return (0.0, 1.0), (1.0, max(1.0, after / 2))
+        first, left = bisect_right(self.levels, passed), 1 - passed
+        levels = [(level - passed) / left for level in self.levels[first:]]
+        tokens = [max(1.0, count - after) for count in (self.quantile(passed), *self.tokens[first:])]
+        return (0.0, *levels), tuple(tokens)
 
     def expected_remaining(self, after: int) -> float:
         """Mean of `remaining` without building it; called for every request in every step."""
@@ -84,7 +109,21 @@ class LengthForecast:
     def piece(self, after: int) -> Piece | None:
         """The piece that contains an output of `after` tokens; None if it outran the forecast."""
         index = bisect_right(self.tokens, after)
-        return self._pieces[index] if index < len(self.tokens) else None
+        if index == len(self.tokens):
+            return None
+        if (found := self._pieces.get(index)) is None:
+            found = self._pieces[index] = self._piece(index)
+        return found
+
+    def _piece(self, index: int) -> Piece:
+        """The piece that ends at this point; the first one begins at 0."""
+        levels, tokens = self.levels, self.tokens
+        level, end = levels[index], tokens[index]
+        below, fewer = (levels[index - 1], tokens[index - 1]) if index else (0.0, 0.0)
+        density = (level - below) / (end - fewer) if end > fewer else 0.0
+        spans = zip(levels[index:], levels[index + 1 :], tokens[index:], tokens[index + 1 :], strict=False)
+        excess = sum([(b - a) * ((x + y) / 2 - end) for a, b, x, y in spans])
+        return end, density / 2, 1.0 - level, excess
 
     def likely_total(self, after: int, limit: int) -> tuple[int, int]:
         """The fewest and the most tokens of an output that has `after`: at least 80 % lie between.
@@ -106,18 +145,16 @@ class LengthForecast:
         )
 
     @cached_property
-    def _pieces(self) -> tuple[Piece, ...]:
-        """The pieces between consecutive points; the first ends at the first point."""
-        spans = zip(self.levels, self.levels[1:], self.tokens, self.tokens[1:], strict=False)
-        shares_and_means = [(b - a, (x + y) / 2) for a, b, x, y in spans]
-        pieces, below, fewer = [], 0.0, 0.0
-        for index, (level, tokens) in enumerate(zip(self.levels, self.tokens, strict=True)):
-            density = (level - below) / (tokens - fewer) if tokens > fewer else 0.0
-            excess = sum([share * (mean - tokens) for share, mean in shares_and_means[index:]])
-            pieces.append((tokens, density / 2, 1.0 - level, excess))
-            below, fewer = level, tokens
-        return tuple(pieces)
+    def _pieces(self) -> dict[int, Piece]:
+        """The pieces asked for so far, by the index of their last point: of most forecasts it is one."""
+        return {}
 
     @cached_property
     def _points(self) -> tuple[tuple[float, float], ...]:
         return tuple(zip(self.levels, self.tokens, strict=True))
+
+
+def _mean(levels: Sequence[float], tokens: Sequence[float]) -> float:
+    """Mean of the distribution through these points."""
+    spans = zip(levels, levels[1:], tokens, tokens[1:], strict=False)
+    return sum([(b - a) * (x + y) / 2 for a, b, x, y in spans])

@@ -3,14 +3,14 @@
 A backend owns its engine. It gets token ids, so every prompt is tokenized once, at the gate.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
@@ -77,6 +77,8 @@ class Generator(Protocol):
     max_token_characters: int
     """Most characters that one token covers."""
     max_running: int
+    max_prompt_logprobs: int
+    """Most tokens of a prompt whose log probabilities fit into the memory that its start measured."""
     step_cost: StepCost | None
 
     @property
@@ -132,7 +134,8 @@ class Generator(Protocol):
 
         If the engine queues and preempts but has no scheduler of its own, the smaller rank goes first and is
         preempted last. `chat` is given for conversations, so that reasoning and tool calls can be parsed out
-        of the text. Raises Refused for what this engine cannot do, BackendDown, BackendFailed.
+        of the text. `request.adapter` names one of the adapters in `models.chat.lora_modules`. Raises Refused
+        for what this engine cannot do, BackendDown, BackendFailed.
         """
         ...
 
@@ -161,10 +164,10 @@ class Generator(Protocol):
         """
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Tells the engine whether other work is pending on the device.
+        """Tells the engine whether an embedding pass is under way on the device.
 
-        An engine with a scheduler of its own then decodes no faster than its TPOT objectives require, so that
-        steps cost less; any other ignores it.
+        An engine with a scheduler of its own then delays its next step to the end of the pass, as far as its
+        TPOT objectives allow; any other ignores it.
         """
 
     def state(self) -> EngineState:
@@ -174,30 +177,32 @@ class Generator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPass:
-    """One forward pass of an embedding model, as the server saw it."""
+    """One forward pass of an embedding model, as the server saw it.
+
+    `handover` is the time for which a free lane was not computing between the decision to start the pass and
+    the receipt of its result. `requests` are the ids of the requests that it computed for.
+    """
 
     inputs: int
     tokens: int
     padded_tokens: int
     elapsed: Duration
+    handover: Duration = NO_TIME
+    requests: Collection[str] = ()
 
 
-class PassLimit(NamedTuple):
-    """Longest times of the next embedding pass while generations run.
+PauseCost = Callable[[Sequence[float]], Sequence[float]]
+"""Expected number of promises to running generations, weighted by class, that each of some pauses breaks.
 
-    A pass may take `slack`. A pass whose first input alone exceeds `slack` delays decoding in any case, and
-    may take `lead` (at least `slack`), so that fewer such passes are needed.
-    """
-
-    slack: Duration
-    lead: Duration
+Pauses are in seconds, ascending."""
 
 
 class Embedder(Protocol):
     """An embedding engine in a process of its own, for one model.
 
-    Its properties are known once `start` returned. `on_pass` is called after every pass. `batch_limit` is
-    asked before each pass how long it may take (None: no limit). A pass of a single input is never shortened.
+    Its properties are known once `start` returned. `on_pass` is called after every pass, and `on_computing`
+    when passes begin to be under way (True) and when none is any more (False). `pause_cost` is asked before
+    each pass what it costs the generations that run (None: none runs).
     """
 
     model: str
@@ -205,7 +210,8 @@ class Embedder(Protocol):
     max_token_characters: int
     """Most characters that one token covers; if the tokenizer drops some, the most that are served."""
     on_pass: Callable[[EmbeddingPass], None] | None
-    batch_limit: Callable[[], PassLimit | None] | None
+    on_computing: Callable[[bool], None] | None
+    pause_cost: Callable[[], PauseCost | None] | None
     allocator_bytes: int
     """Device bytes reserved by its allocator after the last pass; 0 if unknown."""
 

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
+from zlib import crc32
 
 
 class CachedPrefix(NamedTuple):
@@ -51,9 +52,14 @@ class PrefixIndex:
         """The known blocks: those in use, then the least recently used first."""
         return chain(self._readers, self._unused)
 
-    def hashes(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Hashes of the blocks that a request can find; the last token of its prompt is always computed."""
-        return tuple(block_hashes(prompt[:-1], self.block_tokens))
+    def hashes(self, prompt: Sequence[int], adapter: str | None = None) -> tuple[int, ...]:
+        """Hashes of the blocks that a request can find; the last token of its prompt is always computed.
+
+        Requests with different LoRA adapters share no blocks.
+        """
+        # Not `hash`, which gives a string another value in each process.
+        first = 0 if adapter is None else crc32(adapter.encode())
+        return tuple(block_hashes(prompt[:-1], self.block_tokens, first))
 
     def find(self, blocks: Sequence[int]) -> CachedPrefix:
         """The leading blocks that are cached.

@@ -65,6 +65,8 @@ class Request:
     features: PromptFeatures | None = None
     runs_to_limit: bool = False
     """Nothing ends the output before `max_output_tokens`."""
+    adapter: str | None = None
+    """LoRA adapter of the model to generate with; None for the model itself."""
     cached_tokens: int = 0
     """Prompt tokens that the engine is expected to have in its prefix cache."""
 
@@ -127,8 +129,8 @@ class Timeline:
         """Records `tokens` output tokens at `now`."""
         if self.first_token is None:
             self.first_token = now
-        elif self.last_token is not None:
-            self.longest_gap = max(self.longest_gap, between(self.last_token, now))
+        elif self.last_token is not None and (gap := between(self.last_token, now)) > self.longest_gap:
+            self.longest_gap = gap
         self.last_token = now
         self.output_tokens += tokens
 

@@ -10,7 +10,7 @@ Admission stays in the box. A refusal (429) is a report too, and may be followed
 """
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -197,6 +197,15 @@ class Router:
         known.report, known.described_at = report, described_at
         # What was sent just before the report was made may not have arrived by then.
         known.sent = [sent for sent in known.sent if sent.at > described_at - self.options.transit]
+
+    def reports(self) -> Iterator[LoadReport]:
+        """The last report of each box that has sent one, in the order of the boxes' names."""
+        return (report for name in self._names if (report := self._boxes[name].report) is not None)
+
+    def report(self, box: str) -> LoadReport | None:
+        """The last report of a box; None if it has sent none, or is not in the fleet."""
+        known = self._boxes.get(box)
+        return None if known is None else known.report
 
     def choose(self, request: RoutedRequest, now: float, draws: tuple[float, float]) -> ChosenBox | None:
         """The box for a new request; None if no box serves its model. `sent` records that it is used."""

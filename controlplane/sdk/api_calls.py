@@ -43,7 +43,8 @@ class HttpCall(Generic[Reply]):
     """One call: what is sent, how long it may take, and the parser of its response.
 
     `deadline` and the trace are those of the block in which the call was built, so that a stream or a batch
-    that is sent later keeps them.
+    that is sent later keeps them. Of what remains of the deadline the call states `stated_part` as its
+    objective; it may take all of it.
     """
 
     path: str
@@ -53,6 +54,7 @@ class HttpCall(Generic[Reply]):
     e2e_ms: float | None
     timeout: float | None
     deadline: CallDeadline | None
+    stated_part: float = 1.0
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """The request of one attempt. Raises DeadlineExceeded, and sends nothing, if no time remains."""
@@ -60,7 +62,7 @@ class HttpCall(Generic[Reply]):
         objectives = [] if self.e2e_ms is None else [self.e2e_ms]
         if self.deadline is not None:
             remaining_s = self.deadline.check(self.path)
-            objectives.append(max(remaining_s * 1000, 0.001))
+            objectives.append(max(self.stated_part * remaining_s * 1000, 0.001))
             each = limits.as_dict().items()
             limits = httpx.Timeout(**{part: min(limit or remaining_s, remaining_s) for part, limit in each})
         headers = dict(self.headers)

@@ -200,10 +200,10 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
     ) -> AsyncIterator[EmbeddedBatch]:
         """Embeds any number of texts and yields them in order, in batches with their vectors.
 
-        The number of open calls follows the server: it grows while calls succeed and is halved when one is
-        refused. A refused batch is sent again after the server's Retry-After, as often as necessary. Texts
-        are read as they are needed. Another error is raised after all earlier batches; `start`, the `stop` of
-        the last batch, continues there.
+        The number of open calls follows the server: it grows while calls succeed and falls by an eighth when
+        one is refused. A refused batch is sent again after the server's Retry-After, as often as necessary.
+        Texts are read as they are needed. Another error is raised after all earlier batches; `start`, the
+        `stop` of the last batch, continues there.
 
         Args:
             texts: the texts; an iterator is consumed.
@@ -240,7 +240,7 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
     ) -> Answer:
         """Answers a question from retrieved passages: embed, retrieve, rerank and chat.
 
-        In `with deadline(ms=...)` all stages share the deadline.
+        In `with deadline(ms=...)` all stages share the deadline, of which the first ones state a small part.
 
         Args:
             question: the question.

@@ -5,7 +5,7 @@ results. An exception of a step ends it.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -27,6 +27,8 @@ Workflow = Generator[Step, Any, Result]
 Retrieve = Callable[[npt.NDArray[np.float32]], Any]
 """Returns the passages, strings, that are nearest to a vector [dimensions]; may be a coroutine function."""
 
+# Shares of a deadline (decision 0046): told all that remains, a server lets the first stages take it.
+_SHARES = {"embed": 0.05, "rerank": 0.25, "chat": 0.70}
 _OF_EACH_STAGE = ("service_class", "timeout", "traceparent")
 INSTRUCTIONS = "Answer the question from the passages. If they do not contain the answer, say so."
 
@@ -132,14 +134,20 @@ def answer_workflow(
         now = perf_counter()
         stage_ms[stage], began = (now - began) * 1000, now
 
-    embedded = yield from _sent(embed_call(embedding_model, question, {**shared, **prompt}))
+    def part(*to_come: str) -> float:
+        return _SHARES[to_come[0]] / sum(_SHARES[stage] for stage in to_come)
+
+    embed = embed_call(embedding_model, question, {**shared, **prompt})
+    later = ("chat",) if rerank_model is None else ("rerank", "chat")
+    embedded = yield from _sent(replace(embed, stated_part=part("embed", *later)))
     end("embed")
     found = yield lambda: retrieve(embedded.vectors[0])
     passages = list(found)
     end("retrieve")
     if rerank_model is not None and passages:
         best = {**shared, "top_n": min(top_n, len(passages))}
-        ranked = yield from _sent(rerank_call(rerank_model, question, passages, best))
+        rerank = rerank_call(rerank_model, question, passages, best)
+        ranked = yield from _sent(replace(rerank, stated_part=part("rerank", "chat")))
         passages = ranked.texts
         end("rerank")
     passages = passages[:top_n]

@@ -4,32 +4,36 @@ The only module outside `backends` that imports it. Backends are looked up by na
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-from backends import bundled_models
 from backends.device import probe as device_probe
 from backends.device.kv_memory import KvcachedMemory, kvcached_segment, kvcached_unit
-from backends.embedding.client import WorkerEmbedder
 from backends.vllm.argument_names import check_arguments, with_tandem_scheduler
-from backends.vllm.client import VllmGenerator
-from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.hybrid import support as hybrid_support
-from backends.vllm.hybrid.support import HybridSetup
 from controlplane.config import Config, ConfigError
 from controlplane.config.active_mechanisms import mechanisms, unused_keys
-from controlplane.config.models_section import ChatModel, EmbeddingModel, WorkerModel
 from controlplane.core.clock import Clock
 from controlplane.core.device import DeviceMemory
-from controlplane.core.memory_ledger import MemoryLedger, Quota
 from controlplane.core.ports import Embedder, Generator, LengthPredictor, Reranker
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
 from controlplane.policy.registry import lookup
-from controlplane.service.decision_log.decision_log import decision_log_of
+from controlplane.service.decision_log.decision_log import DecisionLog, decision_log_of
 from controlplane.service.decision_log.machine_facts import machine_facts
+from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.engine_builders import (
+    EMBEDDING_BACKENDS,
+    LLM_BACKENDS,
+    embedders_of,
+    encoder_of,
+    generators_of,
+    model_facts,
+    rerankers_of,
+    worker_needs,
+)
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.fair_queueing import TenantQueues
@@ -37,11 +41,13 @@ from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import intake_of
 from controlplane.service.gate.policies import policies_of
 from controlplane.service.gate.rate_limits import RateLimiter
-from controlplane.service.memory import memory_plan, model_config
-from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, plan_text
+from controlplane.service.gate.start_timeouts import StartTimeouts
+from controlplane.service.memory import memory_plan
+from controlplane.service.memory.memory_plan import MemoryPlan, plan_text
 from controlplane.service.memory.monitor import MemoryMonitor
-from controlplane.service.memory.pool import fixed_shares, shared_pool, withhold_workspace
-from controlplane.service.memory.quota_controller import QuotaController, quota_controller
+from controlplane.service.memory.pool import ledger_of, shared_pool
+from controlplane.service.memory.quota_controller import quota_controller
+from controlplane.service.memory.worker_reserve import PoolReserve, WorkerReserve, WorkspaceQuota
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor
 from controlplane.service.prediction.length_training import (
     LENGTH_PREDICTORS,
@@ -57,102 +63,13 @@ from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
 from controlplane.service.service import Parts, Service
 from controlplane.service.status import ServiceStatus
+from controlplane.service.worker_replacement import WorkerBuilder, WorkerReplacement
 from predictors.output_length.learned_predictor import LearnedLengths
 
+if TYPE_CHECKING:
+    from controlplane.service.tracing.request_tracer import RequestTracer
+
 log = logging.getLogger(__name__)
-
-
-def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
-    """The LLM engines of a configuration, not started."""
-    chat = config.models.chat
-    if chat is None:
-        return []
-    backend = lookup("generator", LLM_BACKENDS, chat.backend, setting="models.chat.backend")
-    return [backend(config, chat, plan)]
-
-
-def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generator:
-    """An AsyncLLM engine of vLLM, with Tandem's scheduler plug-in unless `scheduling.engine` is `off`."""
-    scheduling = config.engine_options()
-    # With its priority policy vLLM's own scheduler orders the forwarded requests, and picks victims, by the
-    # gate's rank.
-    own = {"scheduling_policy": "priority"} if scheduling is None else {}
-    hybrid = memory_plan.hybrid_choice(config, model_facts, hybrid_support)
-    return VllmGenerator(
-        chat.model,
-        served_name=chat.served_name,
-        engine_arguments={"kv_cache_memory_bytes": plan.kv_bytes, **own, **chat.engine},
-        tool_parser=chat.tool_parser,
-        tool_strictness=chat.tool_strictness,
-        reasoning_parser=chat.reasoning_parser,
-        scheduling=scheduling,
-        hybrid=None if hybrid is None else HybridSetup(hybrid.architecture, hybrid.forms),
-        grammars=_grammar_limits(config),
-        stall_seconds=chat.stall_ms / 1_000,
-    )
-
-
-def _grammar_limits(config: Config) -> GrammarLimits:
-    """The keys of `server.limits` that an engine applies."""
-    section = config.server.limits
-    return GrammarLimits(**{key.name: getattr(section, key.name) for key in fields(GrammarLimits)})
-
-
-def embedders_of(config: Config) -> list[Embedder]:
-    """The embedding engines of a configuration, not started."""
-    return [
-        lookup("embedder", EMBEDDING_BACKENDS, model.backend, setting="models.embeddings.backend")(
-            config, model
-        )
-        for model in config.models.embeddings
-    ]
-
-
-def rerankers_of(config: Config) -> list[Reranker]:
-    """The rerankers of a configuration, not started."""
-    return [worker_embedder(config, model) for model in config.models.rerankers]
-
-
-def worker_embedder(config: Config, model: WorkerModel) -> WorkerEmbedder:
-    """sentence-transformers in a worker process; `config` decides CPU priority and allocator."""
-    idle = model.idle_cpu_priority
-    return embedder_of(
-        model,
-        idle_cpu_priority=config.models.chat is not None if idle is None else idle,
-        # A budget is reduced for the LLM, or when the device has less memory than planned; then the allocator
-        # must return it.
-        returns_memory=True,
-    )
-
-
-def embedder_of(
-    model: WorkerModel, *, idle_cpu_priority: bool = False, returns_memory: bool = False
-) -> WorkerEmbedder:
-    """sentence-transformers in a worker process of its own."""
-    own: dict[str, Any] = {"scores_pairs": True}
-    if isinstance(model, EmbeddingModel):
-        own = {"normalize": model.normalize, "dimensions": model.dimensions}
-    return WorkerEmbedder(
-        model.model,
-        served_name=model.served_name,
-        batch_tokens=model.batch_tokens,
-        max_running=model.max_running,
-        device=model.device,
-        dtype=model.dtype,
-        max_input_tokens=model.max_input_tokens,
-        threads=model.threads,
-        idle_cpu_priority=idle_cpu_priority,
-        trust_remote_code=model.trust_remote_code,
-        stall_seconds=model.stall_ms / 1_000,
-        returns_memory=returns_memory,
-        **own,
-    )
-
-
-LLM_BACKENDS: Mapping[str, Callable[[Config, ChatModel, MemoryPlan], Generator]] = {"vllm": vllm_generator}
-EMBEDDING_BACKENDS: Mapping[str, Callable[[Config, EmbeddingModel], Embedder]] = {
-    "sentence-transformers": worker_embedder,
-}
 
 
 def _check_names(config: Config) -> None:
@@ -204,11 +121,6 @@ def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int]
     return build
 
 
-def model_facts(name: str) -> ModelFacts:
-    """Config and weight sizes of a model. Raises ConfigError naming what is missing."""
-    return model_config.model_facts(name, bundled_models.resolve)
-
-
 def plan_of(config: Config) -> MemoryPlan:
     """The memory plan of a configuration. Raises ConfigError."""
     try:
@@ -239,8 +151,9 @@ def check_engine_arguments(config: Config) -> None:
 def assemble(config: Config) -> Service:
     """The service of a configuration, not started. Raises ConfigError."""
     require_writable_file(config)
+    began = time.monotonic()
     plan, is_static = plan_of(config), config.pool.kv_allocator == "static"
-    log.info("the memory plan:\n%s", plan_text(plan))
+    log.info("the memory plan, made in %.1f s:\n%s", time.monotonic() - began, plan_text(plan))
     log.info("mechanisms:\n  %s", "\n  ".join(map(str, mechanisms(config))))
     for line in unused_keys(config):
         log.warning("%s", line)
@@ -252,6 +165,7 @@ def assemble(config: Config) -> Service:
         workspace_bytes=plan.workspace_bytes,
         device_memory=None if is_static else lambda: kvcached_memory(plan),
         monitor=monitor_of(plan, is_static=is_static) if config.pool.monitor_ms else None,
+        worker_builder=WorkerBuilder(encoder_of, worker_needs),
     )
 
 
@@ -267,6 +181,7 @@ def build_service(
     clock: Clock | None = None,
     ticks: PeriodicTimer | None = None,
     lengths: LengthPredictor | None = None,
+    worker_builder: WorkerBuilder | None = None,
 ) -> Service:
     """The service of these backends, not started.
 
@@ -281,10 +196,12 @@ def build_service(
         clock: another clock than the host's; then nothing is trained or sampled in the background.
         ticks: runs the quota ticks.
         lengths: replaces the length predictor that the configuration names.
+        worker_builder: builds embedders and rerankers that a change adds; without it they need a restart.
     """
     predictor = lengths or length_predictor_of(config)
-    workers = [*embedders, *rerankers]
-    kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, workers)) if served]
+    encoders = EncoderRegistry(embedders, rerankers)
+    replacement = None if worker_builder is None else WorkerReplacement(config, encoders, worker_builder)
+    kinds = [kind for kind, served in ((Kind.GENERATE, generators), (Kind.EMBED, encoders)) if served]
     metrics = Metrics(config.service_classes().values(), kinds)
     restart = None if config.models.chat is None else config.models.chat.restart
     supervisors = {generator.model: EngineSupervisor(generator, restart) for generator in generators}
@@ -292,8 +209,8 @@ def build_service(
         _parts,
         config,
         supervisors,
-        {worker.model: worker for worker in workers},
-        {reranker.model: reranker for reranker in rerankers},
+        encoders,
+        replacement,
         device_memory,
         workspace_bytes,
         monitor,
@@ -301,17 +218,25 @@ def build_service(
         predictor,
         metrics,
     )
-    configurator = EngineConfigurator([g for g in generators if g.has_own_scheduler], config.engine_options())
     return Service(
         list(supervisors.values()),
-        workers,
+        encoders,
         build,
-        reconfiguration=Reconfiguration(
-            config, lambda changed, number: policies_of(changed, generators, version=number), configurator
-        ),
+        reconfiguration=_reconfiguration(config, generators, replacement),
         timer=ticks or SchedulerTimer(),
         training=_training_of(config, predictor) if clock is None else None,
         is_sampled=clock is None,
+    )
+
+
+def _reconfiguration(
+    config: Config, generators: Sequence[Generator], replacement: WorkerReplacement | None
+) -> Reconfiguration:
+    return Reconfiguration(
+        config,
+        lambda changed, number: policies_of(changed, generators, version=number),
+        EngineConfigurator([g for g in generators if g.has_own_scheduler], config.engine_options()),
+        replacement,
     )
 
 
@@ -325,8 +250,8 @@ def _training_of(config: Config, predictor: LengthPredictor) -> LengthTraining |
 def _parts(
     config: Config,
     supervisors: Mapping[str, EngineSupervisor],
-    embedders: Mapping[str, Embedder],
-    rerankers: Mapping[str, Reranker],
+    encoders: EncoderRegistry,
+    replacement: WorkerReplacement | None,
     device_memory: Callable[[], DeviceMemory] | None,
     workspace_bytes: int,
     make_monitor: Callable[[Callable[[int], None]], MemoryMonitor] | None,
@@ -334,11 +259,10 @@ def _parts(
     predictor: LengthPredictor,
     metrics: Metrics,
 ) -> Parts:
-    """Builds what depends on the backends' sizes; `rerankers` are in `embedders`, too. Raises ConfigError."""
+    """Builds what depends on the backends' sizes. Raises ConfigError."""
     generators = {name: supervisor.generator for name, supervisor in supervisors.items()}
-    pool = shared_pool(config, generators, embedders, device_memory)
-    shares = fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
-    ledger = MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
+    pool = shared_pool(config, generators, encoders, device_memory)
+    ledger = ledger_of(pool, generators, encoders, workspace_bytes)
     policies, fail_open = policies_of(config, generators.values()), FailOpen(metrics)
     rates, lengths = RateLimiter(policies.tenant_limits), GuardedLengthPredictor(predictor, fail_open)
     dispatcher = Dispatcher(
@@ -346,36 +270,64 @@ def _parts(
         ledger,
         policies,
         generators,
-        embedders,
+        encoders,
         lengths,
         metrics,
         rates,
         TenantQueues(policies.tenant_weights),
         RequestRecorder(clock, remembered=policies.explained_requests),
     )
-    observer = RateObserver(dispatcher.paces, dispatcher.decode_slack, embedders, metrics, fail_open)
+    observer = RateObserver(dispatcher.paces, dispatcher.pause_costs, encoders, metrics, fail_open)
     observer.attach(generators)
     outages = EngineOutages(dispatcher, supervisors)
-    gate = Gate(clock, dispatcher, generators, embedders, lengths, rates, outages)
-    intake = intake_of(config, clock, generators, embedders, rerankers, fail_open, gate.charge, predictor)
-    quotas: QuotaController | None = None
-    withhold: Callable[[int], None] = partial(withhold_workspace, list(embedders.values()))
-    if pool is not None:
-        quotas = quota_controller(pool, config, clock, dispatcher, ledger)
-        gate.on_offer, withhold = quotas.observe_arrival, quotas.withhold
-    monitor = None if make_monitor is None else make_monitor(withhold)
+    timeouts = StartTimeouts(dispatcher, clock, policies.admission.options.max_wait)
+    gate = Gate(clock, dispatcher, generators, encoders, lengths, rates, outages, timeouts)
+    intake = intake_of(config, clock, generators, encoders, fail_open, gate.charge, predictor)
+    quotas = None if pool is None else quota_controller(pool, config, clock, dispatcher, encoders)
+    reserve: WorkerReserve
+    if quotas is None:
+        reserve = WorkspaceQuota(encoders, dispatcher)
+    else:
+        reserve, gate.on_offer = PoolReserve(quotas), quotas.observe_arrival
+    if replacement is not None:
+        replacement.attach(reserve, dispatcher.decide)
+    monitor = None if make_monitor is None else make_monitor(reserve.withhold)
     if monitor is not None:
-        monitor.allocated = lambda: sum(embedder.allocator_bytes for embedder in embedders.values())
+        monitor.allocated = lambda: sum(worker.allocator_bytes for worker in encoders.running)
     pool_bytes = None if pool is None else pool.memory.pool_bytes
-    machine = machine_facts(generators, embedders, pool_bytes=pool_bytes, workspace_bytes=workspace_bytes)
-    decision_log = decision_log_of(config, machine, embedders.values(), clock)
-    if decision_log is not None:
-        dispatcher.accounting.on_end, observer.on_pass = (
-            decision_log.record_request,
-            decision_log.observe_pass,
-        )
+    machine = partial(
+        machine_facts, generators, encoders, pool_bytes=pool_bytes, workspace_bytes=workspace_bytes
+    )
+    decision_log = decision_log_of(config, machine, encoders, clock)
+    tracer = None if config.tracing.endpoint is None else _tracer(config, clock)
+    _record(dispatcher, observer, decision_log, tracer)
     status = ServiceStatus(
-        config, supervisors, embedders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor,
-        decision_log,
+        config, supervisors, encoders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor,
+        decision_log, tracer,
     )  # fmt: skip
     return Parts(gate, intake, status, quotas, monitor)
+
+
+def _record(
+    dispatcher: Dispatcher,
+    observer: RateObserver,
+    decision_log: DecisionLog | None,
+    tracer: "RequestTracer | None",
+) -> None:
+    """Has ended requests and embedding passes recorded by what is configured."""
+    if decision_log is not None:
+        dispatcher.accounting.on_end.append(decision_log.record_request)
+        observer.on_pass.append(decision_log.observe_pass)
+    if tracer is not None:
+        dispatcher.accounting.on_end.append(tracer.request_ended)
+        observer.on_pass.append(lambda _, done: tracer.pass_ended(done))
+
+
+def _tracer(config: Config, clock: Clock) -> "RequestTracer | None":
+    """Raises ConfigError without the extra `otel`."""
+    try:
+        from controlplane.service.tracing.request_tracer import tracer_of
+    except ModuleNotFoundError as error:
+        missing = f"tracing.endpoint: {error.name} is not installed; install the extra otel"
+        raise ConfigError(missing) from None
+    return tracer_of(config.tracing, clock)

@@ -54,9 +54,11 @@ class FairSlots:
             raise
 
     def _leave(self, tenant: str, turn: "asyncio.Future[None]") -> None:
-        self._waiting[tenant].remove(turn)
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
+        turns = self._waiting.get(tenant, ())
+        if turn in turns:
+            self._waiting[tenant].remove(turn)
+        if not turns:
+            self._waiting.pop(tenant, None)
 
     def _may_start(self, tenant: str) -> bool:
         return self._free > 0 and self._held[tenant] < max(1, self._slots - 1)
@@ -81,7 +83,12 @@ class FairSlots:
     def _start_waiting(self) -> None:
         """Gives the free slots to the tenants that wait, each at most one."""
         for name, turns in list(self._waiting.items()):
-            if self._may_start(name):
+            # Callers that were cancelled in this iteration of the event loop have not left yet.
+            while turns and turns[0].cancelled():
+                turns.popleft()
+            if not turns:
+                del self._waiting[name]
+            elif self._may_start(name):
                 self._start(name)
                 turns.popleft().set_result(None)
                 # The tenant's next turn comes after those of all others that wait.

@@ -12,7 +12,8 @@ from controlplane.core.clock import Duration, Instant, to_milliseconds, to_secon
 from controlplane.core.request import Owner
 from controlplane.core.slo import ServiceClass
 from controlplane.metric_series import Readings
-from controlplane.service.attainment_windows import TARGET, WINDOWS
+from controlplane.service.attainment_windows import TARGET, WINDOWS, Attained
+from controlplane.service.memory.quota_report import quota_readings
 from controlplane.service.prediction.length_training import calibration_readings
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.runtime.timers import LoopTimer
@@ -91,7 +92,11 @@ class LiveFeed:
         """Records a change of the configuration: each changed key with its former and its new value."""
         changes = dict(list(_differences(self._version.document, version.document))[:_MAX_CHANGES])
         self._version = version
-        self._add("config", {"version": version.number, "changes": changes})
+        self._add("config", {"version": version.number, "changes": changes, "models": self._models()})
+
+    def worker_changed(self, model: str, state: str, text: str) -> None:
+        """Records that a change of the configuration started or stopped a worker, or failed to start it."""
+        self._add("restart", {"part": "worker", "model": model, "state": state, "text": text[:_MAX_TEXT]})
 
     def sample(self) -> None:
         """Takes one sample now, and records what has changed since the last one."""
@@ -134,10 +139,7 @@ class LiveFeed:
         classes = list(self._version.classes.values())[:_MAX_CLASSES]
         return {
             "target": TARGET,
-            "models": {
-                Owner.LLM.value: list(self._status.generators)[:_MAX_CLASSES],
-                Owner.EMBEDDING.value: list(self._status.embedders)[:_MAX_CLASSES],
-            },
+            "models": self._models(),
             "classes": {
                 each.name: {
                     "priority": each.priority,
@@ -150,6 +152,12 @@ class LiveFeed:
                 }
                 for each in classes
             },
+        }
+
+    def _models(self) -> dict[str, list[str]]:
+        return {
+            Owner.LLM.value: list(self._status.generators)[:_MAX_CLASSES],
+            Owner.EMBEDDING.value: list(self._status.encoders)[:_MAX_CLASSES],
         }
 
     def _owners_and_classes(self, now: Instant) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
@@ -173,7 +181,7 @@ class LiveFeed:
         owners: dict[str, object] = {
             owner.value: {**self._owner(owner), "held_by_class": held[owner.value]} for owner in Owner
         }
-        windows = {name: self._recorder.attainment.within(length, now) for name, length in WINDOWS.items()}
+        windows = self._windows(now)
         first_tokens = self._recorder.take_first_tokens()
         classes: dict[str, dict[str, object]] = {}
         for name, (waiting, running) in counts.items():
@@ -186,6 +194,22 @@ class LiveFeed:
                     "predicted_ttft_ms": round(found.predicted_ms / found.count, 1),
                 }
         return owners, classes
+
+    def attainment(self) -> dict[str, dict[str, object]]:
+        """Requests that met their objectives and that ended, and the burn rate, by class and window.
+
+        A class of which no request has ended is absent.
+        """
+        windows = self._windows(self._recorder.records.clock.now())
+        names = {name for counts in windows.values() for name in counts}
+        return {
+            name: {key: of[name].to_json() for key, of in windows.items() if name in of}
+            for name in sorted(names)
+        }
+
+    def _windows(self, now: Instant) -> dict[str, Mapping[str, Attained]]:
+        attainment = self._recorder.attainment
+        return {name: attainment.within(length, now) for name, length in WINDOWS.items()}
 
     def _owner(self, owner: Owner) -> dict[str, float]:
         status, ledger = self._status, self._status.ledger
@@ -210,7 +234,7 @@ class LiveFeed:
         found: Readings = {
             **calibration_readings(status.lengths, metrics),
             **status.dispatcher.ttft.readings(metrics),
-            **({} if status.quota_controller is None else status.quota_controller.readings(metrics)),
+            **({} if status.quota_controller is None else quota_readings(status.quota_controller, metrics)),
         }
         shown = {
             "length": (metrics.coverage, metrics.length_error),
@@ -259,7 +283,7 @@ class LiveFeed:
         self._faults = faults
 
     def _worker_restarts(self) -> dict[str, int]:
-        return {embedder.model: embedder.restarts for embedder in self._status.embedders.values()}
+        return {embedder.model: embedder.restarts for embedder in self._status.encoders.values()}
 
 
 def _rounded(values: Mapping[str, float] | float | None) -> dict[str, float]:

@@ -53,7 +53,8 @@ class LiveRecords:
         body = orjson.dumps({**head, **fields})
         if len(body) > _MAX_RECORD_BYTES:
             body = orjson.dumps({**head, "left_out_bytes": len(body)})
-        self._rings[kind].append((self.last, body))
+        # A copy: orjson's own result keeps its buffer of 4 KiB or more.
+        self._rings[kind].append((self.last, bytes(memoryview(body))))
 
     def since(self, number: int, about: Mapping[str, object]) -> bytes:
         """The records after `number` as one JSON object of at most `MAX_ANSWER_BYTES`, oldest first.

@@ -3,16 +3,21 @@
 With `bootstrap` the only module of the control plane that imports backends.
 """
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from backends.cost_models import roofline
 from backends.device import probe
 from backends.device.named_devices import named_device
-from backends.embedding import memory_model
+from backends.embedding import cpu_class, memory_model
 from controlplane.config import ConfigError
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.kv_geometry import GeometryError
 from controlplane.service.memory.memory_plan import ModelFacts
+
+# Default of the CUDA driver for CUDA_MPS_PIPE_DIRECTORY.
+_MPS_FOLDER = "/tmp/nvidia-mps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,21 @@ def device_facts(name: str | None) -> DeviceFacts:
         f"{driver_name}, {size}", memory, roofline.gpu_by_name(driver_name),
         is_gpu=True, is_at_hand=True, has_bfloat16=has_bfloat16,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HintFacts:
+    """Whether this process may leave the idle class, and whether an MPS server runs at `mps_folder`."""
+
+    may_leave_idle_class: bool
+    mps_folder: Path
+    has_mps: bool
+
+
+def hint_facts() -> HintFacts:
+    """The scheduling hints that operating system and CUDA driver offer to this process."""
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _MPS_FOLDER))
+    return HintFacts(cpu_class.may_leave_idle_class(), folder, (folder / "control").exists())
 
 
 def estimated_workspace_bytes(

@@ -1,7 +1,8 @@
 """The configuration in force and its versions: one immutable object, replaced between two decisions.
 
-A change is prepared first: parsed, validated, its policies built. Then the engine confirms its part, which
-may fail and leaves all as it was. Then everything in this process is replaced in one step of the event loop,
+A change is prepared first: parsed, validated, its policies built, its new workers loaded. Then the engine
+confirms its part. Both may fail and leave all as it was. Then everything in this process is replaced in one
+step of the event loop,
 which cannot fail and during which nothing is decided. A request keeps the classes and limits that it arrived
 under.
 """
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,14 +19,17 @@ from controlplane.config import Config, ConfigError
 from controlplane.config.documents import Document, digest_of, document_of, masked
 from controlplane.config.reconfigure import ChangePlan, plan_change, wanted_config
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
+from controlplane.core.ports import Embedder
 from controlplane.metrics import Metrics
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
 from controlplane.service.gate.policies import Policies, terms_of
+from controlplane.service.memory.pool import SharedPool
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.request_jobs import RequestTerms
 from controlplane.service.runtime.change_guard import ChangeGuard
 from controlplane.service.runtime.engine_control import EngineConfigurator
+from controlplane.service.worker_replacement import WorkerPlan, WorkerReplacement
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +72,14 @@ class ConfigVersion:
 
 @dataclass(frozen=True, slots=True)
 class GuardRequest:
-    """How long to watch a change, and how many percentage points of attainment a class may lose."""
+    """How long to watch a change, and how many percentage points of attainment a class may lose.
+
+    Without `drop` nothing is watched. A temporary change is undone after `seconds` in any case.
+    """
 
     seconds: float
-    drop: float
+    drop: float | None
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +89,12 @@ class AppliedChange:
     version: ConfigVersion
     plan: ChangePlan
     is_dry_run: bool
+    workers: WorkerPlan | None = None
 
     def to_json(self) -> Document:
-        """The outcome key by key, for the operator."""
-        return {**self.version.to_json(), "dry_run": self.is_dry_run, **self.plan.to_json()}
+        """The outcome key by key, and worker by worker, for the operator."""
+        workers = {} if self.workers is None else {"workers": self.workers.to_json()}
+        return {**self.version.to_json(), "dry_run": self.is_dry_run, **self.plan.to_json(), **workers}
 
     def __str__(self) -> str:
         parts = [f"{key}: {each.before!r} -> {each.after!r}" for key, each in self.plan.applied.items()]
@@ -107,8 +117,9 @@ class ConfiguredParts:
 class Reconfiguration:
     """Holds the version in force and the last versions before it; makes one change at a time.
 
-    `policies_of` builds the policies of a configuration and the number of its version. `listeners` are called
-    with each new version, in the same step of the event loop; they must not raise.
+    `policies_of` builds the policies of a configuration and the number of its version. `workers` replaces
+    those of embedding models and rerankers; without it a change of them needs a restart. `listeners` are
+    called with each new version, in the same step of the event loop; they must not raise.
     """
 
     def __init__(
@@ -116,7 +127,9 @@ class Reconfiguration:
         config: Config,
         policies_of: Callable[[Config, int], Policies],
         configurator: EngineConfigurator,
+        workers: WorkerReplacement | None = None,
     ) -> None:
+        self.workers = workers
         self.active = _version(1, config, "start")
         self.versions = deque([self.active], maxlen=_KEPT_VERSIONS)
         self.listeners: list[Callable[[ConfigVersion], None]] = []
@@ -125,6 +138,8 @@ class Reconfiguration:
         self._policies_of = policies_of
         self._configurator = configurator
         self._changing = asyncio.Lock()
+        # A change may load workers for minutes, and a restarted engine needs its options at once.
+        self._ordering = asyncio.Lock()
         self._parts: ConfiguredParts | None = None
 
     def attach(self, parts: ConfiguredParts) -> None:
@@ -139,6 +154,7 @@ class Reconfiguration:
             "versions": [version.to_json() for version in self.versions],
             "last_failure": self._failure,
             "guard": None if self.guard is None else self.guard.to_json(),
+            "workers": None if self.workers is None else self.workers.to_json(),
         }
 
     async def change(
@@ -157,12 +173,12 @@ class Reconfiguration:
             source: who changes, for the log and the list of versions.
             expected: ETags of the versions that the change may be based on; None for any.
             is_dry_run: only says what would change.
-            guard: watches the change, and undoes it if a class loses too much attainment.
+            guard: watches the change, and undoes it if a class loses too much attainment or its time is over.
 
         Raises:
             StaleVersion: another version than `expected` is in force.
-            ConfigError: a value is invalid.
-            Refused, BackendDown, BackendFailed: the engine did not take the change.
+            ConfigError: a value is invalid, or the memory does not suffice.
+            Refused, BackendDown, BackendFailed: the engine did not take the change, or a worker did not load.
         """
         async with self._one_change(source, expected, is_dry_run=is_dry_run):
             former = self.active
@@ -195,7 +211,7 @@ class Reconfiguration:
 
     async def engine_restarted(self) -> None:
         """Gives a new engine the options in force."""
-        async with self._changing:
+        async with self._ordering:
             await self._configurator.engine_restarted()
 
     @asynccontextmanager
@@ -243,6 +259,7 @@ class Reconfiguration:
             parts.gate.dispatcher.accounting.attainment,
             parts.gate.clock.now,
             undo,
+            is_temporary=asked.is_temporary,
         )
         self.guard.start()
 
@@ -265,23 +282,65 @@ class Reconfiguration:
         self, wanted: Config, stated: Document | None, *, source: str, is_dry_run: bool
     ) -> AppliedChange:
         parts, before = self._started(), self.active
-        plan = plan_change(before.config, wanted, quotas_move=parts.quotas is not None, stated=stated)
+        plan = plan_change(
+            before.config,
+            wanted,
+            quotas_move=parts.quotas is not None,
+            replaces_workers=self.workers is not None,
+            stated=stated,
+        )
         found = _version(before.number + 1, plan.config, source)
         policies = self._policies_of(plan.config, found.number)
-        pool = None if parts.quotas is None else parts.quotas.divided(plan.config)
+        workers = None if self.workers is None else await self.workers.plan(before.config, plan.config)
         if is_dry_run:
-            return AppliedChange(before, plan, is_dry_run)
-        # Also without a new value: after a failure the engine may have options that are not in force.
-        await self._configurator.apply(plan.config.engine_options())
-        if not plan.applied:
-            return self._unchanged(plan)
-        # From here on nothing waits and nothing fails: no decision sees a part of the change.
+            if parts.quotas is not None:
+                parts.quotas.divided(plan.config)
+            return AppliedChange(before, plan, is_dry_run, workers)
+        change = AppliedChange(found, plan, is_dry_run, workers)
+        # Workers are loaded before the engine is told, since a model may not load.
+        async with self._loaded(workers) as loaded:
+            after = None if self.workers is None or workers is None else self.workers.after(workers, loaded)
+            pool = None if parts.quotas is None else parts.quotas.divided(plan.config, after)
+            async with self._ordering:
+                # Also without a new value: after a failure the engine may have options that are not in force.
+                await self._configurator.apply(plan.config.engine_options())
+                if not plan.applied:
+                    return self._unchanged(plan)
+                self._swap(change, policies, pool, loaded)
+        log.info("%s", change)
+        return change
+
+    @asynccontextmanager
+    async def _loaded(self, plan: WorkerPlan | None) -> AsyncIterator[Mapping[str, Embedder]]:
+        """The new workers of a change, by name; stopped if the block raises before the switch to them."""
+        if self.workers is None or plan is None:
+            yield {}
+            return
+        loaded = await self.workers.start(plan)
+        try:
+            yield loaded
+        except BaseException:
+            await self.workers.abandon(loaded)
+            raise
+        self.workers.announce(plan)
+
+    def _swap(
+        self,
+        change: AppliedChange,
+        policies: Policies,
+        pool: SharedPool | None,
+        loaded: Mapping[str, Embedder],
+    ) -> None:
+        """Puts a change in force. Nothing waits and nothing fails: no decision sees a part of it."""
+        parts, found, config = self._started(), change.version, change.plan.config
         self.active = found
         self.versions.append(found)
-        parts.intake.set_terms(found.terms, plan.config.server.limits)
+        parts.intake.set_terms(found.terms, config.server.limits)
         parts.metrics.add_classes(found.terms.classes.values())
         if parts.quotas is not None and pool is not None:
-            parts.quotas.set_division(pool, plan.config.quota.forecast.quantile)
+            parts.quotas.set_division(pool, config.quota.forecast.quantile)
+        if self.workers is not None and change.workers is not None:
+            self.workers.switch(change.workers, loaded)
         parts.gate.set_policies(policies)
         self._failure = None
         if self.guard is not None:
@@ -289,9 +348,6 @@ class Reconfiguration:
         # Last, so that a defect in one of them cannot leave the gate with the former policies.
         for listener in self.listeners:
             listener(found)
-        change = AppliedChange(found, plan, is_dry_run)
-        log.info("%s", change)
-        return change
 
     def _unchanged(self, plan: ChangePlan) -> AppliedChange:
         change = AppliedChange(self.active, plan, is_dry_run=False)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.core.generation import ChatPrompt, Sampling
-from controlplane.core.ports import TruncationSide
+from controlplane.core.ports import Embedder, TruncationSide
 from controlplane.core.request import Request
 from controlplane.core.slo import ServiceClass
 
@@ -86,13 +86,14 @@ class TextPairs:
 
 @dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """An embedding or reranking request with its inputs as token ids.
+    """An embedding or reranking request with its inputs as token ids, and the worker that computes it.
 
     `texts` are the inputs as sent, and empty if a prompt name or a truncation changes their vectors.
     `charged_tokens` is that of `GenerateJob`.
     """
 
     request: Request
+    embedder: Embedder
     inputs: Sequence[Sequence[int]]
     texts: Sequence[str] = ()
     charged_tokens: int | None = None

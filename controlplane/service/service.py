@@ -8,11 +8,11 @@ from typing import Any
 
 from controlplane.config import Config, ConfigError
 from controlplane.config.documents import document_of, masked
+from controlplane.core.clock import Instant, between, milliseconds
 from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
-from controlplane.core.ports import Embedder
 from controlplane.core.request import Owner
-from controlplane.service.decision_log.decision_log import DecisionLog
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
 from controlplane.service.gate.load_reporter import LoadReporter
@@ -20,11 +20,15 @@ from controlplane.service.live_feed import LiveFeed, ShownVersion
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.length_training import LengthTraining
-from controlplane.service.reconfiguration import ConfiguredParts, Reconfiguration
+from controlplane.service.reconfiguration import ConfiguredParts, ConfigVersion, Reconfiguration
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
-from controlplane.service.runtime.staged_stop import Stage, stop_all
+from controlplane.service.runtime.staged_stop import Stage, Stop, stop_all
+from controlplane.service.runtime.start_progress import StartProgress
 from controlplane.service.runtime.timers import PeriodicTimer
 from controlplane.service.status import ServiceStatus
+
+# Routers that know vLLM's names read the page every 50 ms; rendering it takes the event loop about 9 ms.
+_METRICS_AGE = milliseconds(200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Service:
     def __init__(
         self,
         supervisors: Sequence[EngineSupervisor],
-        embedders: Sequence[Embedder],
+        encoders: EncoderRegistry,
         build: Callable[[], Parts],
         *,
         reconfiguration: Reconfiguration,
@@ -66,21 +70,28 @@ class Service:
         `is_sampled` starts the samples of the live feed, which need a clock that runs by itself.
         """
         self.reconfiguration = reconfiguration
+        self.progress = StartProgress()
         self._is_sampled = is_sampled
         self.quota_controller: QuotaController | None = None
         self.monitor: MemoryMonitor | None = None
         self._supervisors = supervisors
-        self._embedders = embedders
+        self.encoders = encoders
         self._build = build
         self._timer = timer
         self._training = training
         self._is_started = False
-        self._log: DecisionLog | None = None
+        self._closers: dict[str, Stop] = {}
+        self._metrics_page: tuple[Instant, bytes] | None = None
 
     @property
     def config(self) -> Config:
         """The configuration in force."""
         return self.reconfiguration.active.config
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` has returned and `stop` was not called."""
+        return self._is_started
 
     def _version_shown(self) -> ShownVersion:
         """What the live feed shows of the configuration in force; no secrets."""
@@ -93,12 +104,10 @@ class Service:
 
         After an error or a cancellation nothing is left running.
         """
-        starts = [supervisor.start() for supervisor in self._supervisors]
-        starts += [embedder.start() for embedder in self._embedders]
+        starts = {supervisor.model: supervisor.start for supervisor in self._supervisors}
+        starts |= {model: encoder.start for model, encoder in self.encoders.items()}
         try:
-            results = await asyncio.gather(*starts, return_exceptions=True)
-            if errors := [r for r in results if isinstance(r, BaseException)]:
-                raise errors[0]
+            await self.progress.run(starts)
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
             self.load_reporter = self._load_reporter()
@@ -107,16 +116,21 @@ class Service:
                 ConfiguredParts(parts.gate, parts.intake, parts.status.metrics, parts.quota_controller)
             )
             self.live = LiveFeed(self.status, self._version_shown())
-            self.reconfiguration.listeners.append(lambda _: self.live.configured(self._version_shown()))
+            self.reconfiguration.listeners.append(self._configured)
+            if (workers := self.reconfiguration.workers) is not None:
+                workers.on_change = self.live.worker_changed
             if self.quota_controller is not None:
                 await self.quota_controller.start()
                 self._timer.schedule_periodic(
                     self.config.quota.tick_ms / 1_000, self.quota_controller.tick_now
                 )
             if (log := self.status.decision_log) is not None:
-                self._log = log
+                self._closers["the decision log"] = log.close
                 self.reconfiguration.listeners.append(lambda version: log.record_config(version.config))
                 log.start(self._timer, self.status.owners, self.status.dispatcher.paces[Owner.LLM])
+            if (tracer := self.status.tracer) is not None:
+                self._closers["tracing"] = tracer.close
+                tracer.start()
             if self._training is not None:
                 await self._training.start()
             if self.monitor is not None:
@@ -132,13 +146,17 @@ class Service:
             raise
         self._is_started = True
 
+    def _configured(self, version: ConfigVersion) -> None:
+        self.status.config = version.config
+        self.live.configured(self._version_shown())
+
     def _load_reporter(self) -> LoadReporter:
         """Raises ConfigError if routers are configured and a report would be too large for them."""
         reporter = LoadReporter(
             self.gate,
             lambda: self.config.service_classes().values(),
             self.status.generators,
-            self.status.embedders,
+            self.encoders,
         )
         if self.config.server.router_key_sha256 is not None:
             try:
@@ -147,6 +165,16 @@ class Service:
                 raise ConfigError(f"server.router_key_sha256: {error}") from error
         return reporter
 
+    def metrics_text(self) -> bytes:
+        """All series in the Prometheus text format; with vLLM's names at most 0.2 s old."""
+        if not self.config.server.vllm_metric_names:
+            return self.status.metrics_text(self.load_reporter.utilisation(), has_vllm_names=False)
+        now = self.gate.clock.now()
+        if self._metrics_page is None or between(self._metrics_page[0], now) >= _METRICS_AGE:
+            text = self.status.metrics_text(self.load_reporter.utilisation(), has_vllm_names=True)
+            self._metrics_page = (now, text)
+        return self._metrics_page[1]
+
     async def stop(self) -> None:
         """Stops periodic work, drains, then stops the backends; without a start it does nothing."""
         if not self._is_started:
@@ -154,8 +182,12 @@ class Service:
         self._is_started = False
         self.reconfiguration.close()
         self.live.stop()
+        loading: Stage = {}
+        if (workers := self.reconfiguration.workers) is not None:
+            loading = {"a change of workers": workers.cancel_loading}
         drain: Stage = {"the drain": self.drain}
-        await stop_all(self._supervision(), self._periodic_work(), drain, self._engines(), self._records())
+        stages = (loading, self._supervision(), self._periodic_work(), drain)
+        await stop_all(*stages, self._engines(), self._records())
 
     async def until_given_up(self) -> None:
         """Returns once an LLM engine is dead and is not restarted."""
@@ -189,15 +221,17 @@ class Service:
 
     def _engines(self) -> Stage:
         """The parts that running requests need until the drain ends."""
-        engines: Stage = {
+        engines: dict[str, Stop] = {
             **{supervisor.model: supervisor.generator.stop for supervisor in self._supervisors},
-            **{embedder.model: embedder.stop for embedder in self._embedders},
+            **{model: encoder.stop for model, encoder in self.encoders.items()},
         }
+        if (workers := self.reconfiguration.workers) is not None:
+            engines["workers that are leaving"] = workers.stop
         return engines if self._training is None else {**engines, "length training": self._training.stop}
 
     def _records(self) -> Stage:
         """What is written until the last request has ended."""
-        return {} if self._log is None else {"the decision log": self._log.close}
+        return self._closers
 
     async def drain(self, grace: float | None = None) -> None:
         """Ends admission; returns when all requests have ended, or after `grace` seconds.
@@ -215,5 +249,5 @@ class Service:
         for supervisor in self._supervisors:
             supervisor.require_up()
             await supervisor.generator.check()
-        for embedder in self._embedders:
-            await embedder.check()
+        for encoder in tuple(self.encoders.values()):
+            await encoder.check()

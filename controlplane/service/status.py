@@ -2,44 +2,55 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from controlplane.config import Config
 from controlplane.core.engine_reports import EngineState
 from controlplane.core.errors import BackendDown
 from controlplane.core.memory_ledger import MemoryLedger
-from controlplane.core.ports import Embedder, LengthPredictor
+from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.decision_log.decision_log import DecisionLog
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
+from controlplane.service.memory.quota_report import quota_readings, quota_state
 from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.prediction.length_training import calibration_readings
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.health_tracker import Fault, HealthTracker
+
+if TYPE_CHECKING:
+    from controlplane.service.tracing.request_tracer import RequestTracer
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """One served model.
 
-    `kind` is generate, embed or rerank; `root` is the model's path or its name on the hub.
+    `kind` is generate, embed or rerank; `root` is the model's path or its name on the hub. A LoRA adapter has
+    the name of its model as `parent`.
     """
 
     id: str
     kind: str
     max_model_len: int
     root: str
+    parent: str | None = None
 
 
 @dataclass(eq=False)
 class ServiceStatus:
-    """Reads the parts of a started service; changes nothing but the engine leases, which it syncs first."""
+    """Reads the parts of a started service; changes nothing but the engine leases, which it syncs first.
+
+    `config` is the configuration in force.
+    """
 
     config: Config
     supervisors: Mapping[str, EngineSupervisor]
-    embedders: Mapping[str, Embedder]
+    encoders: EncoderRegistry
     metrics: Metrics
     ledger: MemoryLedger
     dispatcher: Dispatcher
@@ -48,6 +59,7 @@ class ServiceStatus:
     quota_controller: QuotaController | None
     monitor: MemoryMonitor | None
     decision_log: DecisionLog | None
+    tracer: "RequestTracer | None"
 
     def __post_init__(self) -> None:
         self.generators = {name: each.generator for name, each in self.supervisors.items()}
@@ -84,28 +96,29 @@ class ServiceStatus:
             "memory_monitor": self.monitor,
             "decision_log_rows": self.decision_log,
             "decision_log": None if self.decision_log is None else self.decision_log.writer,
+            "tracing": self.tracer,
         }
         return {name: work.health for name, work in repeated.items() if work is not None}
 
     def models(self) -> list[ModelCard]:
-        """All served models."""
+        """All served models, and the adapters of the chat model."""
         roots = {model.served_name: model.model for model in self.config.models.all()}
         sizes = {g.model: ("generate", g.max_model_tokens) for g in self.generators.values()}
-        rerankers = {model.served_name for model in self.config.models.rerankers}
         sizes |= {
-            e.model: ("rerank" if e.model in rerankers else "embed", e.max_input_tokens)
-            for e in self.embedders.values()
+            e.model: ("rerank" if e.model in self.encoders.rerankers else "embed", e.max_input_tokens)
+            for e in self.encoders.values()
         }
-        return [ModelCard(model, kind, size, roots[model]) for model, (kind, size) in sizes.items()]
+        cards = [ModelCard(model, kind, size, roots[model]) for model, (kind, size) in sizes.items()]
+        if (chat := self.config.models.chat) is not None:
+            cards += [
+                ModelCard(name, *sizes[chat.served_name], root, parent=chat.served_name)
+                for name, root in chat.lora_modules.items()
+            ]
+        return cards
 
     def context_tokens(self) -> int:
         """The longest context of a chat model; 0 without one."""
         return max((generator.max_model_tokens for generator in self.generators.values()), default=0)
-
-    def embedding_dimensions(self, model: str) -> tuple[int, tuple[int, ...]]:
-        """The model's native dimension and the shorter ones that it supports. Raises KeyError."""
-        embedder = self.embedders[model]
-        return embedder.dimension, tuple(embedder.supported_dimensions)
 
     def state(self) -> dict[str, object]:
         """Memory, quotas and requests, for the operator."""
@@ -114,7 +127,7 @@ class ServiceStatus:
             "engines": {name: supervisor.to_json() for name, supervisor in self.supervisors.items()},
             "owners": self.owners(),
             "device": None if self.monitor is None else self.monitor.to_json(),
-            "sharing": None if self.quota_controller is None else self.quota_controller.to_json(),
+            "sharing": None if self.quota_controller is None else quota_state(self.quota_controller),
             "requests": [
                 {
                     "id": ticket.request.id,
@@ -145,17 +158,19 @@ class ServiceStatus:
             "waiting": self.dispatcher.waiting(owner),
         }
 
-    def metrics_text(self) -> bytes:
-        """All series in the Prometheus text format."""
+    def metrics_text(self, utilisation: float, *, has_vllm_names: bool) -> bytes:
+        """All series in the Prometheus text format; with `has_vllm_names` also those under vLLM's names."""
         self.dispatcher.sync_engine_leases()
-        m, states = self.metrics, self.owners()
+        m, states, workers = self.metrics, self.owners(), self.encoders.counts
         engine = self._engine_states()
 
         def each(key: str) -> Mapping[str, float]:
             return {owner: state[key] for owner, state in states.items()}
 
+        chat = next(iter(self.generators.values()), None) if has_vllm_names else None
         return m.exposition(
             {
+                m.predicted_utilisation: utilisation,
                 m.config_version: self.dispatcher.config_version,
                 m.quota_bytes: each("quota_bytes"),
                 m.held_bytes: each("held_bytes"),
@@ -168,25 +183,28 @@ class ServiceStatus:
                 m.engine_running: {owner: state.running for owner, state in engine.items()},
                 m.engine_waiting: {owner: state.waiting for owner, state in engine.items()},
                 **calibration_readings(self.lengths, m),
-                **({} if self.quota_controller is None else self.quota_controller.readings(m)),
+                **({} if self.quota_controller is None else quota_readings(self.quota_controller, m)),
                 **self.dispatcher.ttft.readings(m),
                 **({} if self.monitor is None else self.monitor.readings(m)),
                 m.device_seconds: {owner.value: busy for owner, busy in m.device_time.items()},
+                m.device_handover: m.handover_time,
                 **({} if self.decision_log is None else self.decision_log.readings(m)),
+                **({} if self.tracer is None else self.tracer.readings(m)),
                 m.stall_count: {
                     Owner.LLM: sum(generator.stall_count for generator in self.generators.values()),
-                    Owner.EMBEDDING: sum(embedder.stall_count for embedder in self.embedders.values()),
+                    Owner.EMBEDDING: workers.stalls,
                 },
                 m.engine_restarts: sum(supervisor.restarts for supervisor in self.supervisors.values()),
-                m.restarts: sum(embedder.restarts for embedder in self.embedders.values()),
-                m.out_of_memory: sum(embedder.out_of_memory for embedder in self.embedders.values()),
+                m.restarts: workers.restarts,
+                m.out_of_memory: workers.out_of_memory,
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
                 m.engine_recompute_tokens: {
                     owner: state.recompute_tokens
                     for owner, state in engine.items()
                     if state.recompute_tokens is not None
                 },
-            }
+            },
+            None if chat is None else (chat.model, chat.geometry),
         )
 
     def _engine_states(self) -> dict[str, EngineState]:

@@ -13,8 +13,10 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.memory_ledger import Footprint, Lease, generate_footprint
 from controlplane.core.pool_view import Pace, Running, Waiting
+from controlplane.core.ports import Embedder
 from controlplane.core.request import Phase, Request, Timeline, moved
 from controlplane.service.decision_history import Decided, Preempted
+from controlplane.service.request_trace import RequestTrace
 from predictors.timing.ttft_model import TtftForecast, WorkAhead
 
 _ZERO = Duration(0)
@@ -79,6 +81,8 @@ class Ticket:
     """Hashes of the prompt's blocks, if the engine has a prefix cache."""
     input_lengths: Sequence[int] = ()
     """Tokens of each input of an embedding request."""
+    embedder: Embedder | None = None
+    """The worker that an embedding request is bound to."""
     shared_bytes: int = 0
     """Bytes that the footprint leaves out, because other requests pay for them."""
     charged_tokens: int | None = None
@@ -87,6 +91,8 @@ class Ticket:
     """Whether it can be preempted and resumed with the same output as without."""
     is_explored: bool = False
     """Whether it was forwarded although it should have been rejected (`admission.explore`)."""
+    trace: RequestTrace | None = None
+    """The trace of its HTTP request; None: it is not traced."""
     outcome: Outcome | None = None
     history: list[Decided | Preempted] = field(default_factory=list)
     first_forecast: LengthForecast | None = field(init=False)

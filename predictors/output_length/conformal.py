@@ -69,7 +69,8 @@ class Conformal:
         if self.is_under_covered:
             outward = (move > 0) == (LEVELS[MEDIAN] <= _LEVELS)
             move = np.where(outward, _WIDEN * move, move)
-        self.offsets = np.clip(self.offsets + move, -_MAX_OFFSET, _MAX_OFFSET)
+        # `numpy.clip` takes three times as long for so few numbers.
+        self.offsets = np.minimum(np.maximum(self.offsets + move, -_MAX_OFFSET), _MAX_OFFSET)
         self.covered += (float(below[UPPER]) - self.covered) / _COVERAGE_WINDOW
         self.is_under_covered = self.covered < (_BACK_ABOVE if self.is_under_covered else _OUT_BELOW)
 

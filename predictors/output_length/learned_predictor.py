@@ -80,6 +80,15 @@ class _PendingForecast:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class _HistoryForecast:
+    """The log quantiles of a history, these calibrated, and the tokens at all levels without a limit."""
+
+    source: Floats
+    log_quantiles: Floats
+    tokens: list[float]
+
+
 class LearnedLengths:
     """Length predictor that learns from finished requests.
 
@@ -102,6 +111,7 @@ class LearnedLengths:
         # Forecasts since the last change of the state. A request whose output outruns its forecast asks again
         # at every token, and outputs end much less often.
         self._current: dict[str, LengthForecast] = {}
+        self._histories: dict[tuple[str, str], _HistoryForecast] = {}
 
     @property
     def model(self) -> LengthModel | None:
@@ -119,34 +129,60 @@ class LearnedLengths:
         return found
 
     def _compute(self, request: Request) -> LengthForecast:
+        state = self._classes.get(request.service_class.name) or _ClassState()
+        by_history = self._by_history(request, state)
+        prefers_history = by_history is not None and (self._model is None or state.best() == _HISTORY)
+        by_model = None
+        # Only the first forecast of a request is scored, whichever of the two was chosen.
+        is_first = request.id not in self._pending
+        if is_first or not prefers_history:
+            row = self._row(request)
+            if self._model is not None:
+                by_model = state.conformal[_MODEL].adjusted(self._model.predict(row))
+            if is_first:
+                quantiles = None if by_history is None else by_history.log_quantiles
+                self._pending[request.id] = _PendingForecast(row, (by_model, quantiles), self._generation)
+                if len(self._pending) > _OPEN_FORECASTS:
+                    self._pending.popitem(last=False)
+        if by_history is not None and prefers_history:
+            tokens = by_history.tokens
+        elif by_model is not None:
+            tokens = _tokens(by_model)
+        else:
+            return self._history.forecast(request)
+        limit = float(request.max_output_tokens)
+        found = LengthForecast(_ALL_LEVELS, tuple([min(limit, count) for count in tokens]))
+        self.calibration.record_forecast(request.id, LEVELS, found.tokens[1:-1])
+        return found
+
+    def _by_history(self, request: Request, state: _ClassState) -> _HistoryForecast | None:
+        """The forecast by history, the same for all requests of a class and model until the next outcome."""
+        logs = self._history.log_quantiles(request, LEVELS)
+        if logs is None:
+            return None
+        key = (request.service_class.name, request.model)
+        if (found := self._histories.get(key)) is None or found.source is not logs:
+            adjusted = state.conformal[_HISTORY].adjusted(logs)
+            found = self._histories[key] = _HistoryForecast(logs, adjusted, _tokens(adjusted))
+        return found
+
+    def _row(self, request: Request) -> FeatureRow:
         recent = self._recent.get((request.service_class.name, request.model)) or _Recent()
         row = feature_row(request, recent.mean, recent.spread)
         if request.features is None and self._model is not None:
             # Only the prompt's token count is known: the other features take their training means.
             row.numbers[: len(NUMBERS)] = self._model.ridge.center[: len(NUMBERS)]
-        state = self._classes.get(request.service_class.name) or _ClassState()
-        by_model = None
-        if self._model is not None:
-            by_model = state.conformal[_MODEL].adjusted(self._model.predict(row))
-        if (by_history := self._history.log_quantiles(request, LEVELS)) is not None:
-            by_history = state.conformal[_HISTORY].adjusted(by_history)
-        # Only the first forecast of a request is scored.
-        self._pending.setdefault(request.id, _PendingForecast(row, (by_model, by_history), self._generation))
-        if len(self._pending) > _OPEN_FORECASTS:
-            self._pending.popitem(last=False)
-        prefers_history = by_model is None or state.best() == _HISTORY
-        chosen = by_history if by_history is not None and prefers_history else by_model
-        if chosen is None:
-            return self._history.forecast(request)
-        found = _forecast(chosen, request.max_output_tokens)
-        self.calibration.record_forecast(request.id, LEVELS, found.tokens[1:-1])
-        return found
+        return row
+
+    def _state_changed(self) -> None:
+        self._current.clear()
+        self._histories.clear()
 
     def observe(self, request: Request, output_tokens: int) -> None:
         """Learns the output length of a finished request and scores both forecasts of it."""
         if request.runs_to_limit:
             return
-        self._current.clear()
+        self._state_changed()
         name = request.service_class.name
         self.calibration.record_outcome(request.id, name, output_tokens)
         self._history.observe(request, output_tokens)
@@ -183,7 +219,7 @@ class LearnedLengths:
     def swap(self, model: LengthModel) -> None:
         """Installs a trained model and resets its calibration and loss in every class."""
         self._model = model
-        self._current.clear()
+        self._state_changed()
         self._generation += 1
         for state in self._classes.values():
             state.conformal[_MODEL] = Conformal(outcome_count=_SETTLED)
@@ -205,7 +241,7 @@ class LearnedLengths:
         self.examples.extend(checkpoint.table)
         if checkpoint.model is not None:
             self.swap(checkpoint.model)
-        self._current.clear()
+        self._state_changed()
         standing = checkpoint.standing or {}
         for class_name, model, *recent in standing.get("recent", ()):
             self._recent[class_name, model] = _Recent(*recent)
@@ -224,10 +260,10 @@ def pinball(quantiles: Floats, tokens: float) -> float:
     return float(np.maximum(_LEVELS * missed, (_LEVELS - 1) * missed).mean())
 
 
-def _forecast(log_quantiles: Floats, max_tokens: int) -> LengthForecast:
-    """Forecast in tokens, from 1 to `max_tokens`, extended beyond the outermost levels."""
+def _tokens(log_quantiles: Floats) -> list[float]:
+    """Tokens at all levels, at least 1, extended beyond the outermost quantiles."""
     lowest = log_quantiles[0] - _HEAD_SHARE * (log_quantiles[4] - log_quantiles[0])
     longest = log_quantiles[-1] + _TAIL_SHARE * (log_quantiles[-1] - log_quantiles[4])
-    tokens = np.exp(np.clip(np.concatenate(([lowest], log_quantiles, [longest])), 0.0, _LONGEST))
-    tokens = np.minimum(tokens, max_tokens)
-    return LengthForecast(_ALL_LEVELS, tuple(tokens.tolist()))
+    logs = np.concatenate(([lowest], log_quantiles, [longest]))
+    tokens: list[float] = np.exp(np.minimum(np.maximum(logs, 0.0), _LONGEST)).tolist()
+    return tokens

@@ -53,7 +53,9 @@ class Ridge:
 
 def standard(numbers: Floats, center: Floats, scale: Floats) -> Floats:
     """Standardised numbers, clipped so that values that were rare in training cannot dominate."""
-    found: Floats = np.clip((numbers - center) / scale, -_MAX_STANDARDISED, _MAX_STANDARDISED)
+    # `numpy.clip` takes three times as long for one row.
+    found: Floats = np.maximum((numbers - center) / scale, -_MAX_STANDARDISED)
+    np.minimum(found, _MAX_STANDARDISED, out=found)
     return found
 
 

@@ -53,17 +53,18 @@ class OnlineLeastSquares:
 
     def observe(self, load: Row, total: float, *, weight: float, precisions: Row) -> None:
         """Updates the fit with the observed `total` of `load`; `weight` is the precision of `total`."""
-        decay = self._forgets
+        decay, rows, totals = self._forgets, self._rows, self._totals
         for at, part in enumerate(load):
-            counted, row = weight * part, self._rows[at]
+            counted, row = weight * part, rows[at]
             for to, other in enumerate(load):
                 row[to] = decay * row[to] + counted * other
-            self._totals[at] = decay * self._totals[at] + counted * total
+            totals[at] = decay * totals[at] + counted * total
         self._solve(precisions)
-        for at, precision in enumerate(precisions):
-            share = weight * load[at] ** 2 / (self._rows[at][at] + precision)
-            moved = self.beliefs[at] + share * (self.costs[at] - self.beliefs[at])
-            self.beliefs[at] = max(moved, self._least)
+        costs, beliefs, least = self.costs, self.beliefs, self._least
+        for at, (part, belief) in enumerate(zip(load, beliefs, strict=True)):
+            share = weight * part**2 / (rows[at][at] + precisions[at])
+            moved = belief + share * (costs[at] - belief)
+            beliefs[at] = moved if moved > least else least
 
     def keep(self, share: float) -> None:
         """Scales the weight of all earlier observations by `share`, after a change of the system."""
@@ -72,9 +73,10 @@ class OnlineLeastSquares:
 
     def _solve(self, precisions: Row) -> None:
         """Coordinate descent on the penalised normal equations, each cost clipped at 0."""
-        costs = self.costs
+        costs, totals, beliefs = self.costs, self._totals, self.beliefs
         for _ in range(_SWEEPS):
             for at, row in enumerate(self._rows):
-                others = dot(row, costs) - row[at] * costs[at]
-                wanted = self._totals[at] + precisions[at] * self.beliefs[at] - others
-                costs[at] = max(0.0, wanted / (row[at] + precisions[at]))
+                own, precision = row[at], precisions[at]
+                others = sum(map(mul, row, costs)) - own * costs[at]
+                cost = (totals[at] + precision * beliefs[at] - others) / (own + precision)
+                costs[at] = cost if cost > 0.0 else 0.0

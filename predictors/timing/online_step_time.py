@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from math import sqrt
 from statistics import median
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -114,21 +114,22 @@ class StepTime:
 
     def observe(self, work: StepWork, took: float) -> None:
         """Learns from a step that took `took` seconds."""
-        terms = work.terms()
+        fit, terms = self._fit, work.terms()
         predicted = self._predicted(terms)
+        ratio = took / predicted
         self.seen += 1
-        self.largest_tokens = max(self.largest_tokens, work.prefill_tokens + work.decodes)
-        self._errors.append(took / predicted - 1)
+        if (tokens := work.prefill_tokens + work.decodes) > self.largest_tokens:
+            self.largest_tokens = tokens
+        self._errors.append(ratio - 1)
         if self.seen % _RECENT_STEPS == 0:
             self._detect_shift()
-        error = _clipped(took / predicted, 1.0) - 1
+        error = _clipped(ratio, 1.0) - 1
         terms = [term / predicted for term in terms]
-        precisions = [1 / (_PRIOR_DEVIATION * belief) ** 2 for belief in self._fit.beliefs]
-        threshold = _HUBER_THRESHOLD * sqrt(
-            self._typical_error**2 + self._fit.prediction_variance(terms, precisions)
-        )
-        weight = min(1.0, threshold / max(abs(error), 1e-12)) / self._typical_error**2
-        self._fit.observe(terms, 1 + error, weight=weight, precisions=precisions)
+        precisions = [1 / (_PRIOR_DEVIATION * belief) ** 2 for belief in fit.beliefs]
+        typical = self._typical_error**2
+        threshold = _HUBER_THRESHOLD * sqrt(typical + fit.prediction_variance(terms, precisions))
+        weight = min(1.0, threshold / max(abs(error), 1e-12)) / typical
+        fit.observe(terms, 1 + error, weight=weight, precisions=precisions)
 
     def _detect_shift(self) -> None:
         """Discards most of the fit after a lasting change; otherwise updates the typical error."""
@@ -140,7 +141,7 @@ class StepTime:
             self._errors.clear()
         else:
             self._typical_error = max(
-                _MIN_TYPICAL_ERROR, 1.4826 * median(abs(error - middle) for error in errors)
+                _MIN_TYPICAL_ERROR, 1.4826 * median([abs(error - middle) for error in errors])
             )
 
 
@@ -194,7 +195,6 @@ class StepReports:
         *,
         waited: Duration = NO_TIME,
         is_alone: bool = True,
-        ceded: Duration | None = None,
     ) -> None:
         """Learns from one step reported by the engine.
 
@@ -203,7 +203,6 @@ class StepReports:
             took: duration of the step.
             waited: part of `took` in which the engine paced itself on purpose.
             is_alone: whether no embedding work ran at the same time.
-            ceded: time by which concurrent embedding work was allowed to extend the step.
         """
         busy = Duration(max(0, took - waited))
         self._decode_work = StepWork(0, work.decodes, work.cells)
@@ -215,8 +214,6 @@ class StepReports:
             self.steps.observe(work, busy / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
         lost = work.prefill_tokens * self.steps.per_prompt_token
-        if not is_alone and ceded is not None:
-            lost += max(0.0, (busy - ceded) / 1e9 - self.steps.predict(work))
         self._record_loss(min(busy / 1e9, lost), busy / 1e9)
         self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
@@ -228,7 +225,7 @@ class StepReports:
 
     @property
     def lost_share(self) -> float:
-        """Share of recent step time spent on prefill, and on embedding work beyond the time ceded to it."""
+        """Share of recent step time spent on prefill."""
         return self._lost_seconds / self._all_seconds if self._all_seconds else 0.0
 
     @property
@@ -257,6 +254,8 @@ class ObservedPace(StepReports):
         memory: number of observations in the exponential means.
         prior: cost of a step, if known.
     """
+
+    is_timed_by_tokens: ClassVar[bool] = True
 
     def __init__(self, *, memory: int = 64, prior: StepCost | None = None) -> None:
         super().__init__(prior)
@@ -300,12 +299,25 @@ class ObservedPace(StepReports):
 class ModelPaces(ObservedPace):
     """Step rates of embedding models, one worker process each; `pace` is the rate over all of them."""
 
-    def __init__(self, models: Iterable[str]) -> None:
+    def __init__(self, embedders: Iterable[Embedder] = ()) -> None:
         super().__init__()
-        self._of = {model: ObservedPace() for model in models}
+        self._of: dict[str, ObservedPace] = {}
+        for embedder in embedders:
+            self.add(embedder)
+
+    def add(self, embedder: Embedder) -> None:
+        """Adds a model, or begins anew for one whose worker was replaced.
+
+        The start-up profile counts as one observation only, because it was measured on an idle device, and a
+        token takes longer while an LLM runs.
+        """
+        self._of[embedder.model] = ObservedPace()
+        lengths = [min(_PASSAGE_TOKENS, embedder.max_input_tokens)] * _PASSAGES
+        if took := embedder.batch_time(lengths):
+            self.observe_prefill(lengths[0], Duration(took // _PASSAGES), model=embedder.model)
 
     def pace_of(self, model: str) -> Pace | None:
-        """Step rate of one model."""
+        """Step rate of one model, also after its removal, for the requests that it still has."""
         return self._of[model].pace
 
     def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
@@ -320,6 +332,8 @@ class ReportedPace(StepReports):
 
     Timing at the gate is impossible there, because the gate does not see when a request starts.
     """
+
+    is_timed_by_tokens: ClassVar[bool] = False
 
     def __init__(self, prior: StepCost | None = None) -> None:
         super().__init__(prior)
@@ -341,16 +355,9 @@ def rate_models(
 ) -> dict[Owner, ObservedPace | ReportedPace]:
     """Step-rate estimators of the LLM and the embedding models, both timed at the gate.
 
-    `step_cost` is the prior of the LLM. The start-up profile of an embedding model counts as one observation
-    only, because it was measured on an idle device, and a token takes longer while an LLM runs.
+    `step_cost` is the prior of the LLM.
     """
-    models = list(embedders)
-    embedding = ModelPaces([embedder.model for embedder in models])
-    for embedder in models:
-        lengths = [min(_PASSAGE_TOKENS, embedder.max_input_tokens)] * _PASSAGES
-        if took := embedder.batch_time(lengths):
-            embedding.observe_prefill(lengths[0], Duration(took // _PASSAGES), model=embedder.model)
-    return {Owner.LLM: ObservedPace(prior=step_cost), Owner.EMBEDDING: embedding}
+    return {Owner.LLM: ObservedPace(prior=step_cost), Owner.EMBEDDING: ModelPaces(embedders)}
 
 
 def _duration(seconds: float) -> Duration:

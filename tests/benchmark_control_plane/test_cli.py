@@ -100,6 +100,12 @@ def test_missing_file_is_one_line(
     assert out == "" and err.count("\n") == 1 and str(tmp_path / "none") in err
 
 
+def test_report_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "report", str(folder), "--json"]) == 0
+    [page] = json.loads(capsys.readouterr().out)["reports"]
+    assert "<html" in Path(page).read_text(encoding="utf-8")
+
+
 def test_compare_and_gate_as_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "compare", str(folder), str(folder), "--json"]) == 0
     comparison = json.loads(capsys.readouterr().out)

@@ -81,7 +81,9 @@ def test_missing_log_is_named(tmp_path, monkeypatch, capsys, log, to):
 def test_unavailable_address_is_reported_before_engines_start(tmp_path, capsys, host):
     pytest.importorskip("sentence_transformers")
     file = tmp_path / "my.yaml"
-    file.write_text(f"server: {{host: {host}}}\nmodels: {{embeddings: [{{model: m}}]}}\n", encoding="utf-8")
+    file.write_text(
+        f"server: {{host: {host}, open: true}}\nmodels: {{embeddings: [{{model: m}}]}}\n", encoding="utf-8"
+    )
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["serve", str(file), "--port", str(port)]) == 2

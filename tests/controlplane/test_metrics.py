@@ -10,7 +10,7 @@ from controlplane.core.decision import Outcome, Reason
 from controlplane.core.errors import Refused
 from controlplane.core.request import Kind
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.metrics import Metrics
+from controlplane.metrics import UNREAD, Metrics
 from controlplane.service.prediction.fail_open import Subject
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged
 
@@ -71,6 +71,7 @@ async def test_counters_start_at_zero():
         found = counted(await page(stage))
     assert {value for series in found.values() for value in series.values()} == {0.0}
     ends = {(name, kind, end.value) for name in classes for kind in Kind for end in Outcome}
+    ends |= {(UNREAD, kind, Outcome.REJECTED.value) for kind in Kind}
     assert found["tandem_requests"].keys() == ends
     stated = {("quick", "generate", name) for name in ("ttft", "tpot", "gap")}
     stated |= {("quick", "embed", "ttft"), *(("slow", kind, "e2e") for kind in Kind)}

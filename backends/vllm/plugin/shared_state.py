@@ -4,8 +4,8 @@ One writer and any number of readers. The writer alternates between two halves, 
 and a checksum; a reader takes the newer half whose checksum matches. A read fails only if the writer
 overwrites both halves during it, so a stopped or dead writer never blocks a reader. The file's path is passed
 in an environment variable, because vLLM hashes its own configuration into the cache key of compiled graphs.
-After the halves, one byte carries a flag in the other direction: whether embedding work is pending on the
-device.
+After the halves, two bytes go in the other direction: whether an embedding pass is under way on the device,
+and how often one began to be, modulo 256.
 """
 
 import mmap
@@ -35,7 +35,8 @@ _COLUMN_TYPES = (np.uint64, np.uint32, np.uint32)
 _ROW_SIZE = 16
 _HALF = _HEADER.size + _FACTS.size + _MAX_ROWS * _ROW_SIZE
 _IS_SHARED_OFFSET = 2 * _HALF
-_SIZE = _IS_SHARED_OFFSET + 1
+_TIMES_SHARED_OFFSET = _IS_SHARED_OFFSET + 1
+_SIZE = _TIMES_SHARED_OFFSET + 1
 _CHECKSUM_SIZE = 4
 _MAX_READ_ATTEMPTS = 100
 _environment_lock = Lock()
@@ -162,12 +163,19 @@ class SharedState:
 
     @property
     def is_device_shared(self) -> bool:
-        """Whether embedding work is pending on the device; set by the server."""
+        """Whether an embedding pass is under way on the device; set by the server."""
         return self._memory[_IS_SHARED_OFFSET] != 0
 
     @is_device_shared.setter
     def is_device_shared(self, value: bool) -> None:
+        if value:
+            self._memory[_TIMES_SHARED_OFFSET] = (self.times_shared + 1) % 256
         self._memory[_IS_SHARED_OFFSET] = int(value)
+
+    @property
+    def times_shared(self) -> int:
+        """How often passes began to be under way, modulo 256; counts those between two reads of the flag."""
+        return self._memory[_TIMES_SHARED_OFFSET]
 
     def newest(self) -> int:
         """Sequence number of the latest write; 0 before the first."""

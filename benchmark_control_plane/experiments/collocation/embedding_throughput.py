@@ -48,7 +48,7 @@ from controlplane.core.clock import Instant
 from controlplane.core.ports import Vectors
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.bootstrap import embedder_of
+from controlplane.service.engine_builders import embedder_of
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 CLIENTS = 64

@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -101,11 +101,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--objective-share", type=float, default=1 / 3, help="objectives as a part of the naive pair's P99"
     )
+    parser.add_argument(
+        "--no-idle-class",
+        action="store_true",
+        help="run Tandem's embedding worker in the normal scheduling class, as the naive pair's",
+    )
     return exit_status(lambda: _run_all(parser.parse_args(arguments)))
 
 
 def _run_all(options: argparse.Namespace) -> int:
     live = models_of(options.models)
+    if options.no_idle_class:
+        live = replace(live, embedding=replace(live.embedding, idle_cpu_priority=False))
     interrupt_on_sigterm()
     with both_stacks(live, options.naive_threads) as stacks:
         with suppress(PermissionError):

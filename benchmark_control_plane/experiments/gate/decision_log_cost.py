@@ -70,7 +70,7 @@ def ended_tickets(count: int) -> tuple[list[Ticket], Config]:
     configs: list[Config] = []
 
     def observe(service: Service) -> None:
-        service.gate.dispatcher.accounting.on_end = tickets.append
+        service.gate.dispatcher.accounting.on_end.append(tickets.append)
         configs.append(service.config)
 
     simulate(offered(count), _MACHINE, {"classes": _CLASSES}, on_start=observe)
@@ -85,7 +85,7 @@ def measured(tickets: Sequence[Ticket], config: Config, sample: float) -> dict[s
     """The cost of one round."""
     with tempfile.TemporaryDirectory() as name:
         section = replace(config.decision_log, dir=Path(name), sample=sample)
-        log = decision_log_of(replace(config, decision_log=section), {}, (), MonotonicClock())
+        log = decision_log_of(replace(config, decision_log=section), dict, {}, MonotonicClock())
         assert log is not None
         began = time.process_time()
         rows = [log._request_row(ticket) for ticket in tickets]

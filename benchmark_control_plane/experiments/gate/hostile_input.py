@@ -1,10 +1,11 @@
 """Sends bodies that are meant to exhaust the server, and measures what they cost it and other clients.
 
-For each body: its status, seconds from its last byte to the reply, the longest wait of `/health` and of
-another tenant's embedding meanwhile, the size of the reply, and how much the server's memory grew at most and
-after.
+For each body: its status, seconds from its last byte to the reply, the longest waits of `/health` on its own
+port and on that of the API and of another tenant's embedding meanwhile, the size of the reply, and how much
+the server's memory grew at most and after.
 
     python -m benchmark_control_plane.experiments.gate.hostile_input [--body NAME ...] [--senders 1]
+        [--results FILE]
 """
 
 import argparse
@@ -21,7 +22,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark_control_plane.common.servers import Server, interrupt_on_sigterm, serving, tandem_server
+from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.common.servers import (
+    Server,
+    free_port,
+    interrupt_on_sigterm,
+    serving,
+    tandem_server,
+)
 
 _KEYS = {"attacker": "attacker-key", "other": "other-key"}
 _TENANTS: dict[str, Any] = {
@@ -118,6 +126,7 @@ class BodyCost:
     body_mb: float
     status: int
     reply_s: float
+    health_port_wait_ms: float
     health_wait_ms: float
     other_wait_ms: float
     reply_bytes: int
@@ -157,17 +166,24 @@ class Prober:
             self._thread.join()
 
 
-def memory_mb(process_id: int, key: str) -> float:
+def memory_mb(process_id: int, key: str = "VmRSS") -> float:
     """A size of /proc/PID/status: VmRSS, or VmHWM, the largest one since the last reset."""
     status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
     line = next(line for line in status.splitlines() if line.startswith(f"{key}:"))
     return int(line.split()[1]) * 1_024 / 1e6
 
 
-def _send(port: int, path: str, body: bytes, replies: list[tuple[int, float, int]]) -> None:
+def send(
+    port: int,
+    path: str,
+    body: bytes,
+    replies: list[tuple[int, float, int]],
+    key: str = _KEYS["attacker"],
+) -> None:
+    """Posts one body and appends its status (0: closed without a reply), seconds and bytes of the reply."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.putrequest("POST", path)
-    connection.putheader("authorization", f"Bearer {_KEYS['attacker']}")
+    connection.putheader("authorization", f"Bearer {key}")
     connection.putheader("content-type", "application/json")
     connection.putheader("content-length", str(len(body)))
     connection.endheaders()
@@ -184,7 +200,7 @@ def _send(port: int, path: str, body: bytes, replies: list[tuple[int, float, int
     replies.append(reply)
 
 
-def cost_of(server: Server, name: str, senders: int) -> BodyCost:
+def cost_of(server: Server, health_port: int, name: str, senders: int) -> BodyCost:
     """Sends one body from `senders` connections at once."""
     path, body = BODIES[name]()
     process_id = server.process_id
@@ -193,11 +209,11 @@ def cost_of(server: Server, name: str, senders: int) -> BodyCost:
     before = memory_mb(process_id, "VmRSS")
     Path(f"/proc/{process_id}/clear_refs").write_text("5", encoding="ascii")
     replies: list[tuple[int, float, int]] = []
-    health = Prober(server.port, "GET", "/health")
+    own, health = Prober(health_port, "GET", "/health"), Prober(server.port, "GET", "/health")
     other = Prober(server.port, "POST", EMBED, _embed("hello"))
-    with health.running(), other.running():
+    with own.running(), health.running(), other.running():
         sending = [
-            threading.Thread(target=_send, args=(server.port, path, body, replies)) for _ in range(senders)
+            threading.Thread(target=send, args=(server.port, path, body, replies)) for _ in range(senders)
         ]
         for thread in sending:
             thread.start()
@@ -209,6 +225,7 @@ def cost_of(server: Server, name: str, senders: int) -> BodyCost:
         body_mb=round(len(body) / 1e6, 2),
         status=max(status for status, _, _ in replies),
         reply_s=round(max(seconds for _, seconds, _ in replies), 3),
+        health_port_wait_ms=round(1e3 * own.longest, 1),
         health_wait_ms=round(1e3 * health.longest, 1),
         other_wait_ms=round(1e3 * other.longest, 1),
         reply_bytes=max(size for _, _, size in replies),
@@ -221,13 +238,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hostile_input", description=__doc__)
     parser.add_argument("--body", nargs="*", choices=list(BODIES), default=list(BODIES))
     parser.add_argument("--senders", type=int, default=1, help="connections that send each body at once")
+    add_results(parser)
     options = parser.parse_args(arguments)
     interrupt_on_sigterm()
     with tempfile.TemporaryDirectory() as folder:
-        described = tandem_server(CONFIG, Path(folder) / "tandem.yaml")
+        health_port = free_port()
+        config = CONFIG | {"server": {"health_port": health_port}}
+        described = tandem_server(config, Path(folder) / "tandem.yaml")
         with serving(described, Path(folder) / "tandem.log") as server:
+            found = []
             for name in options.body:
-                print(json.dumps(asdict(cost_of(server, name, options.senders))), flush=True)
+                found.append(asdict(cost_of(server, health_port, name, options.senders)))
+                print(json.dumps(found[-1]), flush=True)
+    if options.results is not None:
+        write_json(options.results, {"senders": options.senders, "bodies": found})
     return 0
 
 

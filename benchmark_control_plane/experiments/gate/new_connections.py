@@ -6,6 +6,7 @@ requests in time by the client's clock and by the server's metrics. The clock of
 it connects.
 
     python -m benchmark_control_plane.experiments.gate.new_connections [--rates 250 1000] [--seconds 10]
+        [--results FILE]
 """
 
 import argparse
@@ -20,7 +21,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from backends.cost_models.step_time import llm_only
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
-from benchmark_control_plane.common.servers import Server, free_port, interrupt_on_sigterm, serving
+from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.common.servers import (
+    Server,
+    cpu_seconds,
+    free_port,
+    interrupt_on_sigterm,
+    serving,
+)
 from controlplane.config import parse
 from controlplane.core.kv_geometry import KvGeometry
 
@@ -44,9 +52,11 @@ _RUNNING = 16
 _STEP_S = 0.08
 _TTFT_S = 1.0
 _ANSWER_S = 2.0
+_MAX_WAIT_MS = 1_500
 # A response or a probe without a first byte within this time counts as unanswered.
 _PATIENCE_S = 15.0
 _PROBE_PERIOD_S = 0.02
+_PROBE_NICENESS = -10
 _MEMBERS = {"model": _MODEL, "stream": True, "max_tokens": _OUTPUT_TOKENS,
             "messages": [{"role": "user", "content": "Where does this request wait?"}]}  # fmt: skip
 _BODY = json.dumps(_MEMBERS).encode()
@@ -154,6 +164,9 @@ class HealthProber:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
+        # Else it would measure how long it waits for a core itself.
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PROBE_NICENESS)
         while not self._end.wait(_PROBE_PERIOD_S):
             start, status = time.perf_counter(), b""
             try:
@@ -197,17 +210,11 @@ def _outcomes(server: Server) -> dict[str, float]:
     return found
 
 
-def _cpu_seconds(process_id: int) -> float:
-    """CPU time of a process so far."""
-    fields = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(server: Server, health_port: int, rate: float, seconds: float) -> PhaseResult:
     """Opens `rate` new connections per second for `seconds`."""
     if server.process_id is None:
         raise RuntimeError(f"{server.name} is not running")
-    before, cpu_before, begin = _outcomes(server), _cpu_seconds(server.process_id), time.perf_counter()
+    before, cpu_before, begin = _outcomes(server), cpu_seconds(server.process_id), time.perf_counter()
     results: multiprocessing.Queue[Any] = multiprocessing.get_context("spawn").Queue()
     client = multiprocessing.get_context("spawn").Process(
         target=_client, args=(server.port, rate, seconds, results)
@@ -217,7 +224,7 @@ def measure(server: Server, health_port: int, rate: float, seconds: float) -> Ph
         client.start()
         found = results.get()
         client.join()
-    cores = (_cpu_seconds(server.process_id) - cpu_before) / (time.perf_counter() - begin)
+    cores = (cpu_seconds(server.process_id) - cpu_before) / (time.perf_counter() - begin)
     counted = {name: value - before[name] for name, value in _outcomes(server).items()}
     waits = [wait for _, wait, _ in found if wait is not None]
     statuses: dict[str, int] = {}
@@ -250,6 +257,8 @@ def serve(port: int, health_port: int) -> int:
             "server": {"port": port, "health_port": health_port},
             "models": {"chat": {"model": _MODEL}},
             "classes": {"interactive": {"ttft_ms": _TTFT_S * 1_000, "default": True}},
+            # What the engine has not started by then is evicted, so that each connection gets an answer.
+            "admission": {"max_wait_ms": _MAX_WAIT_MS},
         }
     )
     device = SimulatedDevice(llm_only(lambda *_: _STEP_S))
@@ -270,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", type=float, nargs="*", default=[250.0, 1_000.0])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--serve", type=int, nargs=2, metavar=("PORT", "HEALTH_PORT"), help=argparse.SUPPRESS)
+    add_results(parser)
     options = parser.parse_args(arguments)
     if options.serve is not None:
         return serve(*options.serve)
@@ -280,9 +290,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         described = Server("tandem", command, port, "/ready")
         with serving(described, Path(folder) / "tandem.log") as server:
+            found = []
             for rate in options.rates:
-                result = measure(server, health_port, rate, options.seconds)
-                print(json.dumps(asdict(result)), flush=True)
+                found.append(asdict(measure(server, health_port, rate, options.seconds)))
+                print(json.dumps(found[-1]), flush=True)
+    if options.results is not None:
+        write_json(options.results, {"seconds": options.seconds, "capacity_rps": 100, "rates": found})
     return 0
 
 

@@ -1,11 +1,11 @@
 """Markdown of the results of `tandem bench run`: one experiment in full, or its rates in one cell."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
-from benchmark_control_plane.report.schema import Results, SystemInfo
+from benchmark_control_plane.report.schema import Results, RunFigures, SystemInfo
 
 
 def full(results: Results, picture: str | None, link: str) -> str:
@@ -41,6 +41,8 @@ def rates(results: Results) -> str:
         rate = formats.reached(row["rps"] if row else None, is_limit=is_limit)
         runs = aggregates.runs_of(ordered, system["name"], load)
         met = _median(aggregates.attained(runs, aggregates.OVERALL))
+        if (of_bound := aggregates.over_seeds(runs, aggregates.share_of_bound)) is not None:
+            met += f", {_median(of_bound)} of the bound"
         cells.append(f"{_system_text(system)}: {rate} ({met})")
     seeds = formats.several(len(aggregates.seeds(ordered)), "seed")
     partial = "; **partial**" if ordered["partial"] else ""
@@ -63,26 +65,58 @@ def _rates_table(results: Results, load: float) -> list[str]:
         ]
         for system in results["systems"]
     )
-    return _table(["system", *rates, *_met_head(results, load)], rows)
+    return markdown_table(["system", *rates, *_met_head(results, load)], rows)
 
 
 def _loads_table(results: Results, loads: Sequence[float]) -> list[str]:
-    """Attainment of each system under each load: mean over the seeds and the lowest."""
+    """Attainment of each system at each load, mean and lowest, and the lead over the best baseline there."""
+    attained = {
+        (system["name"], load): [
+            run["attainment"][aggregates.OVERALL] or 0.0
+            for run in aggregates.runs_of(results, system["name"], load)
+        ]
+        for system in results["systems"]
+        for load in loads
+    }
 
     def cell(system: str, load: float) -> str:
-        runs = aggregates.runs_of(results, system, load)
-        attained = [run["attainment"][aggregates.OVERALL] or 0.0 for run in runs]
-        return (
-            f"{formats.share(fmean(attained))} ({formats.share(min(attained))})"
-            if attained
-            else formats.ABSENT
-        )
+        if not (found := attained[system, load]):
+            return formats.ABSENT
+        of_bound = _mean_of_bound(results, system, load, aggregates.share_of_bound)
+        return f"{formats.share(fmean(found))} ({formats.share(min(found))}{of_bound})"
 
-    rows = (
+    rows = [
         [system["name"], *(cell(system["name"], load) for load in loads)] for system in results["systems"]
-    )
-    intro = "Mean attainment over the seeds at each load, in parentheses the lowest:"
-    return [intro, "", *_table(["system", *(f"{formats.load(load)} load" for load in loads)], rows)]
+    ]
+    baselines = [system["name"] for system in results["systems"] if system["kind"] == "baseline"]
+    tandem = next((system["name"] for system in results["systems"] if system["kind"] == "tandem"), None)
+
+    def lead(load: float) -> str:
+        best = max((fmean(found) for name in baselines if (found := attained[name, load])), default=None)
+        own = attained[tandem, load] if tandem else []
+        return f"{100 * (fmean(own) - best):+.1f}" if own and best is not None else formats.ABSENT
+
+    if tandem and baselines:
+        rows.append([f"{tandem} less the best baseline at this load, points", *map(lead, loads)])
+    intro = "Mean attainment over the seeds at each load, in parentheses the lowest"
+    if aggregates.has_bounds(results):
+        intro += " and the mean share of the bound in hindsight"
+        share, first = aggregates.attainable_share(results), results["systems"][0]["name"]
+        reached = (_mean_of_bound(results, first, load, share) for load in loads)
+        rows.append(
+            ["attainable on the requests and device of the first system, share of the bound",
+             *(text[2:] for text in reached)]
+        )  # fmt: skip
+    intro += ":"
+    return [intro, "", *markdown_table(["system", *(f"{formats.load(load)} load" for load in loads)], rows)]
+
+
+def _mean_of_bound(
+    results: Results, system: str, load: float, share: Callable[[RunFigures], float | None]
+) -> str:
+    """Mean over the seeds after a semicolon; nothing without bounds."""
+    found = [value for run in aggregates.runs_of(results, system, load) if (value := share(run)) is not None]
+    return f"; {formats.share(fmean(found))}" if found else ""
 
 
 def _rate_cell(results: Results, system: str, goal: float) -> str:
@@ -94,15 +128,22 @@ def _rate_cell(results: Results, system: str, goal: float) -> str:
 
 
 def _met_head(results: Results, load: float) -> list[str]:
-    return [f"met at {formats.load(load)} load", *aggregates.classes(results), "rejected", "evicted"]
+    of_bound = ["of the bound"] if aggregates.has_bounds(results) else []
+    return [
+        f"met at {formats.load(load)} load",
+        *of_bound,
+        *aggregates.classes(results),
+        "rejected",
+        "evicted",
+    ]
 
 
 def _met_cells(results: Results, system: str, load: float) -> list[str]:
     runs = aggregates.runs_of(results, system, load)
-    cells = [
-        _median(aggregates.attained(runs, name))
-        for name in (aggregates.OVERALL, *aggregates.classes(results))
-    ]
+    cells = [_median(aggregates.attained(runs, aggregates.OVERALL))]
+    if aggregates.has_bounds(results):
+        cells.append(_median(aggregates.over_seeds(runs, aggregates.share_of_bound)))
+    cells += [_median(aggregates.attained(runs, name)) for name in aggregates.classes(results)]
     cells.append(_median(aggregates.over_seeds(runs, lambda run: run["rates"]["reject"])))
     cells.append(_median(aggregates.over_seeds(runs, lambda run: run["rates"]["evict"])))
     return cells
@@ -112,7 +153,7 @@ def _median(over: aggregates.Spread | None) -> str:
     return formats.share(over.median if over else None)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [_line(head), "|---|" + "--:|" * (len(head) - 1), *map(_line, rows), ""]
 
 

@@ -9,6 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmark_control_plane.experiments.engine.frontier import points_at
+from benchmark_control_plane.experiments.results_page import fault_rows, prediction_rows
 from benchmark_control_plane.report import formats
 
 Row = tuple[str, str]
@@ -18,7 +19,8 @@ Rows = Iterator[Row]
 
 GATE, ENGINE, COLLOCATION, PREDICTION = "Gate", "Engine", "Collocation", "Prediction"
 HIDDEN_CACHE, ROUND_MODEL, CLIENT = "Hidden-state cache", "Round model", "Accuracy of the client"
-HEADINGS = (GATE, ENGINE, COLLOCATION, PREDICTION, HIDDEN_CACHE, ROUND_MODEL, CLIENT)
+FAULTS, FLEET = "Faults", "Fleet"
+HEADINGS = (GATE, FAULTS, ENGINE, COLLOCATION, PREDICTION, FLEET, HIDDEN_CACHE, ROUND_MODEL, CLIENT)
 
 BENCH_QUESTIONS: Mapping[str, tuple[str, str]] = {
     "load": (GATE, "SLO attainment at 50 to 150 % load, with the gate and without"),
@@ -31,11 +33,13 @@ BENCH_QUESTIONS: Mapping[str, tuple[str, str]] = {
     "scaling": (GATE, "Highest rate on devices of one, two and four times the speed and memory"),
     "quota": (COLLOCATION, "Fixed and adaptive split of 4 GiB between KV cache and embedding workspace"),
     "forecast": (PREDICTION, "Effect of length forecasts"),
-    "head-to-head": (COLLOCATION, "Chat, batch and document embeddings on one machine, real engines"),
-    "head-to-head-strict": (COLLOCATION, "The same with objectives half as long"),
     "mix-memory": (COLLOCATION, "Chat, batch and document embeddings on real engines, KV-cache memory short"),
     "mix-compute": (COLLOCATION, "Chat, batch and document embeddings on real engines, computing time short"),
     "mix-light": (COLLOCATION, "Chat, batch and document embeddings on real engines, small requests"),
+    "mix-bursty": (COLLOCATION, "Chat, batch and document embeddings on real engines, in bursts"),
+    "mix-documents": (COLLOCATION, "Chat, batch and long documents on real engines"),
+    "head-to-head": (COLLOCATION, "Chat, batch and document embeddings against tuned baselines"),
+    "mix-compute-strict": (COLLOCATION, "The same with objectives half as long"),
     "simulated-mix-memory": (
         GATE,
         "The default arrangement without one mechanism each, KV-cache memory short",
@@ -83,6 +87,42 @@ def retry_after(content: Mapping[str, Any]) -> Rows:
         f"{formats.share(admitted / rejected)} of {rejected}; {formats.share(worst)} in the worst of "
         f"{len(runs)} runs",
     )
+
+
+def plugin_cost(content: Mapping[str, Any]) -> Rows:
+    costs = [
+        f"{name} {rows['slots']['hook_median_us']:.0f} and {rows['memory']['hook_median_us']:.0f} µs"
+        for name in content["slots"]
+        if name != "stock" and (rows := {place: content[place][name] for place in ("slots", "memory")})
+    ]
+    own = (content[place]["stock"]["vllm_median_us"] / 1e3 for place in ("slots", "memory"))
+    yield (
+        "Median time that Tandem's orders add to one scheduling step of vLLM with 1,000 waiting requests, "
+        "where slots are short (256 running) and where memory is",
+        f"{', '.join(costs)}; vLLM's own step {' and '.join(f'{ms:.1f}' for ms in own)} ms",
+    )
+
+
+def workflows(content: Mapping[str, Any]) -> Rows:
+    """The attainment of the class `answers`, which is judged from the start of the query."""
+    arrivals = "RAGPulse" if "trace" in content["experiment"]["name"] else "Poisson arrivals"
+    for load in sorted({run["load"] for run in content["runs"]}):
+        kept: dict[str, list[float]] = {}
+        for run in content["runs"]:
+            if run["load"] == load and run["valid"]:
+                kept.setdefault(run["system"], []).append(run["attainment"]["answers"])
+        best_first = sorted(kept.items(), key=lambda found: -fmean(found[1]))
+        shares = [
+            f"{name}: {formats.share(fmean(found))} ({formats.share(min(found))} to "
+            f"{formats.share(max(found))})"
+            for name, found in best_first
+        ]
+        seeds = formats.several(len(best_first[0][1]), "seed")
+        yield (
+            "Workflows of query, reranking and answer that keep one deadline, by what the stages state of it "
+            f"({arrivals}, {formats.load(load)} load, mean of {seeds} and range)",
+            "<br>".join(shares),
+        )
 
 
 _FRONTIERS = (
@@ -183,93 +223,6 @@ def simulated_mix(content: Mapping[str, Any]) -> Rows:
     )
 
 
-def output_length(content: Mapping[str, Any]) -> Rows:
-    mixed = content["mixed"]
-    losses = {name: float(method["pinball"]) for name, method in mixed.items()}
-    others = {name: loss for name, loss in losses.items() if not name.startswith("learned")}
-    best = min(others, key=others.__getitem__)
-    learned, ridge = losses["learned"], losses["tf-idf ridge"]
-    result = (
-        f"{learned:.1f} tokens: {formats.times(learned / others[best])} that of the best other method "
-        f"({best}), {formats.times(learned / ridge)} that of tf-idf ridge"
-    )
-    if (encoded := losses.get("learned, encoder")) is not None:
-        result += (
-            f"; with embedded prompts {formats.times(encoded / others[best])} and "
-            f"{formats.times(encoded / ridge)}"
-        )
-    yield (
-        f"Pinball loss of output-length prediction from the prompt ({content['samples']:,} outputs, "
-        "five folds)",
-        f"{result}; {formats.share(mixed['learned']['coverage_90'])} of the outputs are within their 0.9 "
-        "quantile",
-    )
-    yield (
-        f"The same for each of {len(content['separate'])} prompt sets served alone, relative to the best "
-        "other method without embedded prompts",
-        ", ".join(f"{name} {_of_best_other(methods)}" for name, methods in content["separate"].items()),
-    )
-    yield from _coverage(content)
-    rest = [content["conditional"][seen] for seen in ("25%", "50%", "75%")]
-    ours, plain = (", ".join(f"{part[key]:.1f}" for part in rest) for key in ("conditional", "minus_so_far"))
-    yield (
-        "Pinball loss of the remaining length after 25, 50 and 75 % of an output",
-        f"{ours} tokens; first forecast minus the tokens so far: {plain}",
-    )
-    cost = content["cost"]
-    yield (
-        "Cost of one length forecast, and delay of the event loop while the model trains",
-        f"{cost['both_us'] / 1e3:.2f} ms ({cost['encoder']['both_us'] / 1e3:.1f} ms with the embedded "
-        f"prompt), {cost['resident_mib']:.0f} MiB; P99 delay {cost['loop']['training_p99_ms']:.1f} ms",
-    )
-
-
-def _of_best_other(methods: Mapping[str, Any]) -> str:
-    others = [method["pinball"] for name, method in methods.items() if not name.startswith("learned")]
-    return formats.times(methods["learned"]["pinball"] / min(others))
-
-
-def _coverage(content: Mapping[str, Any]) -> Rows:
-    stream, switches = content["coverage"], content["switches"].values()
-    outside = fmean(switch["windows_outside"] for switch in switches)
-    after = [covered for switch in switches for covered in switch["after_500"]]
-    yield (
-        "Coverage of the 0.9 quantile from 500 requests after a switch of model or traffic",
-        f"{formats.share(min(after))} to {formats.share(max(after))} ({len(switches)} switches, "
-        f"{len(content['seeds'])} seeds); windows of 500 with coverage outside 88 to 92 %: "
-        f"{formats.share(outside)}, without switches {formats.share(stream['windows_outside'])}, "
-        f"expected by chance {formats.share(stream['outside_by_chance'])}",
-    )
-
-
-def prediction_goodput(content: Mapping[str, Any]) -> Rows:
-    runs = content["runs"]
-    places = {"engine": "on vLLM's scheduler", "simulator": "at the gate, simulated"}
-    for place, rate in sorted({(run["on"], run["rate"]) for run in runs}):
-        goodputs: dict[str, list[float]] = {}
-        for run in runs:
-            if (run["on"], run["rate"]) == (place, rate):
-                goodputs.setdefault(run["told"], []).append(rate * run["strict"])
-        yield (
-            f"Goodput by source of length forecasts, {places[place]}, at {rate:g} req/s (virtual time)",
-            ", ".join(f"{name} {fmean(rates):.1f}" for name, rates in goodputs.items())
-            + f" req/s ({len(next(iter(goodputs.values())))} seeds)",
-        )
-
-
-def ttft_forecast(content: Mapping[str, Any]) -> Rows:
-    cells = [(load, cell) for key in ("known", "foretold") for load, cell in content[key].items()]
-    errors, covered = ([cell[key] for _, cell in cells] for key in ("median_error", "coverage_90"))
-    loads = sorted({float(load) for load, _ in cells})
-    yield (
-        f"Error of the TTFT forecast at {formats.load(loads[0])} to {formats.load(loads[-1])} of the rate "
-        "that vLLM on the CPU sustains (tiny model)",
-        f"median absolute error {formats.share(min(errors))} to {formats.share(max(errors))}; "
-        f"{formats.share(min(covered))} to {formats.share(max(covered))} within the 0.9 quantile "
-        f"({len(cells)} cells of {cells[0][1]['requests']} requests)",
-    )
-
-
 _FORMS = {"m0": "hidden states, restored", "m1": "half restored", "m2": "absorbed"}
 
 
@@ -331,6 +284,15 @@ def against_vllm_bench(content: Mapping[str, Any]) -> Rows:
         )
 
 
+def routing_policies(content: Mapping[str, Any]) -> Rows:
+    for cell in dict.fromkeys(row["cell"] for row in content["rows"]):
+        met = {row["policy"]: row["met_percent"] for row in content["rows"] if row["cell"] == cell}
+        yield (
+            f"Routing on {content['boxes'][0]} simulated boxes, {cell}: requests that met their objectives",
+            ", ".join(f"{name.replace('_', ' ').lower()} {share:.1f} %" for name, share in met.items()),
+        )
+
+
 def _ratio(spread: Mapping[str, float]) -> str:
     return f"{formats.times(spread['median'])} ({spread['min']:.2f} to {spread['max']:.2f})"
 
@@ -339,13 +301,20 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "door.json": (GATE, http_overhead),
     "retry-after.json": (GATE, retry_after),
     "victims.json": (GATE, victims),
+    "fault-suite.json": (FAULTS, fault_rows.fault_suite),
+    "overload-10x.json": (FAULTS, fault_rows.new_connections),
+    "hostile-input.json": (FAULTS, fault_rows.hostile_input),
+    "workflow.json": (GATE, workflows),
+    "workflow-trace.json": (GATE, workflows),
     "engine-frontier.json": (ENGINE, engine_frontier),
+    "plugin-cost.json": (ENGINE, plugin_cost),
     "collocation.json": (COLLOCATION, interference),
     "embedding-throughput.json": (COLLOCATION, embedding_throughput),
     "collocated-mix.json": (COLLOCATION, simulated_mix),
-    "prediction.json": (PREDICTION, output_length),
-    "prediction-goodput.json": (PREDICTION, prediction_goodput),
-    "ttft-forecast.json": (PREDICTION, ttft_forecast),
+    "prediction.json": (PREDICTION, prediction_rows.output_length),
+    "prediction-goodput.json": (PREDICTION, prediction_rows.prediction_goodput),
+    "ttft-forecast.json": (PREDICTION, prediction_rows.ttft_forecast),
+    "fleet-policies.json": (FLEET, routing_policies),
     "hybrid-cost-*.json": (HIDDEN_CACHE, decode_cost),
     "hybrid-attainment.json": (HIDDEN_CACHE, hidden_attainment),
     "mcsf-table.json": (ROUND_MODEL, mcsf_table),
@@ -355,4 +324,4 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
 """Heading and quotes by the name of a results file."""
 
 IN_README = ("engine-frontier.json", "retry-after.json", "prediction.json", "door.json")
-"""README.md quotes the first row of each, after the head-to-head."""
+"""README.md quotes the first row of each, after the experiments on real engines."""

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from benchmark_control_plane.common.command_line import BadInput, read_object
 from benchmark_control_plane.common.results_file import write_atomic
-from benchmark_control_plane.experiments.results_page import bench_tables, result_rows
+from benchmark_control_plane.experiments.results_page import bench_tables, matrix_table, result_rows
 from benchmark_control_plane.report.headline import headline
+from benchmark_control_plane.report.matrix_results import MATRIX, MATRIX_FORMAT, matrix_cells
 from benchmark_control_plane.report.page import picture
 from benchmark_control_plane.report.results_folder import committed, read_results
 from benchmark_control_plane.report.schema import FORMAT, Results, results_of
@@ -28,8 +29,10 @@ REAL_ENGINES = (
     "mix-memory.json",
     "mix-compute.json",
     "mix-light.json",
+    "mix-bursty.json",
+    "mix-documents.json",
     "head-to-head.json",
-    "head-to-head-strict.json",
+    "mix-compute-strict.json",
 )
 """Experiments with a chart; README.md quotes the first two of those with results."""
 IN_FULL = (
@@ -58,11 +61,13 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Except for mix-memory, mix-compute, simulated-mix-prefill and the victims, these results precede the
-present default arrangement ([0028](decisions/0028-one-default-arrangement.md),
+Mix-memory, mix-compute, simulated-mix-prefill, workflow and the victims are of the present default arrangement,
+but precede two changes of its rules ([0058](decisions/0058-a-quarter-of-the-first-token-time-is-waited.md),
+[0059](decisions/0059-the-price-of-a-pass-counts-prompts.md)).
+The other results with embeddings or a gate precede the arrangement itself
+([0028](decisions/0028-one-default-arrangement.md),
 [0031](decisions/0031-forwarding-gate-rejects-on-an-optimistic-estimate.md)): in the simulated experiments the
 gate held requests back and the engine was vLLM's own, and on real engines the order inside was `edf`.
-In the head-to-head only Tandem's embedding worker ran in Linux's idle class.
 """
 
 
@@ -78,11 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.keep is not None:
-            results = read_results(options.keep)
-            file = RESULTS / f"{results['experiment']['name']}.json"
-            if file.exists() and file not in {known for known, _ in experiments(RESULTS)}:
-                raise BadInput(f"{file.name} holds the result of another benchmark; rename the experiment")
-            write_atomic(file, committed(results))
+            _keep(options.keep)
         changed = {
             file: text
             for file, text in expected_files().items()
@@ -96,6 +97,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for file, text in changed.items():
         write_atomic(file, text)
     return 0
+
+
+def _keep(folder: Path) -> None:
+    """Copies the results of an experiment or a matrix to the committed ones."""
+    if (matrix := folder / MATRIX).exists():
+        content = read_object(str(matrix))
+        name, text = content["name"], json.dumps(content, separators=(",", ":")) + "\n"
+        ours = {known for known, _ in matrices(RESULTS)}
+    else:
+        results = read_results(folder)
+        name, text = results["experiment"]["name"], committed(results)
+        ours = {known for known, _ in experiments(RESULTS)}
+    file = RESULTS / f"{name}.json"
+    if file.exists() and file not in ours:
+        raise BadInput(f"{file.name} holds the result of another benchmark; rename the experiment")
+    write_atomic(file, text)
 
 
 def expected_files(readme: Path = README, page: Path = PAGE, folder: Path = RESULTS) -> dict[Path, str]:
@@ -115,6 +132,14 @@ def experiments(folder: Path) -> Iterator[tuple[Path, Results]]:
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, dict) and content.get("format") == FORMAT:
             yield file, results_of(content, file.name)
+
+
+def matrices(folder: Path) -> Iterator[tuple[Path, dict[str, Results]]]:
+    """Results by cell of each matrix among all result files."""
+    for file in sorted(folder.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("format") == MATRIX_FORMAT:
+            yield file, matrix_cells(content, file.name)
 
 
 def replace_block(text: str, content: str) -> str:
@@ -155,9 +180,13 @@ def results_page(folder: Path) -> str:
                 drawn = f"{_FROM_PAGE}/{file.stem}.svg" if name in REAL_ENGINES else None
                 parts.append(f"## {file.stem.capitalize()}\n\n{_question(results, file)[1]}.")
                 parts.append(bench_tables.full(results, drawn, _link(file, _FROM_PAGE)))
+    for file, cells in matrices(folder):
+        question = next(iter(cells.values()))["experiment"]["question"]
+        parts.append(f"## {file.stem.capitalize()}\n\n{question}\n")
+        parts.append(matrix_table.full(cells, _link(file, _FROM_PAGE)))
     rows: dict[str, list[str]] = {heading: [] for heading in (*result_rows.HEADINGS, _OTHER)}
     for file, results in sorted(found, key=lambda each: _place(each[0].stem)):
-        if file.name not in IN_FULL:
+        if file.name not in (*IN_FULL, *result_rows.QUOTES):
             heading, question = _question(results, file)
             rows[heading].append(_row(question, bench_tables.rates(results), file))
     for pattern, (heading, quote) in result_rows.QUOTES.items():

@@ -84,6 +84,7 @@ export class Feed {
       const ring = this.records[record.type];
       if (ring === undefined) continue;
       record.time = record.at + this.offset;
+      if (record.models) this.about.models = record.models;
       ring.push(record);
       if (ring.length > KEPT[record.type]) ring.shift();
     }

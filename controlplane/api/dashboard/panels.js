@@ -63,7 +63,7 @@ export class Panels {
     this.shown = this.classes.filter((name) => !this.view.focus || this.view.focus === name);
     this.marks = [
       ...records.config.filter((one) => one.version > 1).map((one) => ({ time: one.time, label: `v${one.version}` })),
-      ...records.restart.map((one) => ({ time: one.time, label: `${one.part} ${one.state}`, isBad: one.state === "down" })),
+      ...records.restart.map((one) => ({ time: one.time, label: `${one.part} ${one.state}`, isBad: ["down", "failed"].includes(one.state) })),
     ];
     // Groups keep their samples while the window moves, so that the lines do not flicker.
     const size = Math.max(1, Math.ceil(this.view.seconds / POINTS));

@@ -108,7 +108,7 @@ export class Tables {
     }
     if (one.type === "restart") {
       const text = one.text ?? (one.part === "engine" ? `serves again; the start took ${duration((one.seconds ?? 0) * 1000)}` : "its process was restarted");
-      return this.row(one, `${one.part} ${one.state}`, one.state === "down" ? "bad" : "good", el("span.long", {}, `${one.model}: ${text}`));
+      return this.row(one, `${one.part} ${one.state}`, ["down", "failed"].includes(one.state) ? "bad" : "good", el("span.long", {}, `${one.model}: ${text}`));
     }
     return this.row(one, one.state === "began" ? "fault" : "recovered", one.state === "began" ? "bad" : "good", el("span.long", {}, one.text));
   }

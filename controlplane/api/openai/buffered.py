@@ -79,18 +79,21 @@ async def _until_all_ended(deltas: "asyncio.Queue[Delta | None]", running: int) 
 class UsageCounter:
     """Counts the tokens for `usage`.
 
-    The `n` choices of one prompt share its cached tokens, which are counted once.
+    The `n` choices of one prompt share its cached tokens, which are counted once. Without `has_output` the
+    client gets no output token, so none is counted.
     """
 
-    def __init__(self, prompt_tokens: int, *, n: int) -> None:
+    def __init__(self, prompt_tokens: int, *, n: int, has_output: bool = True) -> None:
         self._prompt_tokens = prompt_tokens
         self._n = n
+        self._has_output = has_output
         self._completion_tokens = 0
         self._cached: dict[int, int] = {}
 
     def count(self, delta: Delta) -> None:
         """Adds the tokens of `delta`."""
-        self._completion_tokens += len(delta.token_ids)
+        if self._has_output:
+            self._completion_tokens += len(delta.token_ids)
         if delta.cached_tokens:
             prompt = delta.index // self._n
             self._cached[prompt] = max(delta.cached_tokens, self._cached.get(prompt, 0))

@@ -1,18 +1,21 @@
 """POST /v1/completions for text or token-id prompts; several prompts run concurrently."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.routing import Route
 from starlette.types import Send
 
+from controlplane.api.error_dialects import renamed_fields
 from controlplane.api.openai.buffered import Choice, UsageCounter, send_whole
 from controlplane.api.openai.logprobs import completion_logprobs
 from controlplane.api.openai.sampling import completion_sampling
 from controlplane.api.openai.streaming import ChunkEncoder, Envelope, ending, send_stream
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.protocol.requests import CompletionRequest
-from controlplane.core.generation import Delta
+from controlplane.core.generation import Delta, TokenLogprob
 from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.service import Service
 
@@ -25,12 +28,25 @@ def completion_route(service: Service, endpoints: EndpointFactory) -> Route:
     return endpoints.route("/v1/completions", CompletionRequest, partial(_serve, service, endpoints))
 
 
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """The prompt that precedes each of its choices with `echo: true`; both texts are empty without.
+
+    `first_token` is the text of its first token, which has no log probability.
+    """
+
+    text: str = ""
+    first_token: str = ""
+
+
 async def _serve(
     service: Service, endpoints: EndpointFactory, ask: ParsedRequest[CompletionRequest], send: Send
 ) -> None:
     body = ask.body
     jobs = await _jobs(service, ask)
-    tally = UsageCounter(sum(job.request.prompt_tokens for job in jobs), n=jobs[0].sampling.n)
+    echoes = await _echoes(service, ask, jobs)
+    n, prompt_tokens = jobs[0].sampling.n, sum(job.request.prompt_tokens for job in jobs)
+    tally = UsageCounter(prompt_tokens, n=n, has_output=body.most_tokens != 0)
     head = {
         "id": f"cmpl-{ask.request_id}",
         "object": "text_completion",
@@ -38,7 +54,7 @@ async def _serve(
         "model": body.model,
     }
     if not body.stream:
-        choices = [CompletionChoice(body, index) for index in range(len(jobs) * jobs[0].sampling.n)]
+        choices = [CompletionChoice(body, echo) for echo in echoes for _ in range(n)]
         await send_whole(send, service.gate, jobs, head=head, choices=choices, tally=tally)
         return
     envelope = Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage)
@@ -46,7 +62,7 @@ async def _serve(
         send,
         service.gate,
         jobs,
-        encoder=ChunkEncoder(envelope, CompletionChunkFormat(body), tally),
+        encoder=ChunkEncoder(envelope, CompletionChunkFormat(body, echoes), tally),
         tally=tally,
         overload_status=ask.settings.overload_status,
     )
@@ -61,7 +77,8 @@ async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list
             ask.caller,
             body.model,
             prompt,
-            max_tokens=body.most_tokens,
+            # Engines compute a prompt for a token after it, which is then left out.
+            max_tokens=None if body.most_tokens is None else max(1, body.most_tokens),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             sampling=sampling,
             hints=ask.hints,
@@ -72,33 +89,59 @@ async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list
     ]
 
 
-def _echoed(body: CompletionRequest, index: int) -> str:
-    """The prompt that precedes choice `index` with `echo: true`, otherwise an empty string."""
-    return str(body.prompts[index // (body.n or 1)]) if body.echo else ""
+async def _echoes(
+    service: Service, ask: ParsedRequest[CompletionRequest], jobs: Sequence[GenerateJob]
+) -> list[EchoedPrompt]:
+    """What precedes the choices of each prompt."""
+    body = ask.body
+    if not body.echo:
+        return [EchoedPrompt()] * len(jobs)
+    echoes = []
+    with renamed_fields({"tokens": "prompt"}):
+        for prompt, job in zip(body.prompts, jobs, strict=True):
+            decoded = partial(service.intake.tokenization.decoded, ask.caller, body.model)
+            text = prompt if isinstance(prompt, str) else await decoded(prompt)
+            echoes.append(EchoedPrompt(text, await decoded(job.prompt[:1])))
+    return echoes
+
+
+def _shown(body: CompletionRequest, delta: Delta) -> Delta:
+    """The part of `delta` that the client asked for: with `max_tokens: 0` no output."""
+    return delta if body.most_tokens != 0 else replace(delta, text="", token_ids=(), logprobs=())
+
+
+def _prompt_tokens(delta: Delta) -> tuple[TokenLogprob, ...]:
+    """The tokens of an echoed prompt from the second on; empty after the first delta."""
+    return tuple(token for token in delta.prompt_logprobs if token is not None)
 
 
 class CompletionChunkFormat:
     """Turns deltas into the choices of `text_completion` chunks.
 
-    The first chunk of each choice carries the echoed prompt.
+    The first chunk of each choice carries the echoed prompt; `echoes` has one for each prompt.
     """
 
-    def __init__(self, body: CompletionRequest) -> None:
+    def __init__(self, body: CompletionRequest, echoes: Sequence[EchoedPrompt]) -> None:
         self._body = body
+        self._echoes = echoes
         self._offsets: dict[int, int] = {}
 
     def choice(self, delta: Delta) -> dict[str, object] | None:
         """Returns the chunk's choice for `delta`."""
-        text = delta.text if delta.index in self._offsets else _echoed(self._body, delta.index) + delta.text
+        body, delta = self._body, _shown(self._body, delta)
+        echo = EchoedPrompt()
+        if (offset := self._offsets.get(delta.index)) is None:
+            offset, echo = 0, self._echoes[delta.index // (body.n or 1)]
+        tokens = (*_prompt_tokens(delta), *delta.logprobs)
+        first = echo.first_token if delta.prompt_logprobs else None
         # Counted from tokens, as in a buffered response: the text may lag behind them while a character or a
         # stop string is incomplete.
-        offset = self._offsets.get(delta.index, 0)
-        self._offsets[delta.index] = offset + sum(len(token.token) for token in delta.logprobs)
-        has_logprobs = self._body.logprobs is not None
+        self._offsets[delta.index] = offset + len(first or "") + sum(len(token.token) for token in tokens)
+        has_logprobs = body.logprobs is not None
         return {
             "index": delta.index,
-            "text": text,
-            "logprobs": completion_logprobs(delta.logprobs, offset=offset) if has_logprobs else None,
+            "text": echo.text + delta.text,
+            "logprobs": completion_logprobs(tokens, offset=offset, first=first) if has_logprobs else None,
             **ending(delta),
         }
 
@@ -106,13 +149,22 @@ class CompletionChunkFormat:
 class CompletionChoice(Choice):
     """Collects one choice of a buffered text completion, which begins with the echoed prompt."""
 
-    def __init__(self, body: CompletionRequest, index: int) -> None:
-        super().__init__(_echoed(body, index))
-        self._has_logprobs = body.logprobs is not None
+    def __init__(self, body: CompletionRequest, echo: EchoedPrompt) -> None:
+        super().__init__(echo.text)
+        self._body = body
+        self._first = echo.first_token if body.echo else None
+
+    def add(self, delta: Delta) -> None:
+        """Appends `delta`, the first one with the log probabilities of the prompt."""
+        self.logprobs.extend(_prompt_tokens(delta))
+        super().add(_shown(self._body, delta))
 
     def fields(self) -> dict[str, object]:
         """The text and its logprobs."""
+        has_logprobs = self._body.logprobs is not None
         return {
             "text": "".join(self.text),
-            "logprobs": completion_logprobs(self.logprobs, offset=0) if self._has_logprobs else None,
+            "logprobs": completion_logprobs(self.logprobs, offset=0, first=self._first)
+            if has_logprobs
+            else None,
         }

@@ -13,7 +13,7 @@ from starlette.types import Send
 from controlplane.api.errors import Problem
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json, ticket_headers
 from controlplane.api.protocol.requests import EmbeddingRequest
-from controlplane.core.ports import Vectors
+from controlplane.core.ports import Embedder, Vectors
 from controlplane.service.request_jobs import TruncationRequest
 from controlplane.service.service import Service
 
@@ -40,7 +40,7 @@ async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: S
         arrival=ask.arrival,
     )
     if body.dimensions is not None:
-        _check_dimensions(service, body.model, body.dimensions)
+        _check_dimensions(job.embedder, body.dimensions)
     embedded = await service.gate.embed(job)
     vectors = embedded.vectors
     service.intake.remember_vectors(job, vectors)
@@ -71,13 +71,13 @@ def _cut(body: EmbeddingRequest) -> TruncationRequest | None:
     return None if wanted is None else TruncationRequest(None if wanted == -1 else wanted, side)
 
 
-def _check_dimensions(service: Service, model: str, wanted: int) -> None:
-    native, supported = service.status.embedding_dimensions(model)
-    known = sorted({native, *supported})
+def _check_dimensions(embedder: Embedder, wanted: int) -> None:
+    known = sorted({embedder.dimension, *embedder.supported_dimensions})
     if wanted not in known:
         raise Problem(
             400,
-            f"dimensions={wanted}: {model} supports {', '.join(map(str, known))}; choose one or leave it out",
+            f"dimensions={wanted}: {embedder.model} supports {', '.join(map(str, known))}; choose one or "
+            "leave it out",
             param="dimensions",
             code="invalid_value",
         )

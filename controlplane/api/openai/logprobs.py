@@ -1,6 +1,7 @@
 """Log probabilities in OpenAI's two formats: chat and completions."""
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 from controlplane.core.generation import TokenLogprob
@@ -30,19 +31,29 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": max(logprob, _FLOOR), "bytes": known_bytes}
 
 
-def completion_logprobs(tokens: Iterable[TokenLogprob], *, offset: int) -> dict[str, object]:
-    """The `logprobs` object of a completion choice; `offset` counts the characters before these tokens."""
+def completion_logprobs(
+    tokens: Iterable[TokenLogprob], *, offset: int, first: str | None = None
+) -> dict[str, object]:
+    """The `logprobs` object of a completion choice.
+
+    Args:
+        tokens: the tokens of the choice.
+        offset: number of characters before these tokens.
+        first: text of the first token of an echoed prompt, which precedes `tokens` and has no probability.
+    """
     tokens = tuple(tokens)
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.token)
+    opening = () if first is None else (first,)
+    texts = [*opening, *(token.token for token in tokens)]
+    unknown = [None] * len(opening)
     return {
-        "tokens": [token.token for token in tokens],
-        "token_logprobs": [max(token.logprob, _FLOOR) for token in tokens],
+        "tokens": texts,
+        "token_logprobs": [*unknown, *(max(token.logprob, _FLOOR) for token in tokens)],
         "top_logprobs": [
-            {token.token: max(token.logprob, _FLOOR)} | {text: max(lp, _FLOOR) for text, lp in token.top}
-            for token in tokens
+            *unknown,
+            *(
+                {token.token: max(token.logprob, _FLOOR)} | {text: max(lp, _FLOOR) for text, lp in token.top}
+                for token in tokens
+            ),
         ],
-        "text_offset": offsets,
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)) if texts else [],
     }

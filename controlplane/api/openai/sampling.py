@@ -1,6 +1,7 @@
 """Converts request fields to the `Sampling` and `ChatPrompt` of the core."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -23,7 +24,8 @@ def chat_sampling(body: ChatCompletionRequest) -> Sampling:
 
 def completion_sampling(body: CompletionRequest) -> Sampling:
     """Sampling parameters of a completion request. Raises Problem for an unusable schema."""
-    return _sampling(body, body.logprobs)
+    sampling = _sampling(body, body.logprobs)
+    return replace(sampling, prompt_logprobs=body.logprobs) if body.echo else sampling
 
 
 def _sampling(body: Generation, logprobs: int | None) -> Sampling:

@@ -22,7 +22,7 @@ def admin_routes(service: Service) -> APIRouter:
     @routes.get("/admin/state", response_model=None)
     async def show_state(request: Request) -> Response:
         require_admin(request)
-        return json_response(service.status.state())
+        return json_response({**service.status.state(), "classes": service.live.attainment()})
 
     @routes.get("/admin/live", response_model=None)
     async def show_live(request: Request) -> Response:

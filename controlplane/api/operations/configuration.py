@@ -22,6 +22,7 @@ from controlplane.service.service import Service
 
 # The YAML parser takes about 10 us a byte.
 _MAX_YAML_BYTES = 256 * 2**10
+_LONGEST_CHANGE_MS = 86_400_000
 _SOURCE = "x-tandem-source"
 _SWITCH = {"true": True, "false": False}
 
@@ -39,7 +40,7 @@ def config_routes(service: Service) -> APIRouter:
     async def change_config(request: Request) -> Response:
         """Applies a whole configuration or a part of one, and returns the outcome key by key."""
         require_admin(request)
-        options = _options(request, "dry_run", "guard_ms", "drop")
+        options = _options(request, "dry_run", "guard_ms", "for_ms", "drop")
         content = await _content(request)
         return await _changed(
             service.reconfiguration.change(
@@ -136,13 +137,21 @@ def _switch(options: Mapping[str, str], name: str) -> bool:
 
 
 def _guard(options: Mapping[str, str]) -> GuardRequest | None:
-    if "guard_ms" not in options:
-        if "drop" in options:
-            message = "drop: only with guard_ms, the time for which attainment is watched; add it"
-            raise Problem(400, message, param="drop", code="invalid_value")
-        return None
-    seconds = _number(options, "guard_ms", 1, LONGEST_GUARD_S * 1_000) / 1_000
-    return GuardRequest(seconds, _number(options, "drop", 0, 100) if "drop" in options else 3.0)
+    """`guard_ms` watches a change; `for_ms` undoes it after that time, and watches it too with `drop`."""
+    if "guard_ms" in options and "for_ms" in options:
+        message = "for_ms: not with guard_ms; state drop to watch the change for the time of for_ms"
+        raise Problem(400, message, param="for_ms", code="invalid_value")
+    drop = _number(options, "drop", 0, 100) if "drop" in options else None
+    if "for_ms" in options:
+        longest = _LONGEST_CHANGE_MS if drop is None else LONGEST_GUARD_S * 1_000
+        return GuardRequest(_number(options, "for_ms", 1, longest) / 1_000, drop, is_temporary=True)
+    if "guard_ms" in options:
+        seconds = _number(options, "guard_ms", 1, LONGEST_GUARD_S * 1_000) / 1_000
+        return GuardRequest(seconds, 3.0 if drop is None else drop)
+    if drop is not None:
+        message = "drop: only with guard_ms or for_ms, the time for which attainment is watched; add one"
+        raise Problem(400, message, param="drop", code="invalid_value")
+    return None
 
 
 def _number(options: Mapping[str, str], name: str, least: float, most: float) -> float:

@@ -53,22 +53,22 @@ def dashboard_routes() -> APIRouter:
     """Routes of / and /dashboard."""
     routes = APIRouter()
 
-    @routes.get("/", response_model=None)
+    @routes.get("/", response_model=None, include_in_schema=False)
     async def show_links(request: Request) -> Response:
         """The links of this server: a page for a browser, JSON for other clients."""
         if "text/html" in request.headers.get("accept", ""):
             return _file("links.html", request)
         return json_response({"name": "tandem", "version": __version__, "links": LINKS})
 
-    @routes.get("/dashboard", response_model=None)
+    @routes.get("/dashboard", response_model=None, include_in_schema=False)
     async def redirect() -> Response:
         return Response(status_code=307, headers={"location": "dashboard/"})
 
-    @routes.get("/dashboard/", response_model=None)
+    @routes.get("/dashboard/", response_model=None, include_in_schema=False)
     async def show_dashboard(request: Request) -> Response:
         return _file("index.html", request)
 
-    @routes.get("/dashboard/{name}", response_model=None)
+    @routes.get("/dashboard/{name}", response_model=None, include_in_schema=False)
     async def show_file(request: Request, name: str) -> Response:
         if name not in MEDIA_TYPES:
             raise Problem(404, f"no such file; the dashboard has {', '.join(MEDIA_TYPES)}", code="not_found")

@@ -12,6 +12,7 @@ from controlplane import __version__
 from controlplane.api.auth import caller_of, require_metrics_key
 from controlplane.api.errors import Problem
 from controlplane.api.settings import settings_for
+from controlplane.api.startup import starting_response
 from controlplane.core.errors import BackendDown
 from controlplane.service.service import Service
 from controlplane.service.status import ModelCard
@@ -59,13 +60,18 @@ def status_routes(service: Service) -> APIRouter:
     @routes.get("/metrics", response_model=None)
     async def show_metrics(request: Request) -> Response:
         require_metrics_key(request.headers, settings_for(request))
-        return Response(service.status.metrics_text(), media_type=_EXPOSITION)
+        return Response(service.metrics_text(), media_type=_EXPOSITION)
 
     return routes
 
 
 async def readiness(service: Service, timeout_s: float) -> Response:
-    """The response of /ready. Raises Problem (503) unless every engine responds within `timeout_s`."""
+    """The response of /ready, a 503 until the service has started.
+
+    Raises Problem (503) unless every engine responds within `timeout_s`.
+    """
+    if not service.is_started:
+        return starting_response(service.progress)
     try:
         async with asyncio.timeout(timeout_s):
             await service.check()
@@ -92,7 +98,7 @@ def _shown(card: ModelCard, created: int) -> dict[str, object]:
         "owned_by": "tandem",
         # As in vLLM, whose benchmark client reads the tokenizer's name here.
         "root": card.root,
-        "parent": None,
+        "parent": card.parent,
         "kind": card.kind,
         "max_model_len": card.max_model_len,
     }

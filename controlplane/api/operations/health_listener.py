@@ -1,97 +1,153 @@
-"""Serves /health and /ready on a port and in a thread of their own, which load on the loop does not delay.
+"""Serves /health and /ready on `server.health_port` from a process of its own, which no load delays.
 
-The event loop publishes the readiness once a second. The thread answers with what was published last, and
-with 503 if that is too long ago: an event loop that does not run is neither alive nor ready.
+The event loop publishes four times a second that it runs, and once a second the readiness; the process
+(`health_responder`) answers with what was published last. If that is too long ago the answer is a 503: an
+event loop that does not run is not ready, and after a longer time not alive.
 """
 
 import asyncio
-import threading
+import json
+import logging
+import socket
+import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
 
-import uvicorn
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from controlplane.api.errors import Failure, error_response, failure_of
-from controlplane.api.http_protocol import BoundedHttpProtocol
+from controlplane.api.operations import health_responder
 from controlplane.api.operations.health import json_response, readiness
 from controlplane.api.settings import SettingsSource
 from controlplane.service.service import Service
 
-_PERIOD_S = 1.0
-# More than a check takes that times out.
-_STALE_S = 10.0
-_ALIVE = json_response({"status": "alive"})
-_NO_SUCH_PATH = error_response(
-    Failure(404, "no such path; this port serves /health and /ready", code="not_found")
+log = logging.getLogger(__name__)
+
+_BEAT_S = 0.25
+_CHECK_S = 1.0
+# An orchestrator that sees a 503 of /ready sends requests elsewhere, and one of /health ends the process.
+_READY_STALE_S, _ALIVE_STALE_S = 3.0, 10.0
+# Between the end of the process and the start of its successor.
+_RESTART_S = 1.0
+
+
+def _text(response: Response) -> str:
+    """The bytes of a response that ends the connection, as text."""
+    status, headers = response.status_code, response.headers.items()
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        *(f"{name}: {value}" for name, value in headers),
+    ]
+    return "\r\n".join([*lines, "connection: close", "", bytes(response.body).decode()])
+
+
+def _stalled(seconds: float) -> str:
+    message = f"the event loop has not run for {seconds:g} s"
+    return _text(error_response(Failure(HTTPStatus.SERVICE_UNAVAILABLE, message, code="event_loop_stalled")))
+
+
+_ALIVE = _text(json_response({"status": "alive"}))
+_UNKNOWN = _text(
+    error_response(Failure(404, "no such path; this port serves GET /health and /ready", code="not_found"))
 )
 
 
 class HealthListener:
-    """The listener; `serving` runs it while the service runs."""
+    """The listener; `serving` runs its process while the service runs. The constructor raises OSError."""
 
     def __init__(self, service: Service, settings: SettingsSource, *, host: str, port: int) -> None:
         self._service = service
         self._settings = settings
-        self._published: tuple[float, Response] | None = None
-        config = uvicorn.Config(
-            self._respond,
-            interface="asgi3",
-            host=host,
-            port=port,
-            http=partial(BoundedHttpProtocol, settings=settings),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-        )
-        self._server = uvicorn.Server(config)
-        self._socket = config.bind_socket()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=health_responder.BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         """Port on which it listens."""
+        self._ready: str
+        # Each start replaces it.
+        self._feed = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process: asyncio.subprocess.Process
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serves until the block ends."""
-        await self._publish()
-        thread = threading.Thread(target=self._server.run, args=([self._socket],), name="health", daemon=True)
-        thread.start()
-        publishing = asyncio.create_task(self._publish_forever())
+        self._ready = await self._checked()
+        self._process = await self._started()
+        tasks = [asyncio.create_task(repeated()) for repeated in (self._beat, self._check, self._restart)]
         try:
             yield
         finally:
-            publishing.cancel()
-            self._server.should_exit = True
-            await asyncio.to_thread(thread.join)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # It keeps no state, and may have been stopped by a signal.
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._feed.close()
+            self._socket.close()
 
-    async def _publish_forever(self) -> None:
+    async def _started(self) -> asyncio.subprocess.Process:
+        """Starts the process, which finds the first publication in its feed."""
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._feed.close()
+        self._feed = ours
+        self._publish()
+        with theirs:
+            descriptors = (self._socket.fileno(), theirs.fileno())
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", str(Path(health_responder.__file__)), *map(str, descriptors),
+                stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors,
+            )  # fmt: skip
+
+    async def _restart(self) -> None:
         while True:
-            await asyncio.sleep(_PERIOD_S)
-            await self._publish()
+            status = await self._process.wait()
+            log.error(
+                "the process that serves server.health_port ended with status %d; restarting it", status
+            )
+            await asyncio.sleep(_RESTART_S)
+            try:
+                self._process = await self._started()
+            except OSError as error:
+                log.error("the process that serves server.health_port does not start: %s", error)
 
-    async def _publish(self) -> None:
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            self._publish()
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            self._ready = await self._checked()
+
+    async def _checked(self) -> str:
         settings = self._settings()
         try:
             found = await readiness(self._service, settings.ready_timeout_s)
         except Exception as error:
             found = error_response(failure_of(error, overload_status=settings.overload_status))
-        self._published = time.monotonic(), found
+        return _text(found)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._response(scope["path"])(scope, receive, send)
-
-    def _response(self, path: str) -> Response:
-        if path not in ("/health", "/ready"):
-            return _NO_SUCH_PATH
-        if self._published is None:
-            raise RuntimeError("the listener serves before the first readiness was published")
-        published_at, found = self._published
-        silent_s = time.monotonic() - published_at
-        if silent_s > _STALE_S:
-            message = f"the event loop has not run for {silent_s:.0f} s"
-            return error_response(Failure(HTTPStatus.SERVICE_UNAVAILABLE, message, code="event_loop_stalled"))
-        return _ALIVE if path == "/health" else found
+    def _publish(self) -> None:
+        message: health_responder.Publication = {
+            "at_ns": time.monotonic_ns(),
+            "paths": {
+                "/health": {
+                    "response": _ALIVE, "stale_response": _stalled(_ALIVE_STALE_S), "stale_s": _ALIVE_STALE_S
+                },
+                "/ready": {
+                    "response": self._ready,
+                    "stale_response": _stalled(_READY_STALE_S),
+                    "stale_s": _READY_STALE_S,
+                },
+            },
+            "unknown": _UNKNOWN,
+        }  # fmt: skip
+        # The process has ended and is started again, or has not read for long; what it then answers is stale.
+        with suppress(BlockingIOError, ConnectionError):
+            self._feed.send(json.dumps(message).encode())

@@ -259,6 +259,8 @@ class CompletionRequest(Generation):
             f"1 to {MAX_PROMPTS} strings or non-empty lists of token ids"
         ),
     ]
+    # 0 returns the prompt alone, with its log probabilities.
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -270,10 +272,10 @@ class CompletionRequest(Generation):
     def _rules_hold(self) -> Self:
         if self.best_of not in (None, self.n or 1):
             raise conflict("best_of", f"{self.best_of} differs from n={self.n or 1}; {UNSERVED['best_of']}")
-        if self.echo and self.logprobs is not None:
-            raise conflict("echo", "logprobs of the prompt are not supported; leave out echo or logprobs")
-        if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts):
-            raise conflict("echo", "needs prompts as text, not token ids; send text or leave it out")
+        if self.max_tokens == 0 and not self.echo:
+            raise conflict(
+                "max_tokens", "0 leaves no output; ask for at least 1, or for the prompt by echo=true"
+            )
         return self
 
     @property

@@ -1,13 +1,13 @@
-"""Delays decode steps while embedding work is pending, without breaking a TPOT objective.
+"""Delays decode steps while an embedding pass is under way, without breaking a TPOT objective.
 
-Fewer, larger decode steps cost less device time. While embeddings are pending, the next step starts no
-earlier than `share` of the tightest objective among the running requests after the start of the previous one;
+Fewer, larger decode steps cost less device time. While a pass is under way, the next step starts no earlier
+than `share` of the tightest objective among the running requests after the start of the previous one;
 the rest of the objective absorbs prediction error. A request behind `share` of its mean TPOT, for example
 after a long step, shortens the delay until it has caught up, because a response that barely meets its TPOT in
 the engine misses it at the client. So does a request whose lead over its mean TPOT is less than the longest
 recent step: one such step must not make it late. A request with an e2e objective counts with the time left
 per token that it may still produce. A request without its first token, or late, removes the delay. The delay
-is at most 50 ms, because the engine receives no message when the embeddings finish.
+is at most 50 ms. The host ends it when the pass ends.
 
 Delayed requests hold their memory longer. The delay shrinks with the share of the memory that is free, so
 that pacing never makes memory short.

@@ -34,8 +34,8 @@ class EngineOptions:
     """Requests that must fit until their end before they start: `all`, `background` (requests without a
     deadline left to meet) or `none`. For `fcfs`, `edf` and `least-slack`."""
     decode_pacing: float = 0.8
-    """While embeddings are pending, delay a decode step up to this share of the tightest TPOT in the running
-    batch, so that fewer steps serve more requests; 0 never delays. At least 0, below 1."""
+    """While an embedding pass is under way, delay a decode step up to this share of the tightest TPOT in the
+    running batch, so that fewer steps serve more requests; 0 never delays. At least 0, below 1."""
     priority_head_start_ms: float = 1_000.0
     """Each unit of priority ranks a request as if it had arrived, or were due, this much earlier."""
     default_deadline_ms: float = 10_000.0
@@ -43,9 +43,9 @@ class EngineOptions:
     preempt_ratio: float = 1.1
     """`srmt`: an urgent request may preempt one whose remaining memory-time is this many times larger.
     At least 1."""
-    urgency: float = 0.5
+    urgency: float = 0.25
     """`srmt`: a waiting request is urgent after this share of its TTFT objective. From 0 to 1."""
-    settle_steps: int = 12
+    settle_steps: int = 60
     """`srmt`: start a request that is not urgent only if no preemption is predicted for this many steps.
     From 0 to 1000."""
     size_cutoff_share: float = 0.75

@@ -59,8 +59,8 @@ class SrmtOptions:
     """
 
     preempt_ratio: float = 1.1
-    urgency: float = 0.5
-    settle: int = 12
+    urgency: float = 0.25
+    settle: int = 60
     share: float = 0.75
     window: int = 600
     patience: Duration = _PATIENCE
@@ -198,6 +198,10 @@ class ShortestRemainingMemoryTime:
         if self._cutoff is not None:
             memory, use = view.quota * view.block_tokens, view.used / max(1, view.quota)
             self._cutoff.update(view.now, memory, view.pace.step, use)
+        if not self._is_lost and view.free >= 0:
+            # None waits, and none must be preempted.
+            self._steps += 1
+            return StepPlan()
         builder = PlanBuilder(view, self._ranked, self._options.settle)
         while builder.free < 0 and builder.preempt_last():
             pass
@@ -273,8 +277,9 @@ class ShortestRemainingMemoryTime:
         """Positions of the unstarted requests that might start."""
         waiting = self._unstarted
         may = waiting.may_start(builder, needs, waiting.due <= builder.view.now, unobtainable)
-        too_large = waiting.place((self._max_size(builder), NEVER, ""))
-        may[too_large:] &= waiting.is_guess[too_large:]
+        if may.any():
+            too_large = waiting.place((self._max_size(builder), NEVER, ""))
+            may[too_large:] &= waiting.is_guess[too_large:]
         places: Ints = may.nonzero()[0]
         return places
 

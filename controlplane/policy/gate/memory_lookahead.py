@@ -86,7 +86,7 @@ class LookAhead:
         """
         if needed > limit:
             return None
-        if not len(self.steps) or float(self.base[0]) + needed <= limit:
+        if float(self.table.base.sum()) + needed <= limit:
             return 0.0
         left = self.base[1:] + self.per_step[1:] * self.steps
         return float(self.steps[int(np.argmax(left + needed <= limit))])

@@ -10,8 +10,9 @@ import stat
 import time
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -52,8 +53,8 @@ class DecisionLog:
 
     Args:
         config: the configuration of the start.
-        machine: the result of `machine_facts`.
-        embedders: the embedding models and rerankers.
+        machine: `machine_facts` of the present backends.
+        encoders: the workers of embedding models and rerankers, which may change.
         clock: stamps the rows.
         folder: where the segments are written.
         epoch_ns: time of the clock's zero since the Unix epoch, in nanoseconds.
@@ -65,8 +66,8 @@ class DecisionLog:
     def __init__(
         self,
         config: Config,
-        machine: Row,
-        embedders: Iterable[Embedder],
+        machine: Callable[[], Row],
+        encoders: Mapping[str, Embedder],
         clock: Clock,
         *,
         folder: Path,
@@ -79,13 +80,14 @@ class DecisionLog:
         self._folder, self._run, self._salt = folder, run, salt
         self._clock, self._epoch_ns = clock, epoch_ns
         self._sample = config.decision_log.sample
-        self._machine, self._embedders, self._has_thread = machine, list(embedders), has_thread
+        self._machine, self._encoders, self._has_thread = machine, encoders, has_thread
         self._llm: StepReports | None = None
         self._tenants: dict[str, str] = {}
         self._blocks = BlockNumbers()
         self._rejected: OrderedDict[str, str] = OrderedDict()
-        self._ratios: dict[str, deque[float]] = {}
-        self._costs: dict[str, tuple[float, float, float]] = {}
+        # By worker, since another worker of the same model may have another cost.
+        self._ratios: WeakKeyDictionary[Embedder, deque[float]] = WeakKeyDictionary()
+        self._costs: WeakKeyDictionary[Embedder, tuple[float, float, float]] = WeakKeyDictionary()
         self._version = 0
         self._first = self._row_of(config)
         files = SegmentFiles(folder, run, self._head, keep_bytes=config.decision_log.keep)
@@ -106,11 +108,14 @@ class DecisionLog:
         if self._has_thread:
             self.writer.start()
         self.writer.put(self._first)
-        for embedder in self._embedders:
-            # While its model is that of the profile: the load will scale it.
-            self._cost(embedder)
+        self._note_costs()
         timer.schedule_periodic(_MEMORY_SECONDS, record_memory)
         timer.schedule_periodic(_MODELS_SECONDS, record_models)
+
+    def _note_costs(self) -> None:
+        """Notes the costs of new workers before load scales their time models."""
+        for embedder in self._encoders.values():
+            self._cost(embedder)
 
     def close(self) -> None:
         """Writes the time models once more, and ends the log."""
@@ -148,9 +153,9 @@ class DecisionLog:
     def _record_models(self) -> None:
         passes = {}
         llm = self._llm
-        for embedder in self._embedders:
+        for model, embedder in self._encoders.items():
             if (cost := self._cost(embedder)) is not None:
-                passes[embedder.model] = pass_coefficients(*cost, self._ratios.get(embedder.model, ()))
+                passes[model] = pass_coefficients(*cost, self._ratios.get(embedder, ()))
         steps = None if llm is None or not llm.reports_steps else step_coefficients(llm.steps)
         at = self._at(self._clock.now())
         self.writer.put({"row": "steps", "at": at, "llm": steps, "passes": passes})
@@ -163,13 +168,14 @@ class DecisionLog:
         length = done.padded_tokens / max(1, done.inputs)
         expected = base + done.padded_tokens * (per_token + per_square * length)
         if expected > 0:
-            seen = self._ratios.setdefault(embedder.model, deque(maxlen=_REMEMBERED_PASSES))
+            seen = self._ratios.setdefault(embedder, deque(maxlen=_REMEMBERED_PASSES))
             seen.append(to_seconds(done.elapsed) / expected)
 
     def record_config(self, config: Config) -> None:
         """Writes a configuration that has come into force."""
         self._version += 1
         self._sample = config.decision_log.sample
+        self._note_costs()
         self.writer.put(self._row_of(config))
 
     def find(self, request_id: str) -> list[dict[str, object]]:
@@ -190,7 +196,7 @@ class DecisionLog:
         digest = hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
         return {
             "row": "config", "at": self._at(self._clock.now()), "version": self._version, "hash": digest,
-            "config": values, "machine": self._machine,
+            "config": values, "machine": self._machine(),
         }  # fmt: skip
 
     def _at(self, instant: int) -> int:
@@ -202,9 +208,9 @@ class DecisionLog:
         return found
 
     def _cost(self, embedder: Embedder) -> tuple[float, float, float] | None:
-        if embedder.model not in self._costs and (cost := idle_pass_cost(embedder)) is not None:
-            self._costs[embedder.model] = cost
-        return self._costs.get(embedder.model)
+        if embedder not in self._costs and (cost := idle_pass_cost(embedder)) is not None:
+            self._costs[embedder] = cost
+        return self._costs.get(embedder)
 
     def _has_numbers(self, request_id: str) -> bool:
         if self._sample >= 1.0:
@@ -226,7 +232,7 @@ def read_salt(folder: Path) -> bytes | None:
 
 
 def decision_log_of(
-    config: Config, machine: Row, embedders: Iterable[Embedder], clock: Clock
+    config: Config, machine: Callable[[], Row], encoders: Mapping[str, Embedder], clock: Clock
 ) -> DecisionLog | None:
     """The decision log of a configuration, whose folder it creates; None if it is off. Raises ConfigError.
 
@@ -249,7 +255,7 @@ def decision_log_of(
     return DecisionLog(
         config,
         machine,
-        embedders,
+        encoders,
         clock,
         folder=folder,
         epoch_ns=epoch_ns,

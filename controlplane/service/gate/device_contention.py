@@ -1,120 +1,114 @@
-"""Collects the decode deadlines of running requests for `decode_slack`, and signals device contention.
+"""Prices the pauses of running requests for `pass_size`, and signals device contention."""
 
-The slack is that of `decode_slack` over all running generation requests. Those of lower priority than every
-admitted embedding request are ignored.
-"""
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-
-from controlplane.core.clock import Duration, Instant, after, between
+from controlplane.core.clock import Duration, Instant, after, between, to_seconds
 from controlplane.core.memory_ledger import MemoryLedger
-from controlplane.core.pool_view import Pace
-from controlplane.core.ports import Generator, PassLimit
-from controlplane.core.request import Kind
-from controlplane.policy.sharing.decode_slack import Decoding, TokenDeadline, decode_slack
+from controlplane.core.ports import Embedder, Generator, PauseCost
+from controlplane.core.request import Kind, Owner
+from controlplane.policy.sharing.pass_size import MeanPace, PauseCosts, Promise, TimeLeft
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
+# Steps are never expected to take more than this multiple of their own time, however much prefills took.
+_MAX_STRETCH = 20.0
 
-def embedding_time_slack(
-    tickets: Collection[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
-) -> PassLimit | None:
-    """Longest time that an embedding batch may occupy the device now; None if unlimited.
 
-    `paces` are those of the LLM.
+def pause_costs(
+    tickets: Iterable[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
+) -> PauseCost | None:
+    """What a pause of the engine costs the running requests; None if none runs.
+
+    `paces` are those of the LLM, `tickets` in order of arrival.
     """
     pace = paces.pace
-    embedding_priority = max(
-        (
-            _priority(ticket)
-            for ticket in tickets
-            if ticket.lease is not None and ticket.request.kind is Kind.EMBED
-        ),
-        default=0,
-    )
-    running = [
-        _decoding(ticket, ledger.lease_state(ticket.lease)[1], pace, now)
-        for ticket in tickets
-        if ticket.lease is not None
-        and ticket.request.kind is Kind.GENERATE
-        and _priority(ticket) >= embedding_priority
-    ]
     mean_step = Duration(0) if pace is None else pace.step
-    # `own_step` excludes the delay by embedding batches, which must not reduce the slack that they get.
-    return decode_slack(running, mean_step if paces.own_step is None else paces.own_step, paces.lost_share)
+    # `own_step` excludes the delay by embedding passes, which are priced one by one.
+    own_step = mean_step if paces.own_step is None else paces.own_step
+    stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - paces.lost_share))
+    step = to_seconds(own_step) * stretch
+    per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
+    leases = ledger.table(Owner.LLM)
+    remaining = dict(zip(leases.ids, map(int, leases.steps.tolist()), strict=True))
+    promises, prompt_tokens = [], 0
+    for ticket in tickets:
+        request = ticket.request
+        if ticket.lease is None or request.kind is not Kind.GENERATE:
+            continue
+        first = 0.0
+        if ticket.timeline.first_token is None:
+            # Prompts that arrived before are computed before, in the same step at the latest.
+            prompt_tokens += max(0, request.prompt_tokens - request.cached_tokens)
+            first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
+        objectives = _objectives(ticket, remaining[request.id], first, step, now)
+        promises.append(Promise(request.service_class.weight, tuple(objectives)))
+    return PauseCosts(promises, stretch) if promises else None
 
 
-def _priority(ticket: Ticket) -> int:
-    return ticket.request.service_class.priority
+def _objectives(
+    ticket: Ticket, remaining: int, first: float, step: float, now: Instant
+) -> Iterator[TimeLeft | MeanPace]:
+    """The objectives of a running request.
 
-
-def _decoding(ticket: Ticket, remaining: int, pace: Pace | None, now: Instant) -> Decoding:
-    fewest = max(1, min(remaining, ticket.likely_total[0] - ticket.timeline.output_tokens))
-    return Decoding(
-        _token_deadlines(ticket, remaining, remaining, pace, now),
-        _token_deadlines(ticket, fewest, remaining, pace, now),
-        ticket.request.slo.tpot,
-    )
-
-
-def _token_deadlines(
-    ticket: Ticket, to_last: int, remaining: int, pace: Pace | None, now: Instant
-) -> tuple[TokenDeadline, ...]:
-    """The deadlines that the objectives set.
-
-    `remaining` is the predicted number of tokens. The mean time per token counts over the next `to_last`
-    tokens.
+    `first` is the time to its first token and `step` that of a step with the share that prefills take, both
+    in seconds without a pause.
     """
-    slo, timeline, first = ticket.request.slo, ticket.timeline, 0
-    found = []
+    request, timeline = ticket.request, ticket.timeline
+    slo = request.slo
+
+    def time_left(deadline: Instant, work: float) -> TimeLeft:
+        return TimeLeft(to_seconds(between(now, deadline)) - work)
+
     if timeline.first_token is None or timeline.last_token is None:
-        first = _steps_to_first_token(ticket, pace, now)
         if slo.ttft is not None:
-            found.append(TokenDeadline(between(now, after(timeline.arrival, slo.ttft)), first))
+            yield time_left(after(timeline.arrival, slo.ttft), first)
     else:
         if slo.tpot is not None:
-            allowed = Duration(slo.tpot * (timeline.output_tokens + to_last - 1))
-            found.append(TokenDeadline(between(now, after(timeline.first_token, allowed)), to_last))
+            done, tpot = timeline.output_tokens, to_seconds(slo.tpot)
+            behind = to_seconds(between(timeline.first_token, now)) - tpot * (done - 1)
+            limit = request.max_output_tokens
+            yield MeanPace(behind, tpot - step, done, limit, remaining, ticket.forecast)
         if slo.gap is not None:
-            found.append(TokenDeadline(between(now, after(timeline.last_token, slo.gap)), 1))
+            yield time_left(after(timeline.last_token, slo.gap), step)
     if slo.e2e is not None:
-        found.append(TokenDeadline(between(now, after(timeline.arrival, slo.e2e)), first + remaining))
-    return tuple(found)
+        yield time_left(after(timeline.arrival, slo.e2e), first + step * remaining)
 
 
-def _steps_to_first_token(ticket: Ticket, pace: Pace | None, now: Instant) -> int:
-    """The steps left of the TTFT forecast that was made at dispatch; 1 if it has passed or there is none."""
-    start = ticket.engine_start
-    if start is None or pace is None or pace.step <= 0:
-        return 1
-    return max(1, (start.forecast.median - between(start.at, now)) // pace.step)
+def _forecast_seconds(ticket: Ticket, now: Instant) -> float:
+    """The time left of the TTFT forecast that was made at dispatch; 0 if it has passed or there is none."""
+    if (start := ticket.engine_start) is None:
+        return 0.0
+    return max(0.0, to_seconds(start.forecast.median) - to_seconds(between(start.at, now)))
 
 
 class DeviceContention:
-    """Tells the LLM engines whether embedding work is pending on the device that they share."""
+    """Tells the LLM engines whether an embedding pass is under way on the device that they share."""
 
-    def __init__(self, generators: Collection[Generator]) -> None:
+    def __init__(self, generators: Collection[Generator], encoders: EncoderRegistry) -> None:
         self._generators = generators
-        self._pending = 0
+        self._computing: set[Embedder] = set()
+        for embedder in encoders.values():
+            self._observe(embedder)
+        encoders.on_added.append(self._observe)
 
-    @contextmanager
-    def embedding_pending(self) -> Iterator[None]:
-        """Marks one embedding request as pending while the block runs."""
-        self._pending += 1
-        if self._pending == 1:
-            self._notify(is_shared=True)
-        try:
-            yield
-        finally:
-            self._pending -= 1
-            if self._pending == 0:
-                self._notify(is_shared=False)
+    def _observe(self, embedder: Embedder) -> None:
+        embedder.on_computing = partial(self._changed, embedder)
 
     def engine_restarted(self) -> None:
         """Tells a new engine."""
-        self._notify(is_shared=self._pending > 0)
+        self._notify()
 
-    def _notify(self, *, is_shared: bool) -> None:
+    def _changed(self, embedder: Embedder, is_computing: bool) -> None:  # noqa: FBT001 - signature of `on_computing`
+        was_shared = bool(self._computing)
+        if is_computing:
+            self._computing.add(embedder)
+        else:
+            self._computing.discard(embedder)
+        if was_shared is not bool(self._computing):
+            self._notify()
+
+    def _notify(self) -> None:
         for generator in self._generators:
-            generator.set_device_contention(is_shared=is_shared)
+            generator.set_device_contention(is_shared=bool(self._computing))

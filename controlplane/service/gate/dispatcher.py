@@ -11,17 +11,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
-from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reject
+from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.pool_view import Pace, PoolView, Waiting
-from controlplane.core.ports import Embedder, Generator, PassLimit
+from controlplane.core.ports import Generator, PauseCost
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
 from controlplane.policy.gate.admission import wait_bound
 from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.service.decision_history import Basis, Decided, basis_of
-from controlplane.service.gate.device_contention import embedding_time_slack
+from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.gate.device_contention import pause_costs
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
@@ -52,7 +53,7 @@ class Dispatcher:
         ledger: MemoryLedger,
         policies: Policies,
         generators: Mapping[str, Generator],
-        embedders: Mapping[str, Embedder],
+        encoders: EncoderRegistry,
         lengths: GuardedLengthPredictor,
         metrics: Metrics,
         rates: RateLimiter,
@@ -74,7 +75,7 @@ class Dispatcher:
         self.ledger = ledger
         self.recorder = recorder
         self.on_refusal: Callable[[Owner, Defer | Reject], None] = lambda owner, refusal: None
-        self.paces = rate_models(next((g.step_cost for g in generators.values()), None), embedders.values())
+        self.paces = rate_models(next((g.step_cost for g in generators.values()), None), encoders.values())
         self._engine_leases: EngineLeases | None = None
         if (precedence := policies.engine_precedence) is not None:
             self._engine_leases = EngineLeases(generators, ledger, self._tickets, precedence, recorder)
@@ -82,7 +83,7 @@ class Dispatcher:
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
         parts = (self.paces, self._engine_leases, self.ttft, self.prefixes)
-        self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, embedders, *parts)
+        self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, encoders, *parts)
         self._retry_spacer = RetrySpacer()
         self.accounting = Accounting(
             ledger, metrics, rates, tenants, lengths, self.paces, self.ttft, generators, self.prefixes,
@@ -127,11 +128,9 @@ class Dispatcher:
         """The waiting requests of `owner`, by rank."""
         return self._waiting.queued(owner)
 
-    def decode_slack(self) -> PassLimit | None:
-        """Longest time that an embedding batch may occupy the device now; None if unlimited."""
-        return embedding_time_slack(
-            self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now()
-        )
+    def pause_costs(self) -> PauseCost | None:
+        """What an embedding pass costs the running generations now; None if nothing."""
+        return pause_costs(self._tickets.values(), self.ledger, self.paces[Owner.LLM], self._clock.now())
 
     def set_policies(self, policies: Policies) -> None:
         """Replaces the policies; waiting requests are ranked and decided again."""
@@ -153,7 +152,7 @@ class Dispatcher:
 
     def running(self, owner: Owner) -> int:
         """Number of open leases of `owner`."""
-        return len(self.ledger.table(owner))
+        return self.ledger.count(owner)
 
     def waiting(self, owner: Owner) -> int:
         """Number of waiting requests of `owner`."""
@@ -211,13 +210,19 @@ class Dispatcher:
         """Waits until every request has ended."""
         await self._idle.wait()
 
-    def evict_all(self, reject: Reject) -> None:
-        """Ends every request, and preempts the generating ones so that their streams raise Rejected."""
-        for ticket in self.tickets():
-            self.refuse(ticket, reject)
-            if ticket.request.kind is Kind.GENERATE:
-                leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
-                self._departures.add(asyncio.create_task(leaving))
+    def evict(self, ticket: Ticket, reject: Reject) -> None:
+        """Ends a request, and preempts a generating one so that its stream raises Rejected."""
+        self.refuse(ticket, reject)
+        if ticket.request.kind is Kind.GENERATE:
+            leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
+            self._departures.add(asyncio.create_task(leaving))
+
+    def expire(self, request_id: str) -> None:
+        """Evicts a forwarded request that its engine has not started; any other, or none, stays."""
+        self.sync_engine_leases()
+        ticket, leases = self._tickets.get(request_id), self._engine_leases
+        if ticket is not None and leases is not None and not leases.has_started(ticket):
+            self.evict(ticket, Reject(Reason.QUEUE_TIMEOUT, self._policies.admission.options.max_wait))
 
     async def wait_for_grant(self, ticket: Ticket) -> None:
         """Returns once the request is admitted. Raises Rejected or DecisionFailed."""

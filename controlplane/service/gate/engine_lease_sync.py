@@ -76,6 +76,15 @@ class EngineLeases:
         if (cutoff := self.precedes.cutoff) is not None and (pace := self.pace.pace) is not None:
             cutoff.stepped(now, *self._memory(), pace.step)
 
+    def has_started(self, ticket: Ticket) -> bool:
+        """Whether a forwarded request holds blocks or has held some; also if it is not forwarded."""
+        is_first = not ticket.preemptions and ticket.timeline.first_token is None
+        return (
+            ticket.lease is None
+            or ticket.request.id in self._held
+            or not (is_first and ticket.blocks_lost is None)
+        )
+
     def _memory(self) -> tuple[int, int]:
         return self._ledger.ceiling(Owner.LLM), self._ledger.held(Owner.LLM)
 

@@ -9,8 +9,9 @@ from functools import partial
 from controlplane.core.clock import Clock, Duration, Instant, seconds
 from controlplane.core.decision import Reason, Reject
 from controlplane.core.pool_view import Waiting
-from controlplane.core.ports import Embedder, Generator, Vectors
+from controlplane.core.ports import Generator, Vectors
 from controlplane.core.request import Request
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.device_contention import DeviceContention
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.gate.engine_outage import EngineOutages
@@ -18,9 +19,11 @@ from controlplane.service.gate.explanation import DryRun, render_dry_run, render
 from controlplane.service.gate.intake import make_ticket
 from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.rate_limits import RateLimiter
+from controlplane.service.gate.start_timeouts import StartTimeouts
 from controlplane.service.gate.token_stream import TokenStream, outcome_of_error
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.request_jobs import EmbedJob, GenerateJob
+from controlplane.service.request_trace import TRACE
 from controlplane.service.ticket import TICKETS, Rejected, Ticket
 
 _CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
@@ -45,10 +48,11 @@ class Gate:
         clock: Clock,
         dispatcher: Dispatcher,
         generators: Mapping[str, Generator],
-        embedders: Mapping[str, Embedder],
+        encoders: EncoderRegistry,
         lengths: GuardedLengthPredictor,
         rates: RateLimiter,
         outages: EngineOutages,
+        start_timeouts: StartTimeouts,
     ) -> None:
         self.dispatcher = dispatcher
         self.outages = outages
@@ -56,11 +60,12 @@ class Gate:
         self.is_closed = False
         self.clock = clock
         self._generators = generators
-        self._embedders = embedders
+        self._encoders = encoders
         self._lengths = lengths
-        self._prepare = partial(make_ticket, generators=generators, embedders=embedders, lengths=lengths)
+        self._prepare = partial(make_ticket, generators=generators, lengths=lengths)
         self._rates = rates
-        self._contention = DeviceContention(generators.values())
+        self._start_timeouts = start_timeouts
+        self._contention = DeviceContention(generators.values(), encoders)
 
     async def generate(self, job: GenerateJob) -> TokenStream:
         """Starts a generation request; returns once it is admitted.
@@ -71,6 +76,7 @@ class Gate:
         ticket = self._make_ticket(job)
         self.dispatcher.prefixes.arrived(ticket, job)
         await self._admit(ticket)
+        self._start_timeouts.forwarded(ticket)
         return TokenStream(self.dispatcher, self._generators[job.request.model], ticket, job)
 
     async def embed(self, job: EmbedJob) -> Embedded:
@@ -78,14 +84,16 @@ class Gate:
 
         Raises Rejected, DecisionFailed, Refused, BackendDown or BackendFailed.
         """
-        request, embedder = job.request, self._embedders[job.request.model]
-        ticket = self._make_ticket(job)
+        with self._encoders.bound(job.embedder):
+            return await self._embedded(job)
+
+    async def _embedded(self, job: EmbedJob) -> Embedded:
+        request, ticket = job.request, self._make_ticket(job)
         await self._admit(ticket)
         try:
             deadline = request.slo.first_token_deadline(request.arrival)
-            with self._contention.embedding_pending():
-                async with ticket.revocable():
-                    vectors = await embedder.embed(request, job.inputs, deadline=deadline)
+            async with ticket.revocable():
+                vectors = await job.embedder.embed(request, job.inputs, deadline=deadline)
         except BaseException as error:
             self.dispatcher.end(ticket, outcome_of_error(error))
             raise
@@ -144,6 +152,7 @@ class Gate:
         """Decides by `policies` from now on; waiting requests keep their class and are ranked again."""
         self.dispatcher.accounting.set_policies(policies)
         self.dispatcher.set_policies(policies)
+        self._start_timeouts.max_wait = policies.admission.options.max_wait
 
     def engine_restarted(self) -> None:
         """Tells a new engine what it is told when it changes."""
@@ -159,7 +168,8 @@ class Gate:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self.dispatcher.until_idle()
-        self.dispatcher.evict_all(_CLOSING)
+        for ticket in self.tickets():
+            self.dispatcher.evict(ticket, _CLOSING)
 
     async def _admit(self, ticket: Ticket) -> None:
         self.dispatcher.register(ticket)
@@ -169,6 +179,7 @@ class Gate:
 
     def _make_ticket(self, job: GenerateJob | EmbedJob) -> Ticket:
         ticket = self._prepare(job)
+        ticket.trace = TRACE.get()
         if (collected := TICKETS.get()) is not None:
             collected.append(ticket)
         return ticket

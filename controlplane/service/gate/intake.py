@@ -14,9 +14,10 @@ from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.memory_ledger import Footprint, generate_footprint
-from controlplane.core.ports import Embedder, Generator, LengthPredictor, Reranker, Vectors
+from controlplane.core.ports import Embedder, Generator, LengthPredictor, Vectors
 from controlplane.core.request import Kind, Timeline
 from controlplane.core.text_limits import content_length, total_length
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.pair_intake import PairIntake
 from controlplane.service.gate.policies import terms_of
 from controlplane.service.gate.prompt_limits import (
@@ -24,6 +25,7 @@ from controlplane.service.gate.prompt_limits import (
     PromptTokenizer,
     answer_limit,
     bounded_texts,
+    check_prompt_logprobs,
     least_job,
     text_limit,
     truncation_limit,
@@ -53,8 +55,7 @@ class Intake:
         self,
         clock: Clock,
         generators: Mapping[str, Generator],
-        embedders: Mapping[str, Embedder],
-        rerankers: Mapping[str, Reranker],
+        encoders: EncoderRegistry,
         terms: RequestTerms,
         *,
         fail_open: FailOpen,
@@ -63,20 +64,21 @@ class Intake:
         keeps_features: bool = False,
         prompt_vectors: PromptVectorCache | None = None,
     ) -> None:
-        """Builds the intake of these models; `embedders` include `rerankers`.
+        """Builds the intake of these models.
 
+        A generator has the name of its model and those of its adapters.
         `charge` charges a job to its tenant's rate limits before costly work, and raises Rejected. With
         `keeps_features` requests carry the prompt features of the length predictor, and the vector of the
         last user message if `prompt_vectors` holds it.
         """
         self._clock = clock
         self._generators = generators
-        self._embedders = {name: each for name, each in embedders.items() if name not in rerankers}
-        self._served = {**generators, **embedders}
+        self._encoders = encoders
+        self._served = (generators, encoders)
         self._requests = RequestBuilder(terms)
         self._fail_open = fail_open
         self._tokenizer = PromptTokenizer(limits.tokenizer_threads, charge)
-        self.pairs = PairIntake(clock, rerankers, self._served, self._requests, self._tokenizer)
+        self.pairs = PairIntake(clock, encoders, self._served, self._requests, self._tokenizer)
         self.tokenization = TextTokenization(generators, self._served, self._tokenizer)
         self._grammars = GrammarChecks(limits.grammar_processes, charge)
         self._keeps_features = keeps_features
@@ -103,7 +105,7 @@ class Intake:
         """Renders the chat template. Raises Refused. `arrival` is now unless the caller knows it."""
         arrival = self._clock.now() if arrival is None else arrival
         generator = self._generator(model)
-        fields = RequestFields(request_id, caller, hints, arrival)
+        fields = RequestFields(request_id, caller, hints, arrival, adapter=_adapter(model, generator))
         token_ids, charged = await self._tokenizer.tokenize(
             total_length(prompt),
             partial(generator.render_chat, prompt),
@@ -135,7 +137,8 @@ class Intake:
         """
         arrival = self._clock.now() if arrival is None else arrival
         generator = self._generator(model)
-        fields, charged = RequestFields(request_id, caller, hints, arrival), None
+        fields = RequestFields(request_id, caller, hints, arrival, adapter=_adapter(model, generator))
+        charged = None
         token_ids: Sequence[int]
         if isinstance(prompt, str):
             text_limit(generator).check(len(prompt), param="prompt")
@@ -181,7 +184,23 @@ class Intake:
         tokens of the model's tokenizer unless the request `takes_any_ids`.
         """
         arrival = self._clock.now() if arrival is None else arrival
-        embedder = named_backend(self._embedders, model, "embeddings", others=self._served)
+        embedder = named_backend(self._encoders.embedders, model, "embeddings", others=self._served)
+        fields = RequestFields(request_id, caller, hints, arrival)
+        with self._encoders.bound(embedder):
+            return await self._embed_job(
+                fields, embedder, inputs, truncation, prompt, takes_any_ids=takes_any_ids
+            )
+
+    async def _embed_job(
+        self,
+        fields: RequestFields,
+        embedder: Embedder,
+        inputs: Sequence[str] | Sequence[Sequence[int]],
+        truncation: TruncationRequest | None,
+        prompt: str | None,
+        *,
+        takes_any_ids: bool,
+    ) -> EmbedJob:
         texts = [text for text in inputs if isinstance(text, str)]
         given = [ids for ids in inputs if not isinstance(ids, str)]
         if given and prompt is not None:
@@ -193,7 +212,7 @@ class Intake:
         if not takes_any_ids:
             _require_special_tokens(given, embedder)
         limit = None if truncation is None else truncation_limit(truncation, embedder)
-        fields, charged = RequestFields(request_id, caller, hints, arrival), None
+        charged = None
         token_ids: Sequence[Sequence[int]] = given
         if texts:
             bounded = bounded_texts(texts, embedder, limit)
@@ -206,9 +225,9 @@ class Intake:
             token_ids = [embedder.truncate(ids, limit, truncation.side) for ids in token_ids]
         _check_inputs(token_ids, embedder, are_given=bool(given))
         tokens = sum(map(len, token_ids))
-        request = self._requests.build(fields, Kind.EMBED, model, tokens, 0, len(token_ids))
+        request = self._requests.build(fields, Kind.EMBED, embedder.model, tokens, 0, len(token_ids))
         is_plain = prompt is None and truncation in (None, MODEL_LIMIT)
-        return EmbedJob(request, token_ids, texts if is_plain else (), charged)
+        return EmbedJob(request, embedder, token_ids, texts if is_plain else (), charged)
 
     def remember_vectors(self, job: EmbedJob, vectors: Vectors) -> None:
         """Keeps the vectors of plain texts for the length forecasts of later prompts."""
@@ -249,13 +268,17 @@ class Intake:
                 param="messages" if chat else "prompt",
                 code="context_length_exceeded",
             )
+        check_prompt_logprobs(sampling, len(prompt), generator)
         limit = min(room, default_max_tokens or room) if max_tokens is None else max_tokens
         most = self._requests.terms_of(fields.caller).max_answer_values
-        limit = answer_limit(limit, sampling, prompts, most, is_stated=max_tokens is not None)
+        is_stated = max_tokens is not None
+        limit = answer_limit(limit, sampling, len(prompt), prompts, most, is_stated=is_stated)
         request = self._requests.build(fields, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
         can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
-        request = replace(request, runs_to_limit=sampling.ignore_eos and not can_stop)
-        sampling = replace(sampling, max_tokens=limit)
+        if sampling.ignore_eos and not can_stop:
+            request = replace(request, runs_to_limit=True)
+        if sampling.max_tokens != limit:
+            sampling = replace(sampling, max_tokens=limit)
         job = GenerateJob(request, prompt, sampling, chat, fields.charged_tokens)
         return await self._grammars.checked(job, generator)
 
@@ -267,19 +290,20 @@ def intake_of(
     config: Config,
     clock: Clock,
     generators: Mapping[str, Generator],
-    embedders: Mapping[str, Embedder],
-    rerankers: Mapping[str, Reranker],
+    encoders: EncoderRegistry,
     fail_open: FailOpen,
     charge: Callable[[GenerateJob | EmbedJob], None],
     predictor: LengthPredictor,
 ) -> Intake:
     """The intake that a configuration describes; `charge` charges a job before it is tokenized."""
-    encoder = config.predictors.encoder
+    encoder, chat = config.predictors.encoder, config.models.chat
+    adapters: dict[str, Generator] = {}
+    if chat is not None and chat.lora_modules:
+        adapters = dict.fromkeys(chat.lora_modules, generators[chat.served_name])
     return Intake(
         clock,
-        generators,
-        embedders,
-        rerankers,
+        {**generators, **adapters},
+        encoders,
         terms_of(config),
         fail_open=fail_open,
         charge=charge,
@@ -289,10 +313,14 @@ def intake_of(
     )
 
 
+def _adapter(model: str, generator: Generator) -> str | None:
+    """The LoRA adapter that a client names as its model; None for the model itself."""
+    return None if model == generator.model else model
+
+
 def make_ticket(
     job: GenerateJob | EmbedJob,
     generators: Mapping[str, Generator],
-    embedders: Mapping[str, Embedder],
     lengths: GuardedLengthPredictor,
 ) -> Ticket:
     """The ticket of a job before any decision, with its footprint and length forecast."""
@@ -301,7 +329,7 @@ def make_ticket(
     lengths_in: Sequence[int] = ()
     if isinstance(job, EmbedJob):
         lengths_in = [len(ids) for ids in job.inputs]
-        size = embedders[request.model].batch_bytes(lengths_in)
+        size = job.embedder.batch_bytes(lengths_in)
         # Twice the batch budget is forwarded; the next batch is tokenized and takes no device memory while
         # one is computed.
         footprint = Footprint(base=-(-size // 2), steps=max(1, request.prompt_tokens), worst=size)
@@ -322,6 +350,7 @@ def make_ticket(
         timeline,
         charged_tokens=job.charged_tokens,
         input_lengths=lengths_in,
+        embedder=job.embedder if isinstance(job, EmbedJob) else None,
     )
 
 

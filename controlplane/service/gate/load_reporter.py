@@ -48,7 +48,7 @@ class LoadReporter:
         self._generators = generators
         self._epoch = token_hex(6)
         self._number = 0
-        self._made: tuple[Instant, str] | None = None
+        self._made: tuple[Instant, LoadReport, str] | None = None
 
     def require_small(self) -> None:
         """Raises ValueError if the names of models and classes make a report too large for a header."""
@@ -57,11 +57,19 @@ class LoadReporter:
 
     def text(self) -> str:
         """The report as JSON, at most 50 ms old."""
+        made, _, body = self._recent()
+        return dated(body, to_seconds(between(made, self._gate.clock.now())))
+
+    def utilisation(self) -> float:
+        """The report's utilisation, at most 50 ms old."""
+        return self._recent()[1].utilisation
+
+    def _recent(self) -> tuple[Instant, LoadReport, str]:
         now = self._gate.clock.now()
         if self._made is None or between(self._made[0], now) >= _LONGEST_AGE:
-            self._made = (now, self.report().body())
-        made, body = self._made
-        return dated(body, to_seconds(between(made, now)))
+            report = self.report()
+            self._made = (now, report, report.body())
+        return self._made
 
     def whole(self, *, has_tenants: bool, has_prefixes: bool) -> str:
         """The report made now, as JSON with the parts that are asked for."""

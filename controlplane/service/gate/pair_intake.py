@@ -4,7 +4,7 @@ A query is tokenized once for all its documents. The job is one request: one lea
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 
@@ -13,6 +13,7 @@ from controlplane.core.errors import Refused
 from controlplane.core.ports import Reranker, TruncationSide
 from controlplane.core.request import Kind
 from controlplane.core.text_limits import TextLimit
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.prompt_limits import (
     PromptTokenizer,
     bounded_texts,
@@ -34,14 +35,14 @@ class PairIntake:
     def __init__(
         self,
         clock: Clock,
-        rerankers: Mapping[str, Reranker],
-        served: Mapping[str, object],
+        encoders: EncoderRegistry,
+        served: Iterable[Container[str]],
         requests: RequestBuilder,
         tokenizer: PromptTokenizer,
     ) -> None:
-        """`served` are all models, also those that do not rerank."""
+        """`served` name all models, also those that do not rerank."""
         self._clock = clock
-        self._rerankers = rerankers
+        self._encoders = encoders
         self._served = served
         self._requests = requests
         self._tokenizer = tokenizer
@@ -80,6 +81,18 @@ class PairIntake:
                 param=texts.query_field,
             )
         fields = RequestFields(request_id, caller, hints, arrival)
+        with self._encoders.bound(reranker):
+            return await self._pairs_job(fields, reranker, texts, truncation, document_tokens)
+
+    async def _pairs_job(
+        self,
+        fields: RequestFields,
+        reranker: Reranker,
+        texts: TextPairs,
+        truncation: TruncationRequest | None,
+        document_tokens: int | None,
+    ) -> EmbedJob:
+        caller = fields.caller
         limit = None if truncation is None else truncation_limit(truncation, reranker)
         if limit is None:
             _check_lengths(texts, reranker)
@@ -117,7 +130,7 @@ class PairIntake:
     ) -> EmbedJob:
         tokens = sum(map(len, pairs))
         request = self._requests.build(fields, Kind.EMBED, reranker.model, tokens, 0, len(pairs))
-        return EmbedJob(request, pairs, charged_tokens=charged)
+        return EmbedJob(request, reranker, pairs, charged_tokens=charged)
 
     def _joined(
         self,
@@ -155,16 +168,17 @@ class PairIntake:
         return found
 
     def _reranker(self, model: str | None) -> Reranker:
-        if model is None and len(self._rerankers) == 1:
-            return next(iter(self._rerankers.values()))
+        rerankers = self._encoders.rerankers
+        if model is None and len(rerankers) == 1:
+            return next(iter(rerankers.values()))
         if model is None:
-            served = ", ".join(sorted(self._rerankers)) or "none"
+            served = ", ".join(sorted(rerankers)) or "none"
             raise Refused(
                 f"model: missing, and not exactly one reranker is served; rerankers: {served}",
                 param="model",
                 code="missing_required_parameter",
             )
-        return named_backend(self._rerankers, model, "reranking", others=self._served)
+        return named_backend(rerankers, model, "reranking", others=self._served)
 
 
 def _check_lengths(texts: TextPairs, reranker: Reranker) -> None:

@@ -38,9 +38,14 @@ class PrefixLeases:
         }
 
     def arrived(self, ticket: Ticket, job: GenerateJob | EmbedJob) -> None:
-        """Hashes the prompt of a new ticket and makes its footprint and prefill net of the cached prefix."""
-        if isinstance(job, GenerateJob) and (index := self._indexes.get(job.request.model)) is not None:
-            ticket.prompt_blocks = index.hashes(job.prompt)
+        """Hashes the prompt of a new ticket and makes its footprint and prefill net of the cached prefix.
+
+        The log probabilities of a prompt need all of it computed, so the engine then ignores its cache.
+        """
+        if not isinstance(job, GenerateJob) or job.sampling.prompt_logprobs is not None:
+            return
+        if (index := self._indexes.get(job.request.model)) is not None:
+            ticket.prompt_blocks = index.hashes(job.prompt, job.request.adapter)
             self.renew(ticket)
 
     def renew(self, ticket: Ticket) -> bool:

@@ -114,25 +114,49 @@ def least_job(
     """The job of texts for an embedder by the least tokens that they can have."""
     least = -(-sum(map(len, texts)) // embedder.max_token_characters)
     request = requests.build(fields, Kind.EMBED, embedder.model, least, 0, len(texts))
-    return EmbedJob(request, (range(least),))
+    return EmbedJob(request, embedder, (range(least),))
+
+
+def check_prompt_logprobs(sampling: Sampling, prompt_tokens: int, generator: Generator) -> None:
+    """Raises Refused for a prompt whose log probabilities would take memory that the pool does not count.
+
+    An engine computes the logits of many tokens of a prompt at once. The activation peak measured at its
+    start includes those of one token of each running request.
+    """
+    most = generator.max_prompt_logprobs
+    if sampling.prompt_logprobs is not None and prompt_tokens > most:
+        raise Refused(
+            f"echo with logprobs: the prompt has {prompt_tokens:,} tokens, and this server has memory for "
+            f"the log probabilities of {most:,}. Shorten the prompt, leave out echo or logprobs, or have the "
+            "operator raise models.chat.engine.max_num_seqs.",
+            param="echo",
+        )
 
 
 def answer_limit(
-    max_tokens: int, sampling: Sampling, prompts: int, most_values: int, *, is_stated: bool
+    max_tokens: int,
+    sampling: Sampling,
+    prompt_tokens: int,
+    prompts: int,
+    most_values: int,
+    *,
+    is_stated: bool,
 ) -> int:
     """The limit of output tokens, lowered so that the answers of a body have at most `most_values` values.
 
-    A value is a token or an alternative to it. A single choice without log probabilities is bounded by the
-    context only. Raises Refused for a limit that the client stated (`is_stated`) and that is too high.
+    A value is a token or an alternative to it; a prompt with log probabilities has some, too. A single choice
+    without log probabilities is bounded by the context only. Raises Refused for a limit that the client
+    stated (`is_stated`) and that is too high.
     """
     values_per_token = sampling.n * (1 + (sampling.logprobs or 0))
     if values_per_token == 1:
         return max_tokens
-    most = most_values // (values_per_token * prompts)
+    echoed = 0 if sampling.prompt_logprobs is None else prompt_tokens
+    most = most_values // (values_per_token * prompts) - echoed
     if most < 1 or (is_stated and max_tokens > most):
         raise Refused(
-            f"n={sampling.n}, logprobs={sampling.logprobs or 0}, max_tokens={max_tokens:,} and "
-            f"{prompts} prompts make {max_tokens * values_per_token * prompts:,} tokens and alternatives; "
+            f"n={sampling.n}, logprobs={sampling.logprobs or 0}, max_tokens={max_tokens:,} and {prompts} "
+            f"prompts make {(max_tokens + echoed) * values_per_token * prompts:,} tokens and alternatives; "
             f"server.limits.max_answer_values is {most_values:,}. Lower one of them.",
             param="n" if sampling.n > 1 else "logprobs",
             code="answer_too_large",

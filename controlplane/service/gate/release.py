@@ -7,7 +7,7 @@ from controlplane.core.decision import Outcome
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Generator
-from controlplane.core.request import Kind, Owner, Phase
+from controlplane.core.request import Kind, Owner, Phase, Timeline
 from controlplane.metrics import Metrics
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.policies import Policies
@@ -43,18 +43,18 @@ class Accounting:
         prefixes: PrefixLeases,
         recorder: RequestRecorder,
     ) -> None:
-        """`on_end` is called with each request that has ended; it must not raise."""
+        """`on_end` are called with each request that has ended; they must not raise."""
         self._recorder = recorder
         self.attainment = AttainmentHistory()
         self.served = ServedWork()
-        self.on_end: Callable[[Ticket], None] | None = None
+        self.on_end: list[Callable[[Ticket], None]] = []
         self._ledger = ledger
         self._prefixes = prefixes
         self._metrics = metrics
         self._rates = rates
         self._tenants = tenants
         self._lengths = lengths
-        self._paces = paces
+        self._pace = paces[Owner.LLM]
         self._ttft = ttft
         self._generators = generators
         self._rate_guard = lengths.fail_open[Subject.PACE]
@@ -76,10 +76,13 @@ class Accounting:
     def count_tokens(self, ticket: Ticket, now: Instant, steps: int) -> None:
         """Records `steps` new tokens of the longest sequence, and grows the lease by them."""
         timeline = ticket.timeline
-        with self._rate_guard:
-            self._observe_rate(ticket, now, steps)
         if ticket.phase is Phase.PREFILL:
+            with self._rate_guard:
+                self._observe_first_token(ticket, now)
             ticket.move(Phase.DECODE)
+        elif ticket.phase is Phase.DECODE and self._pace.is_timed_by_tokens:
+            with self._rate_guard:
+                self._observe_gap(timeline, now, steps)
         timeline.stamp_tokens(now, steps)
         if ticket.lease is not None:
             left = self._ledger.grow(ticket.lease, steps)
@@ -89,19 +92,21 @@ class Accounting:
                 with self._length_guard:
                     self._reforecast(ticket)
 
-    def _observe_rate(self, ticket: Ticket, now: Instant, steps: int) -> None:
+    def _observe_gap(self, timeline: Timeline, now: Instant, steps: int) -> None:
+        if timeline.last_token is not None:
+            self._pace.observe_step(Duration(between(timeline.last_token, now) // steps))
+
+    def _observe_first_token(self, ticket: Ticket, now: Instant) -> None:
+        """Observes the first token since the request was dispatched, or dispatched again."""
         timeline = ticket.timeline
-        if ticket.phase is Phase.DECODE and timeline.last_token is not None:
-            self._paces[Owner.LLM].observe_step(Duration(between(timeline.last_token, now) // steps))
-        elif ticket.phase is Phase.PREFILL:
-            self._ttft.first_token(ticket, now)
-            if timeline.first_token is None and timeline.dispatched is not None:
-                self._metrics.count_prompt_tokens(ticket.request, ticket.cached_tokens)
-                self._prefixes.report(ticket)
-                self._recorder.first_token(ticket, between(ticket.request.arrival, now))
-                took = between(timeline.dispatched, now)
-                computed = ticket.request.prompt_tokens - ticket.cached_tokens
-                self._paces[Owner.LLM].observe_prefill(computed, took)
+        self._ttft.first_token(ticket, now)
+        if timeline.first_token is None and timeline.dispatched is not None:
+            self._metrics.count_prompt_tokens(ticket.request, ticket.cached_tokens)
+            self._prefixes.report(ticket)
+            self._recorder.first_token(ticket, between(ticket.request.arrival, now))
+            took = between(timeline.dispatched, now)
+            computed = ticket.request.prompt_tokens - ticket.cached_tokens
+            self._pace.observe_prefill(computed, took)
 
     def end(self, ticket: Ticket, now: Instant, outcome: Outcome | None) -> None:
         """Ends the request; with outcome None it finished, and its timeline says whether in time."""
@@ -121,8 +126,8 @@ class Accounting:
         self.attainment.count(request.service_class.name, outcome, now)
         if ticket.is_explored:
             self._metrics.count_explored(request, outcome)
-        if self.on_end is not None:
-            self.on_end(ticket)
+        for listener in self.on_end:
+            listener(ticket)
         if request.kind is not Kind.GENERATE:
             return
         if outcome in (Outcome.MET, Outcome.LATE):
@@ -136,9 +141,9 @@ class Accounting:
             return
         done = ticket.timeline.output_tokens
         ticket.forecast = self._updated_forecast(ticket, ticket.forecast, done)
-        left = ticket.forecast.remaining(after=done)
+        left = round(ticket.forecast.mean_remaining(done))
         cap = ticket.request.max_output_tokens - done
-        self._ledger.reforecast(ticket.lease, steps=min(round(left.mean), max(1, cap)))
+        self._ledger.reforecast(ticket.lease, steps=min(left, max(1, cap)))
 
     def _updated_forecast(self, ticket: Ticket, previous: LengthForecast, done: int) -> LengthForecast:
         """The forecast by the present length model, sent to the engine if it differs materially.

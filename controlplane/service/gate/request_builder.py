@@ -1,6 +1,6 @@
 """Builds requests: service class, objectives and id, from what a client states and its tenant may use."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -24,6 +24,7 @@ class RequestFields:
     arrival: Instant
     features: PromptFeatures | None = None
     charged_tokens: int | None = None
+    adapter: str | None = None
 
 
 class RequestBuilder:
@@ -70,6 +71,7 @@ class RequestBuilder:
             max_output_tokens=max_output_tokens,
             sequences=sequences,
             features=fields.features,
+            adapter=fields.adapter,
         )
 
     def _class(self, caller: Caller, hints: RequestHints) -> ServiceClass:
@@ -96,13 +98,13 @@ class RequestBuilder:
 
 
 def named_backend(
-    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Mapping[str, object]
+    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Iterable[Container[str]]
 ) -> _Backend:
-    """The backend of `model` in `table`; `others` may serve other purposes. Raises Refused."""
+    """The backend of `model` in `table`; `others` name all models that are served. Raises Refused."""
     if model in table:
         return table[model]
     served = ", ".join(sorted(table)) or "none"
-    if model in others:
+    if any(model in each for each in others):
         raise Refused(f"{model!r} does not serve {purpose}; models that do: {served}", param="model")
     raise Refused(
         f"the model {model!r} does not exist; models for {purpose}: {served}",

@@ -1,16 +1,18 @@
 """Builds the immutable PoolView that one scheduling cycle decides on."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant, scaled
-from controlplane.core.memory_ledger import Footprint, MemoryLedger
+from controlplane.core.memory_ledger import Footprint, LeaseTable, MemoryLedger
 from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Running, Share
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
 from controlplane.service.decision_history import Preempted
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
@@ -30,7 +32,7 @@ class SnapshotBuilder:
     ledger: MemoryLedger
     tickets: Mapping[str, Ticket]
     generators: Mapping[str, Generator]
-    embedders: Mapping[str, Embedder]
+    encoders: EncoderRegistry
     paces: Paces
     engine_leases: EngineLeases | None
     ttft: TtftPredictor
@@ -83,64 +85,58 @@ class SnapshotBuilder:
     def _embedding_paces(self) -> Mapping[str, Pace | None]:
         """The rate of each embedding model; empty for a single model, whose rate is the owner's."""
         pace = self.paces[Owner.EMBEDDING]
-        return {model: pace.pace_of(model) for model in self.embedders} if len(self.embedders) > 1 else {}
+        return {model: pace.pace_of(model) for model in self.encoders} if len(self.encoders) > 1 else {}
 
     def _slots(self, owner: Owner) -> int:
         backends: Collection[Generator | Embedder]
-        backends = (self.generators if owner is Owner.LLM else self.embedders).values()
+        backends = self.generators.values() if owner is Owner.LLM else self.encoders.running
         return sum(backend.max_running for backend in backends)
 
     def share(self, owner: Owner, extra_slots: int, now: Instant) -> Share:
         """The part of one owner; `extra_slots` requests may be forwarded beyond the engine's free slots."""
-        ledger, quota = self.ledger, self.ledger.quota(owner)
-        leases = ledger.table(owner)
-        ceiling = ledger.ceiling(owner)
-        share = Share(
-            ceiling=ceiling,
+        ledger, leases = self.ledger, self.ledger.table(owner)
+        used_slots = sum([self.tickets[name].request.choices for name in leases.ids])
+        share = partial(
+            Share,
+            ceiling=ledger.ceiling(owner),
             held=ledger.held(owner),
             deficit=ledger.deficit(owner),
-            largest=self.largest.get(owner, quota.nominal),
-            free_slots=self._slots(owner)
-            + extra_slots
-            - sum(self.tickets[name].request.choices for name in leases.ids),
+            largest=self.largest.get(owner, ledger.quota(owner).nominal),
+            free_slots=self._slots(owner) + extra_slots - used_slots,
             leases=leases,
             pace=self.paces[owner].pace,
-            is_serial=owner is Owner.EMBEDDING,
-            preemptible=lambda: self.preemptible(owner, now),
         )
         if owner is Owner.EMBEDDING:
-            return replace(
-                share,
+            return share(
+                is_serial=True,
+                preemptible=lambda: self.preemptible(owner, now),
                 paces=self._embedding_paces(),
-                calls=tuple(embedding_calls_in_flight(self.tickets.values(), self.embedders)),
-                is_device_shared=len(ledger.table(Owner.LLM)) > 0,
+                calls=tuple(embedding_calls_in_flight(self.tickets.values())),
+                is_device_shared=ledger.count(Owner.LLM) > 0,
             )
-        share = replace(share, decode_load=decode_load(self.tickets.values(), share, self.paces[owner], now))
-        share = replace(share, wait_optimism=self.ttft.optimism)
-        if self.engine_leases is not None:
-            return replace(
-                share,
-                preemptible=tuple,
-                engine_work_ahead=self.engine_leases.work_ahead,
-                engine_keeps=self.engine_leases.kept,
-            )
-        return share
+        free_bytes = ledger.ceiling(owner) - ledger.held(owner)
+        share = partial(
+            share,
+            decode_load=decode_load(self.tickets.values(), leases, free_bytes, self.paces[owner], now),
+            wait_optimism=self.ttft.optimism,
+        )
+        if self.engine_leases is None:
+            return share(preemptible=lambda: self.preemptible(owner, now))
+        return share(engine_work_ahead=self.engine_leases.work_ahead, engine_keeps=self.engine_leases.kept)
 
 
-def embedding_calls_in_flight(
-    tickets: Iterable[Ticket], embedders: Mapping[str, Embedder]
-) -> Iterator[tuple[Request, float]]:
+def embedding_calls_in_flight(tickets: Iterable[Ticket]) -> Iterator[tuple[Request, float]]:
     """The admitted embedding requests, each with its tokens that are not computed yet."""
     for ticket in tickets:
         request = ticket.request
-        if ticket.lease is not None and request.kind is Kind.EMBED:
-            left = embedders[request.model].tokens_left(request.id)
+        if ticket.lease is not None and ticket.embedder is not None:
+            left = ticket.embedder.tokens_left(request.id)
             # None: the request was admitted just now and is on its way to the worker.
             yield request, request.prompt_tokens if left is None else left
 
 
 def decode_load(
-    tickets: Iterable[Ticket], share: Share, paces: StepReports, now: Instant
+    tickets: Iterable[Ticket], leases: LeaseTable, free_bytes: int, paces: StepReports, now: Instant
 ) -> DecodeLoad | None:
     """Load of the LLM's steps now, and the TPOT budget left to each running request.
 
@@ -151,12 +147,10 @@ def decode_load(
     if not paces.reports_steps:
         return None
     sequences = cells = prefill_tokens = 0
-    free_bytes = share.ceiling - share.held
     budgets: list[float] = []
     tokens: list[float] = []
     tpots: list[Duration] = []
     priority: list[int] = []
-    leases = share.leases
     # In columns, since this runs in every cycle and a lookup in the ledger per lease takes five times as
     # long.
     columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)

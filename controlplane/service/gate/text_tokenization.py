@@ -4,7 +4,7 @@ Counts equal `usage.prompt_tokens` of the same request. Long texts are processed
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -36,9 +36,12 @@ class TextTokenization:
     """Tokenization by the chat models; raises Refused naming the field of the body that is invalid."""
 
     def __init__(
-        self, generators: Mapping[str, Generator], served: Mapping[str, object], tokenizer: PromptTokenizer
+        self,
+        generators: Mapping[str, Generator],
+        served: Iterable[Container[str]],
+        tokenizer: PromptTokenizer,
     ) -> None:
-        """`served` are all models, also those that do not generate."""
+        """`generators` by each name that clients may send; `served` name all models, whatever their kind."""
         self._generators = generators
         self._served = served
         self._tokenizer = tokenizer
@@ -93,7 +96,7 @@ class TextTokenization:
         return await self._tokenizer.slots.run(caller.tenant, partial(asyncio.to_thread, work))
 
     def _generator(self, model: str | None) -> Generator:
-        if model is None and len(self._generators) == 1:
+        if model is None and len(set(self._generators.values())) == 1:
             return next(iter(self._generators.values()))
         if model is None:
             raise Refused(

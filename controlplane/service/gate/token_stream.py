@@ -68,6 +68,10 @@ class TokenStream:
         self._count(delta)
         return delta
 
+    def take(self, delta: Delta) -> None:
+        """Counts a delta that the caller got from the generator itself; this stream then leaves it out."""
+        self._count(self._record(delta))
+
     async def aclose(self) -> None:
         """Aborts the request if it has not ended: first in the engine, then its lease."""
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from controlplane.config import Config, ConfigError
 from controlplane.config.pool_and_quota import QuotaSection
 from controlplane.core.device import DeviceMemory
+from controlplane.core.memory_ledger import MemoryLedger, Quota
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Owner
 from controlplane.policy.sharing.lending import Sharing, split_among_models
@@ -82,7 +83,18 @@ def divided_pool(
         raise ConfigError(str(error)) from error
 
 
-def fixed_shares(
+def ledger_of(
+    pool: SharedPool | None,
+    generators: Mapping[str, Generator],
+    embedders: Mapping[str, Embedder],
+    workspace_bytes: int,
+) -> MemoryLedger:
+    """The ledger of a pool whose quotas change, or of fixed shares. Raises ConfigError."""
+    shares = _fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
+    return MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
+
+
+def _fixed_shares(
     generators: Mapping[str, Generator], embedders: Mapping[str, Embedder], workspace_bytes: int
 ) -> Mapping[Owner, int]:
     """The quotas where they never change. Raises ConfigError if the largest batches exceed theirs."""
@@ -113,9 +125,3 @@ def split_budget(budget: int, embedders: Collection[Embedder]) -> None:
     full = [embedder.workspace_bytes for embedder in embedders]
     for embedder, part in zip(embedders, split_among_models(budget, least, full), strict=True):
         embedder.set_budget_bytes(part)
-
-
-def withhold_workspace(embedders: Collection[Embedder], withheld_bytes: int) -> None:
-    """Cuts the batches where no quota moves; the engine's KV cache cannot shrink."""
-    whole = sum(embedder.workspace_bytes for embedder in embedders)
-    split_budget(max(whole - withheld_bytes, sum(map(longest_input_bytes, embedders))), embedders)

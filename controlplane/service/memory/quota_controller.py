@@ -19,22 +19,19 @@ from controlplane.core.clock import Clock, Duration, Instant, between, milliseco
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.device import DeviceMemory
 from controlplane.core.engine_reports import EngineState
-from controlplane.core.errors import BackendFailed, Refused
 from controlplane.core.memory_ledger import MemoryLedger, Quota
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Request
-from controlplane.metric_series import Readings
-from controlplane.metrics import Metrics
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.sharing.lending import Sharing, target_next, usable_bytes
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals, use_ceiling
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.memory.demand_forecast import EmbeddingDemand, RecentArrivals, urgencies
+from controlplane.service.memory.engine_quota import EngineQuota
 from controlplane.service.memory.pool import SharedPool, divided_pool, longest_input_bytes, split_budget
-from controlplane.service.runtime.engine_control import await_engine
-from controlplane.service.runtime.health_tracker import Fault, HealthTracker
+from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import Ticket
-from predictors.load.series import LEVELS
 
 # Between a tick and an early one. Nominal quotas move by elapsed time, so earlier ticks would move them no
 # further.
@@ -51,15 +48,15 @@ class QuotaController:
     """Moves the quotas of one pool.
 
     `owned` are the nominal quotas, which follow urgency; `usable` are those in force, after lending.
-    `withheld` bytes belong to neither, since the device has less memory than the ledger. `_engine_quota` is
-    the quota that the engine confirmed last or reports. `_engine_ceiling` is the most that the engine may
-    use: the use ceiling that it confirmed last or reports, or a larger one that it has not confirmed yet.
+    `withheld` bytes belong to neither, since the device has less memory than the ledger; nor do `reserved`
+    ones, which workers hold.
     """
 
     clock: Clock
     dispatcher: Dispatcher
     ledger: MemoryLedger
     pool: SharedPool
+    encoders: EncoderRegistry
     demand: EmbeddingDemand
     owned: Mapping[Owner, int] = field(init=False)
     usable: Mapping[Owner, int] = field(init=False)
@@ -68,14 +65,13 @@ class QuotaController:
     moves: int = field(init=False, default=0)
     on_move: OnMove = field(init=False, default=lambda before, after, urgency: None)
     withheld: int = field(init=False, default=0)
+    reserved: int = field(init=False, default=0)
     health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_HEALTH_MESSAGES))
     _generator: Generator = field(init=False)
-    _embedders: Sequence[Embedder] = field(init=False)
     _memory: DeviceMemory = field(init=False)
     _sharing: Sharing = field(init=False)
     _target: int = field(init=False)
-    _engine_quota: int = field(init=False)
-    _engine_ceiling: int = field(init=False)
+    engine: EngineQuota = field(init=False)
     _max_workspace: int = field(init=False)
     _least_budget: int = field(init=False)
     _bytes_per_token: float = field(init=False)
@@ -83,31 +79,40 @@ class QuotaController:
     _moved_at: Instant | None = field(init=False, default=None)
     _budget_before_cut: tuple[Instant, int] | None = field(init=False, default=None)
     _is_ticking: bool = field(init=False, default=False)
+    _ticked: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _urgent_tick: asyncio.Task[None] | None = field(init=False, default=None)
     _last_tick: Instant | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._generator, self._embedders = self.pool.generator, self.pool.embedders
-        self._memory, self._sharing = self.pool.memory, self.pool.sharing
+        self._generator, self._memory = self.pool.generator, self.pool.memory
+        self._sharing = self.pool.sharing
         self.owned = self.usable = dict(self._sharing.nominal)
         self._target = self.owned[Owner.LLM]
-        self._engine_quota = self._engine_ceiling = self._memory.max_llm_bytes
-        self._max_workspace = sum(embedder.workspace_bytes for embedder in self._embedders)
-        self._least_budget = sum(map(longest_input_bytes, self._embedders))
+        self.engine = EngineQuota(self._generator, self._memory)
+        self._measure_workers()
+        self.dispatcher.on_refusal = self._refused
+
+    def _measure_workers(self) -> None:
+        workers = self.encoders.running
+        self._max_workspace = sum(worker.workspace_bytes for worker in workers)
+        self._least_budget = sum(map(longest_input_bytes, workers))
         self._bytes_per_token = max(
-            longest_input_bytes(embedder) / embedder.max_input_tokens for embedder in self._embedders
+            longest_input_bytes(worker) / worker.max_input_tokens for worker in workers
         )
         self._announce_largest()
-        self.dispatcher.on_refusal = self._refused
 
     def _announce_largest(self) -> None:
         self.dispatcher.set_largest_request(
             {Owner.LLM: self._sharing.options.highest, Owner.EMBEDDING: self._max_workspace}
         )
 
-    def divided(self, config: Config) -> SharedPool:
-        """The same pool as `config` divides it, for `set_division`. Raises ConfigError."""
-        return divided_pool(config.quota, self._generator, self._embedders, self._memory)
+    def divided(self, config: Config, workers: Sequence[Embedder] | None = None) -> SharedPool:
+        """The pool as `config` divides it for `workers`, by default the present ones, for `set_division`.
+
+        Raises ConfigError.
+        """
+        embedders = tuple(self.encoders.values()) if workers is None else workers
+        return divided_pool(config.quota, self._generator, embedders, self._memory)
 
     def set_division(self, pool: SharedPool, forecast_quantile: float | None) -> None:
         """Replaces shares and limits; the quotas move there from the next tick on, in the usual steps."""
@@ -121,16 +126,54 @@ class QuotaController:
         """
         self.withheld = withheld_bytes
 
+    @property
+    def least_llm_bytes(self) -> int:
+        """What the LLM keeps of the pool in any case."""
+        return self._sharing.options.lowest
+
+    @property
+    def least_bytes(self) -> int:
+        """What the LLM keeps, and the longest input of each worker."""
+        return self.least_llm_bytes + self._least_budget
+
+    @property
+    def pool_bytes(self) -> int:
+        """The memory that the quotas divide."""
+        return self._memory.pool_bytes
+
+    async def until_unused(self, needed: int) -> None:
+        """Waits for a tick after which neither owner uses `needed` bytes of the pool."""
+        await self.tick_now()
+        while self._is_ticking or self._unused_bytes < needed:
+            self._ticked.clear()
+            await self._ticked.wait()
+
+    def workers_changed(self) -> None:
+        """Divides the present budget among the workers that run now."""
+        self._measure_workers()
+        split_budget(self._budget, self.encoders.running)
+
+    @property
+    def _unused_bytes(self) -> int:
+        """Bytes of the pool that neither the engine nor the batches in flight may use."""
+        room = self._memory.workspace_room(self._generator.state())
+        return min(room, self._memory.pool_bytes - self.engine.ceiling) - self._batches_in_flight()
+
+    @property
+    def _taken(self) -> int:
+        """Bytes that belong to neither owner."""
+        return self.withheld + self.reserved
+
     async def start(self) -> None:
         """Applies the nominal quotas. Raises Refused if the engine does not enforce quotas."""
-        await self._order(self.usable[Owner.LLM], self.usable[Owner.LLM])
-        split_budget(self.usable[Owner.EMBEDDING], self._embedders)
+        await self.engine.order(self.usable[Owner.LLM], self.usable[Owner.LLM])
+        split_budget(self.usable[Owner.EMBEDDING], self.encoders.running)
 
     async def engine_restarted(self) -> None:
         """Applies the LLM's present quota to a new engine, which has its whole cache as quota."""
         self._memory.engine_restarted()
         llm = self.ledger.quota(Owner.LLM).nominal
-        await self._order(llm, llm)
+        await self.engine.order(llm, llm)
 
     def observe_arrival(self, request: Request) -> None:
         """Counts an arriving request for urgency and forecasts."""
@@ -165,6 +208,7 @@ class QuotaController:
             self.health.succeeded()
         finally:
             self._is_ticking = False
+            self._ticked.set()
 
     async def _rebalance(self, now: Instant) -> None:
         owned = self.owned
@@ -225,15 +269,15 @@ class QuotaController:
         self.dispatcher.decide()
 
     def _less_withheld(self, usable: Mapping[Owner, int]) -> dict[Owner, int]:
-        """Takes the withheld bytes from the embeddings, whose quota falls at once, then from the LLM."""
+        """Takes withheld and reserved bytes from the embeddings, whose quota falls at once, then the LLM."""
         embedding, llm = self._not_withheld(usable[Owner.EMBEDDING]), usable[Owner.LLM]
-        rest, block = self.withheld - (usable[Owner.EMBEDDING] - embedding), self._sharing.options.block_bytes
+        rest, block = self._taken - (usable[Owner.EMBEDDING] - embedding), self._sharing.options.block_bytes
         spare = max(0, llm - self._sharing.options.lowest) // block * block
         return {Owner.LLM: llm - min(-(-rest // block) * block, spare), Owner.EMBEDDING: embedding}
 
     def _not_withheld(self, embedding_bytes: int) -> int:
-        """These bytes less those withheld, but enough for the longest inputs if they were."""
-        return max(min(embedding_bytes, self._least_budget), embedding_bytes - self.withheld)
+        """These bytes less those that belong to neither, but enough for the longest inputs if they were."""
+        return max(min(embedding_bytes, self._least_budget), embedding_bytes - self._taken)
 
     async def _move_llm(
         self, usable: Mapping[Owner, int], before: int, now: Instant
@@ -246,46 +290,28 @@ class QuotaController:
             # The embedding budget is reduced first; the LLM gets what the batches in flight leave.
             self._set_budget(min(usable[Owner.EMBEDDING], self._budget), now)
             block = self._sharing.options.block_bytes
-            free = self._memory.pool_bytes - self.withheld - self._batches_in_flight()
+            free = self._memory.pool_bytes - self._taken - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
         found, growth = state, self._predicted_growth(state) if state.used_bytes > llm else 0
-        ceiling = use_ceiling(llm, self._engine_ceiling, used=state.used_bytes, growth=growth)
-        # A restarted engine uses its whole cache; after a failure its quota is unknown.
-        self._engine_quota = max(self._engine_quota, state.quota_bytes or 0)
-        self._engine_ceiling = max(self._engine_ceiling, state.use_ceiling_bytes or 0)
-        is_in_force = (llm, ceiling) == (self._engine_quota, self._engine_ceiling)
+        ceiling = use_ceiling(llm, self.engine.ceiling, used=state.used_bytes, growth=growth)
+        self.engine.reported(state)
+        is_in_force = (llm, ceiling) == (self.engine.quota, self.engine.ceiling)
         if not is_in_force or self.health.fault is not None:
-            await self._order(llm, ceiling)
+            await self.engine.order(llm, ceiling)
             state = self._generator.state()
         self._reclaim(llm, found)
         return llm, state
 
-    async def _order(self, quota: int, ceiling: int) -> None:
-        """Raises EngineTimeout if the engine does not confirm; it may then apply the order now or later."""
-        memory, generator, former = self._memory, self._generator, self._engine_ceiling
-        # The memory limit is never below the ceiling.
-        memory.limit_llm(max(ceiling, former))
-        self._engine_ceiling = max(ceiling, former)
-        try:
-            await await_engine(generator.set_quota(quota, use_ceiling_bytes=ceiling), generator, "quota")
-        except (Refused, BackendFailed):
-            self._engine_ceiling = former
-            memory.limit_llm(former)
-            raise
-        self._engine_quota, self._engine_ceiling = quota, ceiling
-        if ceiling < former:
-            memory.limit_llm(ceiling)
-
     def _roll_back(self, llm: int, budget: int, now: Instant) -> None:
         """Restores the quotas from before a failed change, as far as the engine's quota allows."""
-        self._set(Owner.LLM, min(llm, self._engine_ceiling))
+        self._set(Owner.LLM, min(llm, self.engine.ceiling))
         self._set_budget(max(0, min(budget, self._unclaimed_bytes)), now)
         self.dispatcher.decide()
 
     @property
     def _unclaimed_bytes(self) -> int:
         """Bytes of the pool that the engine may not use and that are not withheld."""
-        return self._not_withheld(self._memory.pool_bytes - self._engine_ceiling)
+        return self._not_withheld(self._memory.pool_bytes - self.engine.ceiling)
 
     def _predicted_growth(self, state: EngineState) -> int:
         """Bytes that the running requests need beyond present use until they end, in whole blocks.
@@ -339,59 +365,18 @@ class QuotaController:
             most = former if self._budget_before_cut is None else max(former, self._budget_before_cut[1])
             self._budget_before_cut = (now, most)
         self._set(Owner.EMBEDDING, budget)
-        split_budget(budget, self._embedders)
+        split_budget(budget, self.encoders.running)
 
     def _set(self, owner: Owner, nominal: int) -> None:
         self.ledger.set_quota(owner, Quota(nominal))
         if owner is Owner.EMBEDDING:
             self.dispatcher.cap_footprints(owner, nominal)
 
-    def to_json(self) -> dict[str, object]:
-        """Quotas, urgency and forecasts for the operator."""
-        load = self.demand.load
-        forecast = load.next_window(self.clock.now())
-        return {
-            "device_memory": self._memory.mode,
-            "pool_bytes": self._memory.pool_bytes,
-            "withheld_bytes": self.withheld,
-            "engine_quota_bytes": self._engine_quota,
-            "engine_use_ceiling_bytes": self._engine_ceiling,
-            "owned_bytes": {owner.value: share for owner, share in self.owned.items()},
-            "usable_bytes": {owner.value: share for owner, share in self.usable.items()},
-            "urgency": {owner.value: urgency for owner, urgency in self.urgency.items()},
-            "moves": self.moves,
-            "trouble": self.health.to_json(),
-            "reclaimed_bytes": self.reclaimed_bytes,
-            "embedding_load": {
-                "tokens_per_second": load.tokens_per_second(),
-                "dispersion": load.arrivals.dispersion,
-                "period_windows": load.arrivals.period,
-                "levels": LEVELS,
-                "next_tokens": None if forecast is None else forecast.tokens,
-                "coverage": load.tokens.coverage,
-            },
-        }
-
-    def readings(self, metrics: Metrics) -> Readings:
-        """The same for Prometheus."""
-        load = self.demand.load
-        forecast = load.next_window(self.clock.now())
-        levels = [str(level) for level in LEVELS]
-        return {
-            metrics.quota_before_lending: {owner.value: share for owner, share in self.owned.items()},
-            metrics.urgency: {owner.value: urgency for owner, urgency in self.urgency.items()},
-            metrics.quota_moves: self.moves,
-            metrics.quota_failures: {fault.value: self.health.failures[fault] for fault in Fault},
-            metrics.reclaimed_bytes: {Owner.LLM.value: self.reclaimed_bytes},
-            metrics.forecast_tokens: dict(zip(levels, forecast.tokens, strict=True)) if forecast else {},
-            metrics.forecast_coverage: dict(zip(levels, load.tokens.coverage, strict=True)),
-        }
-
 
 def quota_controller(
-    pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher, ledger: MemoryLedger
+    pool: SharedPool, config: Config, clock: Clock, dispatcher: Dispatcher, encoders: EncoderRegistry
 ) -> QuotaController:
     """Builds the quota controller of a configuration."""
     forecast = config.quota.forecast
     demand = EmbeddingDemand(milliseconds(forecast.window_ms), forecast.quantile)
-    return QuotaController(clock, dispatcher, ledger, pool, demand)
+    return QuotaController(clock, dispatcher, dispatcher.ledger, pool, encoders, demand)

@@ -85,6 +85,8 @@ class GuardState(Enum):
     WATCHING = "watching"
     KEPT = "kept"
     ROLLED_BACK = "rolled_back"
+    EXPIRED = "expired"
+    """The time of a temporary change is over; the version before it is in force."""
     SUPERSEDED = "superseded"
     """Another change came; nothing is undone, since that would undo the other change too."""
     FAILED = "failed"
@@ -94,15 +96,17 @@ class GuardState(Enum):
 class ChangeGuard:
     """Watches one change for `seconds`; `undo` puts the version before it in force again.
 
-    A class may lose `drop` percentage points.
+    A class may lose `drop` percentage points, with None any number. A temporary change is undone at the end
+    in any case.
     """
 
     version: int
     seconds: float
-    drop: float
+    drop: float | None
     history: AttainmentHistory
     now: Callable[[], Instant]
     undo: Callable[[str], Awaitable[object]]
+    is_temporary: bool = False
     state: GuardState = field(init=False, default=GuardState.WATCHING)
     reason: str = field(init=False, default="")
     _begin: Counts = field(init=False)
@@ -135,6 +139,7 @@ class ChangeGuard:
             "version": self.version,
             "seconds": self.seconds,
             "drop": self.drop,
+            "is_temporary": self.is_temporary,
             "state": self.state.value,
             "reason": self.reason,
             "before": {name: count.to_json() for name, count in self._before.items()},
@@ -145,17 +150,27 @@ class ChangeGuard:
         for check in range(1, _CHECKS + 1):
             await asyncio.sleep(self.seconds / _CHECKS)
             if (lost := self._lost(is_last=check == _CHECKS)) is not None:
-                # Set first, since the change that undoes this one would supersede the guard.
-                self._end(GuardState.ROLLED_BACK, lost)
-                try:
-                    await self.undo(lost)
-                except Exception as error:
-                    self._end(GuardState.FAILED, f"{lost}; undoing the change failed: {error}")
+                await self._undo(GuardState.ROLLED_BACK, lost)
                 return
-        self._end(GuardState.KEPT, f"no class lost more than {self.drop:g} points, or too few requests ended")
+        if self.is_temporary:
+            await self._undo(GuardState.EXPIRED, f"the change was for {self.seconds:g} s")
+        else:
+            self._end(
+                GuardState.KEPT, f"no class lost more than {self.drop:g} points, or too few requests ended"
+            )
+
+    async def _undo(self, state: GuardState, reason: str) -> None:
+        # Set first, since the change that undoes this one would supersede the guard.
+        self._end(state, reason)
+        try:
+            await self.undo(reason)
+        except Exception as error:
+            self._end(GuardState.FAILED, f"{reason}; undoing the change failed: {error}")
 
     def _lost(self, *, is_last: bool) -> str | None:
         """The class that lost too much; None if there is none."""
+        if self.drop is None:
+            return None
         since = _difference(self.history.now(), self._begin)
         for name, before in sorted(self._before.items()):
             after = since.get(name, AttainmentCount())

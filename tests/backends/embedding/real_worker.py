@@ -30,8 +30,8 @@ BUDGET = 4_096
 CAN_MEASURE = Path("/proc/self/clear_refs").exists()
 
 
-async def embed(embedder: WorkerEmbedder, inputs):
-    return await asyncio.wait_for(embedder.embed(REQUEST, inputs, deadline=None), BOUND_SECONDS)
+async def embed(embedder: WorkerEmbedder, inputs, *, deadline=None):
+    return await asyncio.wait_for(embedder.embed(REQUEST, inputs, deadline=deadline), BOUND_SECONDS)
 
 
 def until_gone(pid: int) -> bool:

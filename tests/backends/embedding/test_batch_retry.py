@@ -12,7 +12,7 @@ from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime, PassTime
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
-from controlplane.core.ports import PassLimit
+from controlplane.core.ports import PauseCost
 
 
 def budget(tokens: int, lanes: int = 1) -> PassBudget:
@@ -40,8 +40,8 @@ class Harness:
         pending = PendingCall(inputs, rows, completed.append)
         self.calls.append(self.dispatcher.put(pending, deadline=deadline))
 
-    def send(self, limit: PassLimit | None = None, *, starts_small: bool = True) -> None:
-        while (sent := self.dispatcher.next_batch(limit, Instant(0), starts_small=starts_small)) is not None:
+    def send(self, cost: PauseCost | None = None, *, starts_small: bool = True) -> None:
+        while (sent := self.dispatcher.next_batch(cost, Instant(0), starts_small=starts_small)) is not None:
             self.sent[sent[0]] = sent[1]
 
     def answer(self, number: int) -> None:
@@ -241,17 +241,57 @@ def test_a_single_input_out_of_memory_is_retried_once_alone():
     assert harness.completed == [[None]] * 4
 
 
-def test_a_time_limit_shortens_batches_only_while_it_applies():
+def test_a_cost_shortens_the_pass_to_what_it_is_worth_and_keeps_it_off_a_busy_lane():
     harness = Harness(1_000)
-    harness.submit([10] * 40)
-    slack = seconds(0.0061)
-    harness.send(limit=PassLimit(slack, slack))
-    assert [len(inputs) for inputs in harness.sent.values()] == [5, 5]
-    for number in list(harness.sent):
-        harness.answer(number)
+    harness.submit([10] * 40, deadline=Instant(seconds(0.1)))
+
+    harness.send(lambda pauses: [1.0 * (pause > 0.0061) for pause in pauses])
+    assert [len(inputs) for inputs in harness.sent.values()] == [5], (
+        "41 of 100 ms are worth less than a promise"
+    )
+    harness.answer(1)
     harness.dispatcher.budget.time.scale = 1.0
+    harness.send(lambda pauses: [2.0] * len(pauses))
+    assert harness.sent == {}
+    assert harness.dispatcher.has_withheld_calls
     harness.send()
     assert max(len(inputs) for inputs in harness.sent.values()) > 5
+
+
+def test_work_needs_the_cpu_when_half_of_the_time_to_its_deadline_is_left_or_it_starves():
+    harness = Harness(1_000)
+    assert harness.dispatcher.latest_start(Instant(0)) is None
+    harness.submit([10], deadline=Instant(seconds(0.1)))
+    harness.submit([30], deadline=Instant(seconds(0.05)))
+    harness.submit([10], deadline=Instant(seconds(0.001)))
+    assert harness.dispatcher.latest_start(Instant(0)) == seconds(0.05 - 2 * 0.006), "the third must be late"
+    harness.dispatcher.cancel(harness.calls[1])
+    harness.dispatcher.cancel(harness.calls[2])
+    assert harness.dispatcher.latest_start(Instant(0)) == seconds(0.1 - 2 * 0.002)
+    harness.send()
+    assert harness.dispatcher.latest_start(Instant(0)) == seconds(4 * 0.002 + 0.05)
+    harness.answer(1)
+    assert harness.dispatcher.latest_start(Instant(0)) is None
+
+
+def test_handover_is_the_time_of_a_pass_that_its_worker_did_not_compute():
+    harness = Harness(100)
+    harness.submit([10] * 20)
+    harness.send()
+    assert len(harness.sent) == 2, "one is computed and one was sent ahead"
+    result = PassResult(np.zeros((10, 2), dtype=np.float32), seconds(0.003), 0)
+    finished = [
+        harness.dispatcher.pass_finished(number, result, Instant(seconds(0.004))) for number in (1, 2)
+    ]
+    assert [done.handover for done in finished] == [seconds(0.001), 0]
+
+
+def test_a_pass_of_a_more_urgent_call_takes_its_inputs_first():
+    harness = Harness(1_000)
+    harness.submit([20] * 4)
+    harness.submit([18] * 2, deadline=Instant(seconds(0.1)))
+    harness.send(lambda pauses: [9.0 * (pause > 0.0047) for pause in pauses])
+    assert [len(ids) for ids in harness.sent[1]] == [18, 18]
 
 
 def test_batches_wait_until_the_byte_budget_allows_them():

@@ -10,9 +10,8 @@ import pytest_asyncio
 
 from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
-from controlplane.core.clock import Duration
 from controlplane.core.errors import BackendDown, Refused
-from controlplane.core.ports import EmbeddingPass, PassLimit
+from controlplane.core.ports import EmbeddingPass
 from tests.backends.embedding.real_worker import (
     BOUND_SECONDS,
     BUDGET,
@@ -255,11 +254,16 @@ async def test_a_smaller_budget_shrinks_batches_and_changes_no_vector(embedder):
 
 @pytest.mark.engine
 @on_module_loop
-async def test_batches_respect_the_time_limit_and_have_a_predicted_time(embedder):
+async def test_batches_follow_their_cost_and_have_a_predicted_time(embedder):
     passes: list[EmbeddingPass] = []
     embedder.on_pass = passes.append
-    embedder.batch_limit = lambda: PassLimit(Duration(0), Duration(0))
+    # A pass just before, so that no floor has accumulated.
+    await embed(embedder, heavy_inputs(1))
+    passes.clear()
+    longest = embedder.batch_time([256])
+    embedder.pause_cost = lambda: lambda pauses: [1.0 * (pause > 1.5 * longest / 1e9) for pause in pauses]
     assert (await embed(embedder, heavy_inputs(5))).shape == (5, 384)
-    embedder.batch_limit = embedder.on_pass = None
-    assert [p.inputs for p in passes] == [1] * 5
+    embedder.pause_cost = embedder.on_pass = None
+    assert max(p.inputs for p in passes) < 5
+    assert sum(p.inputs for p in passes) == 5
     assert embedder.batch_time([256]) < embedder.batch_time([256] * 8) < embedder.batch_time([256] * 64)

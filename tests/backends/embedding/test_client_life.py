@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
 from backends.embedding.handshake import EncoderOptions
 from backends.embedding.worker_link import WorkerLink
+from controlplane.core.clock import Instant
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from tests.backends.embedding.real_worker import (
     BOUND_SECONDS,
@@ -32,6 +34,7 @@ FRAGILE_TOKEN = 7777
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 async def test_out_of_memory_halves_batches_and_fails_only_inputs_that_never_fit(caplog, monkeypatch):
     # Freed memory returns to the system, so that the limit below applies to every large allocation.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
@@ -88,6 +91,7 @@ class Fragile(torch.nn.Module):
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 async def test_calls_at_a_worker_that_a_batch_broke_keep_their_retry(fragile_model):
     embedder = WorkerEmbedder(fragile_model, threads=1, trust_remote_code=True)
     await embedder.start()
@@ -102,6 +106,7 @@ async def test_calls_at_a_worker_that_a_batch_broke_keep_their_retry(fragile_mod
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 @pytest.mark.skipif(not CAN_MEASURE, reason="resident memory is read from /proc")
 async def test_a_lower_budget_releases_memory_with_returns_memory():
     embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1, returns_memory=True)
@@ -116,6 +121,7 @@ async def test_a_lower_budget_releases_memory_with_returns_memory():
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 async def test_stop_ends_the_worker_and_fails_pending_calls():
     embedder = WorkerEmbedder(MINILM, threads=1)
     await embedder.start()
@@ -143,6 +149,7 @@ async def test_a_worker_that_does_not_load_within_its_deadline_is_killed():
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 async def test_stop_right_after_start_ends_the_worker():
     embedder = WorkerEmbedder(MINILM, threads=1)
     await embedder.start()
@@ -153,6 +160,7 @@ async def test_stop_right_after_start_ends_the_worker():
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 async def test_a_load_failure_names_the_model(tmp_path):
     embedder = WorkerEmbedder(str(tmp_path))
     with pytest.raises(BackendDown, match=f"{tmp_path.name}' does not load: "):
@@ -160,6 +168,7 @@ async def test_a_load_failure_names_the_model(tmp_path):
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 async def test_max_input_tokens_above_the_positions_fails_the_start():
     embedder = WorkerEmbedder(MINILM, max_input_tokens=1_000)
     with pytest.raises(BackendDown, match="max_input_tokens=1000: the model has 512 positions; lower it"):
@@ -201,7 +210,32 @@ async def test_prompts_lanes_and_idle_priority_change_no_vector(prompted_model):
     assert session != os.getsid(0)
 
 
+def no_cost(pauses):
+    return [0.0] * len(pauses)
+
+
 @pytest.mark.engine
+async def test_worker_leaves_the_idle_class_without_generations_and_for_a_deadline(
+    prompted_model, monkeypatch
+):
+    # On a busy machine the pass in the idle class starves, which is a reason to leave, too.
+    monkeypatch.setattr("backends.embedding.batch_retry._STARVED_SECONDS", BOUND_SECONDS)
+    embedder = WorkerEmbedder(prompted_model, threads=1, idle_cpu_priority=True)
+    policies, costs = [], [None, no_cost, no_cost]
+    embedder.pause_cost = lambda: costs[len(policies) % 3]
+    embedder.on_pass = lambda done: policies.append(scheduling_of(embedder))
+    await embedder.start()
+    texts = await embedder.tokenize(["a query of some words"])
+    await embed(embedder, texts)
+    await embed(embedder, texts)
+    work = embedder.batch_time([len(texts[0])])
+    await embed(embedder, texts, deadline=Instant(time.monotonic_ns() + work + work // 2))
+    await embedder.stop()
+    assert policies == [{os.SCHED_OTHER}, {os.SCHED_IDLE}, {os.SCHED_OTHER}]
+
+
+@pytest.mark.engine
+@pytest.mark.untimed
 async def test_options_reach_the_model():
     embedder = WorkerEmbedder(
         MINILM, dtype="bfloat16", normalize=False, max_input_tokens=300, dimensions=(64, 384), threads=1
@@ -215,6 +249,7 @@ async def test_options_reach_the_model():
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 async def test_an_unsupported_dimension_fails_the_start():
     embedder = WorkerEmbedder(MINILM, dimensions=(64, 512), threads=1)
     with pytest.raises(BackendDown, match="dimensions=512 exceeds the 384 dimensions of the model"):
@@ -222,6 +257,7 @@ async def test_an_unsupported_dimension_fails_the_start():
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 def test_the_worker_exits_when_its_server_is_killed():
     server = """
 import asyncio

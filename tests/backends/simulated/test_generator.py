@@ -68,6 +68,48 @@ def test_each_step_yields_a_token_and_the_last_a_finish_reason():
     assert [delta.finish_reason for _, delta in capped] == [None, None, "length"]
 
 
+def test_a_taker_gets_all_deltas_but_the_last_at_the_same_times_and_in_the_same_order():
+    async def scenario(generator, takes):
+        seen, now = [], asyncio.get_running_loop().time
+
+        async def read(name, samples):
+            if takes:
+                generator.takers[name] = lambda delta: seen.append((now(), name, delta))
+            async for delta in generator.generate(request(name), range(8), Sampling(max_tokens=9, n=samples)):
+                seen.append((now(), name, delta))
+                read_by_stream[name] = read_by_stream.get(name, 0) + 1
+
+        read_by_stream = {}
+        await asyncio.gather(read("a", 1), read("b", 2), read("c", 1))
+        return seen, read_by_stream
+
+    # Too few blocks, so that requests are preempted and resume in the engine.
+    found = [
+        run_scenario(
+            lambda one, _, takes=takes: scenario(one, takes), length=9, kv_bytes=32, max_model_tokens=20
+        )
+        for takes in (False, True)
+    ]
+    (streamed, all_read), (taken, last_read) = found
+    assert streamed == taken
+    assert all_read == {"a": 9, "b": 18, "c": 9}
+    assert (last_read["a"], last_read["c"]) == (1, 1)
+    assert 2 <= last_read["b"] < 18
+
+
+def test_an_error_of_a_taker_ends_the_stream():
+    async def scenario(generator, _):
+        def fail(delta):
+            raise ZeroDivisionError("no such figure")
+
+        generator.takers["r"] = fail
+        with pytest.raises(BackendDown, match="no such figure"):
+            await collect(generator, request())
+        return generator.state()
+
+    assert run_scenario(scenario).used_bytes == 0
+
+
 def test_samples_of_a_request_are_interleaved():
     async def scenario(generator, _):
         return await collect(generator, request(), n=2)
@@ -237,11 +279,11 @@ def test_stop_fails_running_requests():
     run(main())
 
 
-def test_time_limit_of_a_batch_is_asked_for_only_when_calls_wait():
+def test_cost_of_a_pass_is_asked_for_only_when_calls_wait():
     asked = []
 
     async def scenario(generator, embedder):
-        embedder.batch_limit = lambda: asked.append(asyncio.get_running_loop().time())
+        embedder.pause_cost = lambda: asked.append(asyncio.get_running_loop().time())
         await collect(generator, request())
         assert asked == []
         await embedder.embed(request("e", kind=Kind.EMBED), [range(4)], deadline=None)

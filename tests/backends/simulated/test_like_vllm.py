@@ -105,7 +105,7 @@ class Simulated:
     def step(self) -> list[str]:
         load = StepLoad()
         if self._policy is not None:
-            assert self._policy.delayed_until(Instant(self.now), is_device_shared=False) is None
+            self._policy.observe_step(Instant(self.now), is_alone=True)
             self._policy.arrange(Instant(self.now))
         if not self._engine.plan(load):
             return []

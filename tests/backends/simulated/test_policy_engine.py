@@ -1,7 +1,6 @@
-"""The simulated engine under an engine policy: order, quota, commands, forecasts and decode pacing."""
+"""The simulated engine under an engine policy: order, quota, commands and forecasts."""
 
 import asyncio
-from itertools import pairwise
 
 import pytest
 
@@ -11,6 +10,7 @@ from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.engine_reports import EngineStep
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import Handoff, Sampling
@@ -188,41 +188,22 @@ def test_a_command_ends_when_the_device_stops():
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize(("pacing", "gap", "passes"), [(0.0, 0.012, 1), (0.8, 0.04, 12)])
-def test_embeddings_have_the_device_while_a_decode_step_is_delayed(pacing, gap, passes):
+@pytest.mark.parametrize(("inputs", "last"), [(1, 10), (200, 12)])
+def test_embedding_batches_extend_steps_but_not_the_learned_step_time(inputs, last):
     async def scenario(generator, embedder):
-        steps, done = [], []
-        generator.on_step, embedder.on_pass = steps.append, done.append
-        asked = asyncio.create_task(token_times(generator, request("r", slo=Slo(tpot=milliseconds(50)))))
-        await asyncio.sleep(0.005)
-        generator.set_device_contention(is_shared=True)
-        embedded = asyncio.create_task(
-            embedder.embed(request("e", kind=Kind.EMBED), [range(8)] * 200, deadline=None)
+        steps: list[EngineStep] = []
+        generator.on_step = steps.append
+        embedding = asyncio.create_task(
+            embedder.embed(request("e", kind=Kind.EMBED), [range(8)] * inputs, deadline=None)
         )
-        times = await asked
-        embedded.cancel()
-        return [later - earlier for earlier, later in pairwise(times)], steps, len(done)
+        for number in range(5):
+            await token_times(generator, request(f"r{number}"))
+        embedding.cancel()
+        return steps, generator._policy.observed.own_step
 
-    # The delay shrinks with the share of the memory in use, of which the request takes almost none.
-    gaps, steps, done = run_scenario(scenario, step=0.01, blocks=240, decode_pacing=pacing)
-    assert max(gaps) == pytest.approx(gap, abs=0.004)
-    assert done >= 5 * passes
-    assert all((step.waited > 0) == (pacing > 0) for step in steps[2:])
-    assert all(step.took - step.waited <= milliseconds(12.1) for step in steps)
-
-
-def test_a_new_request_ends_the_delay_of_a_step():
-    async def scenario(generator, _):
-        asked = asyncio.create_task(token_times(generator, request("r", slo=Slo(tpot=milliseconds(50)))))
-        await asyncio.sleep(0.005)
-        generator.set_device_contention(is_shared=True)
-        await asyncio.sleep(0.013)
-        second = asyncio.create_task(token_times(generator, request("s")))
-        return await asked, await second, generator.state().waited
-
-    first, second, waited = run_scenario(scenario, step=0.01, decode_pacing=0.8)
-    assert first[:2] == pytest.approx([0.01, 0.028]) and second[0] == first[1]
-    assert waited >= milliseconds(8)
+    steps, own_step = run_scenario(scenario, step=0.01)
+    assert steps[-1].took == pytest.approx(milliseconds(last))
+    assert own_step == pytest.approx(milliseconds(10), rel=0.03)
 
 
 def test_a_dead_engine_ends_its_requests_and_starts_again_as_new():
@@ -232,7 +213,7 @@ def test_a_dead_engine_ends_its_requests_and_starts_again_as_new():
         deaths = []
         generator.on_down = deaths.append
         await generator.set_quota(8 * BLOCK)
-        await generator.set_options({"urgency": 0.25})
+        await generator.set_options({"urgency": 0.75})
         answers = [asyncio.create_task(token_times(generator, request(name))) for name in "ab"]
         await asyncio.sleep(2.5)
         generator.die("it was killed")

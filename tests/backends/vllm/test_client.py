@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import aclosing
 from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,7 +26,7 @@ from tests.engines import (
     tokens_of,
 )
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.untimed, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = "The quick brown fox reads a file and"
 DIGIT = {
@@ -127,6 +128,26 @@ async def test_logprobs_list_the_likeliest_token_first(tiny_vllm):
     assert all(entry is not None and entry.logprob < 0 for entry in prompt[1:])
     assert all(not d.prompt_logprobs for d in deltas[1:])
     assert (await complete(tiny_vllm, PROMPT, greedy(1, logprobs=0)))[0].logprobs[0].top == ()
+
+
+@pytest.mark.parametrize(
+    ("seqs", "batched_tokens", "has_second_runner", "most"),
+    [(64, 2048, False, 64), (64, 2048, True, 0), (256, 256, True, 8192), (1024, 8192, True, 8192)],
+)
+async def test_log_probabilities_of_a_prompt_take_no_more_memory_than_was_measured(
+    seqs: int,
+    batched_tokens: int,
+    has_second_runner: bool,  # noqa: FBT001
+    most: int,
+):
+    from backends.vllm.compat import max_prompt_logprobs
+
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=seqs, max_num_batched_tokens=batched_tokens),
+        model_config=SimpleNamespace(max_model_len=8192),
+        use_v2_model_runner=has_second_runner,
+    )
+    assert max_prompt_logprobs(config) == most
 
 
 async def test_logit_bias_forces_a_token(tiny_vllm):
@@ -316,7 +337,7 @@ async def test_a_killed_engine_ends_streams_and_commands_with_backend_down():
         (process,) = set(multiprocessing.active_children()) - before
         # The engine dies while a command is pending.
         os.kill(process.pid, signal.SIGSTOP)
-        command = asyncio.create_task(generator.set_options({"urgency": 0.25}))
+        command = asyncio.create_task(generator.set_options({"urgency": 0.75}))
         for _ in range(3):
             await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)

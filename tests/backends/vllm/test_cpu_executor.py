@@ -4,7 +4,7 @@ import pytest
 
 from backends import bundled_models
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 OURS = "backends.vllm.cpu_executor.InProcessExecutor"
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from backends.vllm.grammar_checker import GrammarChecker, RecentValues
 from backends.vllm.grammar_limits import GrammarLimits
-from controlplane.core.errors import BackendFailed, Refused
+from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.generation import ChatPrompt, Sampling
 from tests.engines import complete, running_vllm, text_of
 
@@ -176,6 +176,19 @@ class TestOnARealEngine:
             guarded._grammars._process.compile = compile_once
         assert (one_at_a_time.taken, compiled) == (5, 1)
 
+    async def test_a_rejection_by_the_gate_is_passed_on(self, guarded):
+        """Its tenant's rate limit is charged when a grammar has to be compiled; that is no failure."""
+
+        class RateLimited(Exception):
+            pass
+
+        async def reject(_) -> None:
+            raise RateLimited
+
+        sampling = schema({**NUMBER, "title": "never compiled"})
+        with pytest.raises(RateLimited):
+            await guarded.check_grammar(sampling, None, tenant="red", in_turn=reject)
+
     async def test_a_killed_process_is_started_again(self, guarded):
         process = guarded._grammars._process._process
         os.kill(process.pid, signal.SIGKILL)
@@ -183,11 +196,11 @@ class TestOnARealEngine:
         assert await checked(guarded, schema({**NUMBER, "title": "after the restart"})) == 1
         assert guarded._grammars._process._process is not process
 
-    async def test_without_an_engine_checks_fail(self):
+    async def test_without_an_engine_it_is_down(self):
         checker = GrammarChecker(LIMITS)
         from vllm.sampling_params import StructuredOutputsParams
 
-        with pytest.raises(BackendFailed):
+        with pytest.raises(BackendDown):
             await checker.check(
                 StructuredOutputsParams(json=NUMBER), is_of_tools=False, tenant="red", in_turn=Turns()
             )

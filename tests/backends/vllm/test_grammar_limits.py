@@ -8,7 +8,7 @@ from backends.vllm.grammar_limits import GrammarLimits, GrammarText
 from controlplane.config import parse
 from controlplane.config.limits_section import LimitsSection
 from controlplane.core.errors import Refused
-from controlplane.service.bootstrap import _grammar_limits
+from controlplane.service.engine_builders import _grammar_limits
 
 LIMITS = GrammarLimits(
     max_grammar=65_536, max_schema=524_288, max_grammar_properties=1_000, max_grammar_choices=5_000,
@@ -71,6 +71,13 @@ def test_a_grammar_beyond_a_limit_is_refused(kind: str, value: object, key: str,
 )
 def test_a_grammar_within_the_limits_is_accepted(kind: str, value: object):
     GrammarText(kind, value).check(LIMITS)
+
+
+@pytest.mark.parametrize("text", ["", "{", "not JSON", '{"a": 1} 2'])
+def test_a_schema_that_is_not_json_is_refused(text: str):
+    with pytest.raises(Refused, match=r"the JSON schema is not valid JSON: .*; correct it") as refused:
+        GrammarText("json", text).check(LIMITS)
+    assert refused.value.param == "response_format"
 
 
 def test_the_grammar_of_tools_is_named_as_the_tools():

@@ -7,7 +7,7 @@ from controlplane.core.errors import Refused
 from controlplane.core.generation import Delta, Sampling
 from tests.engines import a_request, complete, text_of, tokens_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.untimed, pytest.mark.asyncio(loop_scope="session")]
 
 GREEDY = Sampling(max_tokens=96, temperature=0.0, ignore_eos=True)
 

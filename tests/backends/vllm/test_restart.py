@@ -13,10 +13,11 @@ import pytest
 from backends.vllm.client import VllmGenerator
 from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Sampling
+from controlplane.core.start_stages import STAGE_OBSERVER, StartStage
 from controlplane.policy.engine.options import EngineOptions
 from tests.engines import TINY_ARGUMENTS, complete, running_vllm, tokens_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.untimed, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = "The quick brown fox reads a file and"
 
@@ -43,7 +44,7 @@ async def test_a_killed_engine_can_be_started_again():
             await generator.start()
             assert (generator.geometry, generator.kv_bytes) == sizes
             assert tokens_of(await complete(generator, PROMPT, greedy(8))) == expected
-            await generator.set_options({"urgency": 0.25})
+            await generator.set_options({"urgency": 0.75})
             assert generator.state().running == 0
 
 
@@ -67,14 +68,16 @@ async def test_a_start_that_hangs_can_be_cancelled(monkeypatch):
     assert set(multiprocessing.active_children()) == before
 
 
-async def test_the_first_logprobs_and_structured_output_compile_nothing(caplog):
-    """The warm-up has run these paths; the log says so in one line."""
-    caplog.set_level("INFO", "backends.vllm.warm_up")
+async def test_the_first_logprobs_and_structured_output_compile_nothing():
+    """The warm-up has run these paths, and its note says so."""
+    observed = Observed()
+    token = STAGE_OBSERVER.set(observed)
     async with running_vllm() as generator:
-        [line] = [record.getMessage() for record in caplog.records if record.name == "backends.vllm.warm_up"]
+        STAGE_OBSERVER.reset(token)
+        assert observed.stages == [StartStage.WARMING_UP]
+        [line] = observed.notes
         assert re.fullmatch(
-            r"warmed up tandem/tiny-llama in [\d.]+ s: logprobs [\d.]+ s, samples [\d.]+ s, "
-            r"structured output [\d.]+ s", line,
+            r"logprobs [\d.]+ s, samples [\d.]+ s, structured output [\d.]+ s", line
         ), line  # fmt: skip
         plain = await seconds_of(complete(generator, PROMPT, greedy(4)))
         for sampling in (
@@ -84,6 +87,13 @@ async def test_the_first_logprobs_and_structured_output_compile_nothing(caplog):
             Sampling(max_tokens=8, structure={"type": "json_object"}),
         ):
             assert await seconds_of(complete(generator, PROMPT, sampling)) < plain + 1.0, sampling
+
+
+class Observed:
+    def __init__(self) -> None:
+        self.stages: list[StartStage] = []
+        self.notes: list[str] = []
+        self.enter, self.note = self.stages.append, self.notes.append
 
 
 async def seconds_of(work) -> float:

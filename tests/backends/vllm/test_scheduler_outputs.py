@@ -22,7 +22,7 @@ from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import ENGINE_POLICIES
 from tests.engines import a_request, running_vllm, tokens_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.engine, pytest.mark.untimed, pytest.mark.asyncio(loop_scope="module")]
 
 EVERY_ORDERING = sorted(ENGINE_POLICIES)
 GREEDY = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)

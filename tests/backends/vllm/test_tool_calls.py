@@ -8,7 +8,7 @@ from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt, Sampling
 from tests.engines import complete, text_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.engine, pytest.mark.untimed, pytest.mark.asyncio(loop_scope="session")]
 
 DIGIT = {
     "type": "object", "required": ["a"], "additionalProperties": False,

@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmark_control_plane.capacity.command import read_workload, simulated_sections
+from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from benchmark_control_plane.capacity.command import simulated_sections
+from benchmark_control_plane.capacity.workload_source import logged_workload, read_workload
+from benchmark_control_plane.simulator.simulation import (
+    Machine,
+    SimulatedEmbedding,
+    SimulatedRequest,
+    simulate,
+)
 from controlplane.config import load
+from controlplane.service.decision_log.reader import read_log
 from tests.benchmark_control_plane.bench_command import main
 
 CHAT = {
@@ -45,6 +54,36 @@ def config(tmp_path: Path) -> Path:
     file = tmp_path / "my.yaml"
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     return file
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("log")
+    machine = Machine(sequential(llm_only(affine(0.01, 2e-5, 1e-4, 1e-8)), embedding_line(0.002, 1e-5)))
+    classes = {"fast": {"ttft_ms": 500, "default": True}, "slow": {"e2e_ms": 5_000}}
+    offered = [
+        SimulatedEmbedding(n / 10, (200, 50), "slow")
+        if n % 4 == 0
+        else SimulatedRequest(n / 10, 200, 20 + n % 40, 80, "fast", prefix_group=n % 2, prefix_tokens=64)
+        for n in range(120)
+    ]
+    simulate(offered, machine, {"classes": classes, "decision_log": {"dir": str(folder), "sample": 0}})
+    return folder
+
+
+def test_traffic_and_times_of_a_log_are_a_workload(config, log, capsys):
+    command = ["capacity", str(config), "--workload", str(log), "--requests", "80", "--steps", "0", "--json"]
+    assert main(command) in (0, 3)
+    facts = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in facts["simulated"]} == {"all", "fast", "slow"}
+    assert any("Step times are those of the log." in line for line in facts["assumptions"])
+    rows = sorted(read_log(log).requests, key=lambda row: row["at"])
+    planned = logged_workload(log, [load(config)], requests=80).plan(40.0, 0.5, 2.0)
+    assert [request.service_class for request in planned] == [row["class"] for row in rows[:100]]
+    assert planned[0].at == pytest.approx(-0.5) and planned[-1].at == pytest.approx(2.0)
+    cached = [request for request in planned if request.prefix_tokens]
+    assert len({request.prefix_group for request in cached}) == 2
+    assert {request.prefix_tokens for request in cached} == {64}
 
 
 def test_facts_agree_with_each_other(config, capsys):
@@ -98,12 +137,14 @@ def test_named_device_has_a_roofline(config, capsys):
         ("{}", [], "--workload: streams"),
         ("{a: [", [], "--workload: not YAML"),
         ("no-such.yaml", [], "no-such.yaml: No such file or directory"),
+        ("LOG", ["--requests", "200"], "120 requests can be replayed, and --requests=200 needs 251"),
         (STREAMS, ["--attainment", "90"], "--attainment=90.0: should be above 0 and below 1"),
         (STREAMS, ["--requests", "3"], "--requests=3: should be from 50 to 100,000"),
         (STREAMS, ["--device", "h99"], "--device h99: unknown; choose one of"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_message(config, capsys, workload, more, message):
+def test_bad_input_is_one_message(config, log, capsys, workload, more, message):
+    workload = str(log) if workload == "LOG" else workload
     assert main(["capacity", str(config), "--workload", workload, *TIMES, *QUICK, *more]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -1,6 +1,5 @@
 """`tandem replay` on logs of the simulator: it reproduces them, predicts, and refuses what it cannot."""
 
-import argparse
 import gzip
 import json
 from dataclasses import replace
@@ -11,7 +10,6 @@ import pytest
 import yaml
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
-from benchmark_control_plane.cli import add_command
 from benchmark_control_plane.decision_replay.recorded_traffic import expanded, read_traffic
 from benchmark_control_plane.decision_replay.sound_rows import is_sound
 from benchmark_control_plane.simulator.simulation import (
@@ -23,6 +21,7 @@ from benchmark_control_plane.simulator.simulation import (
 )
 from controlplane.service.decision_log.reader import read_log
 from controlplane.service.decision_log.segment_files import segments
+from tests.benchmark_control_plane.bench_command import main
 
 pytestmark = pytest.mark.long
 
@@ -53,10 +52,7 @@ def offered(rate=RATE, count=COUNT):
 
 
 def replay(*arguments):
-    parser = argparse.ArgumentParser()
-    add_command(parser.add_subparsers())
-    options = parser.parse_args(["replay", *map(str, arguments)])
-    return options.run(options)
+    return main(["replay", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +131,17 @@ def test_a_wrong_model_of_the_device_is_found_and_nothing_is_predicted(log, tmp_
 
 
 def test_a_saturated_system_is_told_from_a_wrong_model(tmp_path, capsys):
-    log = {"decision_log": {"dir": str(tmp_path), "sample": 0}}
+    logged, rescaled = tmp_path / "log", tmp_path / "rescaled"
+    rescaled.mkdir()
+    log = {"decision_log": {"dir": str(logged), "sample": 0}}
     simulate(offered(12.0, 1_280), MACHINE, {**SECTIONS, **log})
-    assert replay(tmp_path) == 3
+
+    def slower(row):
+        if row["row"] == "steps" and row["llm"]:
+            row["llm"] |= {key: 1.3 * row["llm"][key] for key in ("step_s", "decode_s", "prompt_token_s")}
+        return row
+
+    assert replay(rewritten(logged, rescaled, slower)) == 3
     out = capsys.readouterr().out
     assert "standard (generate): " in out and "the system was saturated" in out
     assert "model of the device is wrong" not in out

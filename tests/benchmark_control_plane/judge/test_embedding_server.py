@@ -12,7 +12,7 @@ from benchmark_control_plane.judge.systems import embedding_server
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.config.models_section import ChatModel, EmbeddingModel
-from controlplane.service.bootstrap import embedders_of
+from controlplane.service.engine_builders import embedders_of
 
 SCOPE = {
     "type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [], "query_string": b"",

@@ -6,6 +6,7 @@ import yaml
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_file import classes_section, quick, read_experiment
+from benchmark_control_plane.judge.experiment_matrix import read_cells
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"
 CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if "systems:" in path.read_text(encoding="utf-8"))
@@ -40,6 +41,12 @@ def changed(path, value):
     return content
 
 
+RETRIEVAL = {
+    "kind": "retrieval", "service_class": "chat", "share": 1, "embed_class": "chat",
+    "trace": {"name": "ragpulse"},
+}  # fmt: skip
+
+
 def read(tmp_path, content):
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
@@ -47,14 +54,18 @@ def read(tmp_path, content):
 
 
 def test_example_of_the_documentation_is_valid(tmp_path):
-    (example,) = re.findall(r"```yaml\n(.*?)```", Path("docs/benchmarking.md").read_text("utf-8"), re.DOTALL)
-    assert read(tmp_path, yaml.safe_load(example)).name == "mine"
+    blocks = re.findall(r"```yaml\n(.*?)```", Path("docs/benchmarking.md").read_text("utf-8"), re.DOTALL)
+    example, matrix = map(yaml.safe_load, blocks)
+    assert read(tmp_path, example).name == "mine"
+    path = tmp_path / "matrix.yaml"
+    path.write_text(yaml.safe_dump(example | matrix, sort_keys=False), encoding="utf-8")
+    assert list(read_cells(path, tmp_path)) == ["mix 5:5", "mix 1:9", "outputs short"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_experiments_are_valid(path):
-    plan = read_experiment(path, Path()).plan
-    assert plan.name == path.stem
+    plan = next(iter(read_cells(path, Path()).values())).plan
+    assert plan.name.partition(":")[0] == path.stem
     assert len(quick(plan).systems) == 2 and quick(plan).seeds == plan.seeds[:1]
 
 
@@ -79,6 +90,14 @@ def test_shipped_experiments_are_valid(path):
         ("streams.chat", {"kind": "retrieval", "service_class": "chat", "share": 1, "embed_class": "chat",
                           "trace": {"name": "azure-code"}},
          "query_tokens: missing; kind: retrieval needs it, or a trace that has it"),
+        ("streams.chat", RETRIEVAL | {"passages": {"fixed": 3}}, "passages and passage_tokens go together"),
+        ("systems.0.deadlines", {"state": "budgets"}, "shares go with budgets and carried"),
+        ("systems.0.deadlines", {"state": "remaining", "shares": {"answer": 1}}, "shares go with budgets"),
+        ("systems.0.deadlines", {"state": "carried", "shares": {"query": 0.5, "answer": 0.4}}, "sum to 1"),
+        ("systems.0.deadlines", {"state": "carried", "shares": {"query": 1.2, "answer": -0.2}}, "above 0"),
+        ("systems.0.deadlines", {"state": "remaining", "part": 1}, "deadlines.part: unknown key"),
+        ("systems.0.deadlines", {"state": "all"}, "systems.0.deadlines.state"),
+        ("systems.0.deadlines", {"state": "remaining"}, "no stream has a deadline_ms"),
         ("classes.chat.times_unloaded", {"ttft": 3}, "state one objective twice"),
         ("systems", [], "systems"),
         ("systems.0.simulated", None, "exactly one of tandem, split"),
@@ -102,6 +121,15 @@ def test_mistake_is_reported_in_one_line(tmp_path, path, value, message):
     with pytest.raises(BadInput, match=r"experiment\.yaml") as error:
         read(tmp_path, changed(path, value))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_shares_must_name_the_stages(tmp_path):
+    content = changed("streams.chat", RETRIEVAL | {"deadline_ms": 900})
+    content["systems"][0]["deadlines"] = {"state": "budgets", "shares": {"query": 0.2, "answer": 0.8}}
+    assert read(tmp_path, content).systems[0].deadlines.shares["answer"] == 0.8
+    content["streams"]["chat"] |= {"passages": {"fixed": 3}, "passage_tokens": {"fixed": 9}}
+    with pytest.raises(BadInput, match="stream 'chat' has the stages query, rerank, answer"):
+        read(tmp_path, content)
 
 
 def test_invalid_yaml_is_reported(tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
@@ -108,6 +109,15 @@ async def measured_delays():
             first.append(abs((answer.tokens[0] - answer.sent) - (sent[0] - received)))
             spread.append(abs((answer.tokens[-1] - answer.tokens[0]) - (sent[3] - sent[0])))
     return first, spread
+
+
+async def test_a_stage_states_its_objective_to_tandem_only():
+    stage = replace(DOCUMENT, e2e_ms=812.5)
+    for dialect, stated in ((Dialect(names_classes=True), "812.500"), (Dialect(), None)):
+        async with scripted([b"{}"]) as (url, asked, _), target_at(url, dialect) as target:
+            target.prepare([DOCUMENT], seed=0)
+            await target.send(stage, PartialResponse())
+        assert asked[0][0].get("x-slo-e2e-ms") == stated
 
 
 async def test_chunks_are_time_stamped_and_usage_gives_the_token_count():

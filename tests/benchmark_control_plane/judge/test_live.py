@@ -8,12 +8,13 @@ import yaml
 
 from tests.benchmark_control_plane.bench_command import main
 
-HEAD_TO_HEAD = Path(__file__).parents[3] / "configs" / "bench" / "head-to-head.yaml"
+MIX = Path(__file__).parents[3] / "configs" / "bench" / "mix-compute.yaml"
 
 
 @pytest.mark.engine
+@pytest.mark.untimed
 def test_both_systems_are_started_and_measured(tmp_path):
-    content = yaml.safe_load(HEAD_TO_HEAD.read_text(encoding="utf-8"))
+    content = yaml.safe_load(MIX.read_text(encoding="utf-8"))
     content |= {
         "loads": [1.0],
         "capacity": {"rps": 4},

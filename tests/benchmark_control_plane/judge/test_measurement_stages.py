@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from benchmark_control_plane.judge.experiment_file import read_experiment
-from benchmark_control_plane.judge.measurement_stages import Bench, saturation
+from benchmark_control_plane.judge.measurement_stages import Bench, requests_of, saturation
 from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
 
 EXPERIMENT = {
@@ -98,3 +98,18 @@ def test_capacity_probe_draws_enough_requests_for_a_fast_server(tmp_path):
     with closing(VirtualTimeLoop()) as loop:
         rate = saturation(experiment, Stage(Fast(), True, loop), experiment.plan.systems[0])
     assert rate == pytest.approx(48 / 0.02, rel=0.06)
+
+
+def test_the_deadline_of_a_workflow_is_scaled_like_every_objective(tmp_path):
+    length, path = {"fixed": 8}, tmp_path / "workflow.yaml"
+    rag = {
+        "kind": "retrieval", "service_class": "documents", "embed_class": "documents", "share": 1,
+        "deadline_ms": 1_000, "query_tokens": length, "prompt_tokens": length, "output_tokens": length,
+    }  # fmt: skip
+    stated = {"deadlines": {"state": "budgets", "shares": {"query": 0.2, "answer": 0.8}}}
+    systems = [EXPERIMENT["systems"][0] | stated]
+    content = EXPERIMENT | {"slo_scale": 0.5, "streams": {"rag": rag}, "systems": systems}
+    path.write_text(yaml.safe_dump(content))
+    experiment = read_experiment(path, tmp_path)
+    first = requests_of(experiment, experiment.plan.systems[0], 4.0, seed=0)[:2]
+    assert [(one.stage.deadline_ms, one.stage.budget_ms) for one in first] == [(500, 100), (500, 400)]

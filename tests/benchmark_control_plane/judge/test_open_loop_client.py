@@ -11,6 +11,7 @@ from benchmark_control_plane.judge.records import (
     judge_response,
     judge_unfinished,
 )
+from benchmark_control_plane.judge.workflow_stages import WorkflowStage
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.decision import Outcome
@@ -28,13 +29,14 @@ class Scripted:
     def __init__(self, first=0.3, gap=0.05, stall=(0.0, 0.0), places=1_000, loses=()):
         self.first, self.gap, self.stall, self.loses = first, gap, stall, loses
         self.places = asyncio.Semaphore(places)
-        self.asked = []
+        self.asked, self.stated = [], []
 
     async def send(self, planned, answer):
         loop = asyncio.get_running_loop()
         async with self.places:
             answer.sent = loop.time()
             self.asked.append(planned.id)
+            self.stated.append(planned.e2e_ms)
             start, end = self.stall
             if start <= loop.time() < end:
                 await asyncio.sleep(end - loop.time())
@@ -131,6 +133,49 @@ def test_follower_of_a_lost_request_is_lost():
     target = Scripted(loses=("d0",))
     records, _ = played([document(0, 1.0), chat(1, 1.0, after="d0")], target)
     assert records["r1"].outcome is Outcome.REJECTED and target.asked == ["d0"]
+
+
+def workflow(*, deadline_ms, part=0.0, **lengths):
+    """Query, rerank and answer from 1 s on."""
+    stages = [WorkflowStage("w", name, deadline_ms, part=part) for name in ("query", "rerank", "answer")]
+    return [
+        document(0, 1.0, stage=stages[0]),
+        document(1, 1.0, stage=stages[1], after="d0"),
+        chat(2, 1.0, stage=stages[2], after="d1", **lengths),
+    ]
+
+
+def test_a_workflow_is_judged_from_its_first_stage():
+    # 0.3 s each, and 0.2 s of tokens.
+    kept, _ = played(workflow(deadline_ms=1_101))
+    late, _ = played(workflow(deadline_ms=1_099))
+    assert kept["r2"].e2e_ms == late["r2"].e2e_ms == pytest.approx(1_100)
+    assert (kept["r2"].outcome, late["r2"].outcome) == (Outcome.MET, Outcome.LATE)
+
+
+def test_a_stage_states_its_part_of_what_remains():
+    target = Scripted()
+    played(workflow(deadline_ms=2_000, part=0.5), target)
+    assert target.stated == pytest.approx([1_000, 850, 700])
+
+
+def test_no_stage_is_sent_after_the_deadline():
+    target = Scripted()
+    records, result = played(workflow(deadline_ms=500), target)
+    assert target.asked == ["d0", "d1"] and len(result.lateness) == 2
+    assert [records[name].outcome for name in ("d0", "d1", "r2")] == [Outcome.MET, *[Outcome.LATE] * 2]
+
+
+def test_a_lost_stage_loses_all_later_ones():
+    records, _ = played(workflow(deadline_ms=2_000), Scripted(loses=("d0",)))
+    assert {records[name].outcome for name in ("d0", "d1", "r2")} == {Outcome.REJECTED}
+
+
+def test_all_stages_of_a_workflow_that_is_cut_off_are_recorded():
+    records, _ = played(workflow(deadline_ms=2_000), Scripted(first=30), drain=3.0)
+    assert {name: record.outcome for name, record in records.items()} == {
+        "d0": Outcome.LATE, "d1": Outcome.LATE, "r2": Outcome.LATE
+    }  # fmt: skip
 
 
 def test_unfinished_requests_are_judged_if_decided():

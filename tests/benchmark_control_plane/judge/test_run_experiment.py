@@ -86,6 +86,36 @@ def test_experiment_writes_results_and_all_requests(experiment, tmp_path):
     assert tandem["decisions"]["admit"] > 0
 
 
+def test_runs_at_the_planned_loads_have_a_bound_that_none_exceeds(experiment, tmp_path, capsys):
+    out = tmp_path / "out"
+    run_experiment(experiment, out, seeds=[0])
+    results, _ = kept(out)
+    for run in results["runs"]:
+        assert ("bound" in run) == (run["load"] in (0.5, 2.0))
+        if bound := run.get("bound"):
+            assert bound["feasible"] <= bound["attainment"] <= 1
+            assert run["attainment"]["overall"] <= bound["attainment"]
+    for run in results["runs"]:
+        run.pop("bound", None)
+    before, _ = kept(out)
+    (out / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    assert main(["bench", "bound", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["bounded"] == 4 < facts["runs"] == len(results["runs"])
+    assert kept(out)[0] == before
+
+
+def test_results_that_offered_other_requests_get_no_bound(experiment, tmp_path, capsys):
+    out = tmp_path / "out"
+    run_experiment(experiment, out, seeds=[0], is_quick=True)
+    results, _ = kept(out)
+    for run in results["runs"]:
+        run["offered_rps"] += 1
+    (out / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    assert main(["bench", "bound", str(out)]) == 2
+    assert "no run gets a bound" in capsys.readouterr().err
+
+
 def test_experiment_is_deterministic(experiment, tmp_path):
     for name in ("first", "second"):
         run_experiment(experiment, tmp_path / name, seeds=[3], is_quick=True)

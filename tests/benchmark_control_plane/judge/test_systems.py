@@ -1,12 +1,14 @@
 """Tests of the command lines and configurations with which systems are started."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from backends.vllm.hybrid import support
 from benchmark_control_plane.judge.experiment_file import first_variant, read_experiment
-from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
+from benchmark_control_plane.judge.experiment_schema import Pinned, Split
+from benchmark_control_plane.judge.systems import embedding_server, tandem_config, vllm_arguments
 from controlplane.config import parse
 from controlplane.service.memory.memory_plan import ModelFacts, memory_plan
 
@@ -55,3 +57,10 @@ def test_baseline_gets_its_stated_cache(on_a_gpu):
     assert vllm_arguments(live, split)["kv_cache_memory_bytes"] == 4 * GIB
     for more, bytes_ in (({"kv_cache": "6GiB"}, 6 * GIB), ({"flags": {"kv_cache_memory_bytes": None}}, None)):
         assert vllm_arguments(live, type(split)(**more))["kv_cache_memory_bytes"] == bytes_
+
+
+def test_a_pinned_server_is_started_on_its_cores_with_its_niceness(on_a_gpu):
+    split = Split(embedder=Pinned(cores=(1, 3), nice=19))
+    command = embedding_server(on_a_gpu.live, split).command
+    assert list(command[:5]) == ["taskset", "--cpu-list", "1,3", "nice", "--adjustment=19"]
+    assert embedding_server(on_a_gpu.live, Split()).command[0] == sys.executable

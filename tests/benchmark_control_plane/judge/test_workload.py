@@ -12,6 +12,7 @@ from benchmark_control_plane.judge.experiment_schema import (
     StreamSection,
     TraceSection,
 )
+from benchmark_control_plane.judge.workflow_stages import STAGES, WorkflowDeadlines, WorkflowStage
 from benchmark_control_plane.judge.workload import plan_requests
 from controlplane.core.request import Kind
 
@@ -85,6 +86,35 @@ def test_retrieval_is_an_embedding_followed_by_a_generation(tmp_path):
     assert len(answers) == len(queries) and {one.after for one in answers} == set(queries)
     assert all(queries[one.after].at == one.at for one in answers)
     assert {one.service_class for one in queries.values()} == {"documents"}
+
+
+def test_a_retrieval_with_passages_and_a_deadline_is_a_workflow_of_three_stages(tmp_path):
+    four, fifty = LengthsSection(fixed=4), LengthsSection(fixed=50)
+    parts = {"passages": four, "passage_tokens": fifty, "deadline_ms": 900.0}
+    asked = plan({"rag": StreamSection(**vars(RETRIEVAL) | parts)}, tmp_path)
+    assert len(asked) == pytest.approx(5_000, rel=0.1)
+    query, rerank, answer = (one for one in asked if one.id.startswith("rag-0-"))
+    assert [one.stage.name for one in (query, rerank, answer)] == ["query", "rerank", "answer"]
+    assert {(one.at, one.stage.workflow, one.stage.deadline_ms) for one in (query, rerank, answer)} == {
+        (query.at, "rag-0", 900.0)
+    }
+    assert rerank.lengths == (50,) * 4 and rerank.kind is Kind.EMBED
+    assert (rerank.after, answer.after) == (query.id, rerank.id)
+
+
+@pytest.mark.parametrize(
+    ("state", "shares", "stated"),
+    [
+        ("budgets", {"query": 0.1, "rerank": 0.4, "answer": 0.5}, [100, 400, 500]),
+        ("carried", {"query": 0.1, "rerank": 0.4, "answer": 0.5}, [90, 400, 900]),
+        ("remaining", {}, [900, 900, 900]),
+    ],
+)
+def test_a_stage_states_what_the_system_names(state, shares, stated):
+    """After 100 ms of 1,000."""
+    deadlines = WorkflowDeadlines(state=state, shares=shares)
+    stages = [deadlines.applied(WorkflowStage("w", name, 1_000.0)) for name in STAGES]
+    assert [stage.stated_ms(100.0) for stage in stages] == pytest.approx(stated)
 
 
 @pytest.fixture

@@ -78,6 +78,18 @@ def test_an_invalid_run_is_listed_and_excluded(page: str) -> None:
     assert "77.8 %" not in listed
 
 
+def test_attainment_is_shown_as_a_share_of_the_bound(page: str) -> None:
+    assert "of the bound" not in page
+    content = experiments.results()
+    for run in content["runs"]:
+        run["attainment"]["overall"] = 0.6
+        run["bound"] = {"attainment": 0.75, "feasible": 0.7}
+    bounded = render(content, [])
+    head = next(head for head in re.findall(r"<thead>(.*?)</thead>", bounded) if ">goodput<" in head)
+    assert ">share of the bound<" in head and ">attainable share of it<" in head
+    assert "80 % of the bound" in bounded and "93.3 %" in bounded
+
+
 def test_partial_results_are_marked(page: str) -> None:
     assert "Partial." not in page
     assert "Partial." in render(experiments.results(partial=True), [])

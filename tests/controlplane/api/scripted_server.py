@@ -14,9 +14,12 @@ from backends.device.kv_memory import ElasticMemory
 from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
 from controlplane.api.app import create_app
 from controlplane.api.settings import ApiSettings
-from controlplane.config import parse
+from controlplane.config import Config, parse
+from controlplane.config.models_section import RerankerModel, WorkerModel
+from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import build_service
 from controlplane.service.service import Service
+from controlplane.service.worker_replacement import WorkerBuilder, WorkerNeeds
 
 CHAT_MODEL = "chat-model"
 EMBED_MODEL = "embed-model"
@@ -46,13 +49,40 @@ class Stage:
         return not (held or tickets or self.generator.live or self.embedder.live or self.reranker.live)
 
 
+def _worker(config: Config, model: WorkerModel) -> ScriptedEmbedder:
+    """A worker with vectors of 16 dimensions; `broken` does not load."""
+    is_reranker = isinstance(model, RerankerModel)
+    worker = ScriptedEmbedder(
+        model=model.served_name, dimension=2 if is_reranker else 16, max_input_tokens=64
+    )
+    if model.model == "broken":
+
+        async def fail() -> None:
+            raise BackendDown("embedding model 'broken' does not load: out of memory")
+
+        worker.on_start = fail
+    return worker
+
+
+async def _needs(model: WorkerModel) -> WorkerNeeds:
+    return WorkerNeeds(1_000_000, 1_000_000)
+
+
+SCRIPTED_WORKERS = WorkerBuilder(_worker, _needs)
+
+
 @asynccontextmanager
 async def staged(
-    settings: ApiSettings | None = None, *, is_stepped: bool = False, **sections: Any
+    settings: ApiSettings | None = None,
+    *,
+    is_stepped: bool = False,
+    worker_builder: WorkerBuilder | None = None,
+    **sections: Any,
 ) -> AsyncIterator[Stage]:
     """Starts a stage whose engines output HELLO, freely or step by step.
 
-    `sections` are those of the YAML file. Checks at the end that nothing leaked.
+    `worker_builder` builds the workers of changes. `sections` are those of the YAML file. Checks at the end
+    that nothing leaked.
     """
     models = {
         "chat": {"model": CHAT_MODEL},
@@ -84,6 +114,7 @@ async def staged(
         device_memory=(lambda: ElasticMemory(generator.kv_bytes + workspace, generator.kv_bytes))
         if moves
         else None,
+        worker_builder=worker_builder,
     )
     # Without settings they are those of the configuration, as in the server.
     app = create_app(service, None if settings is None else lambda: settings)

@@ -135,8 +135,9 @@ BODIES = [
     (TEXT, text(prompt=["fine", "x" * 300]), 400, "prompt", "context_length_exceeded"),
     (TEXT, text(suffix="x"), 400, "suffix", "unsupported_parameter"),
     (TEXT, text(best_of=2), 400, "best_of", "invalid_value"),
-    (TEXT, text(prompt=[1, 2], echo=True), 400, "echo", "invalid_value"),
-    (TEXT, text(echo=True, logprobs=1), 400, "echo", "invalid_value"),
+    (TEXT, text(max_tokens=0), 400, "max_tokens", "invalid_value"),
+    (TEXT, text(prompt=[1, 256], echo=True), 400, "prompt", "invalid_value"),
+    (TEXT, text(prompt="x" * 65, echo=True, logprobs=1), 400, "echo", "invalid_value"),
     (TEXT, text(messages=_HI), 400, "messages", "unknown_parameter"),
     (EMBED, embed(input=""), 400, "input", "invalid_value"),
     (EMBED, embed(input=[]), 400, "input", "invalid_value"),
@@ -201,6 +202,7 @@ HEADERS = [
     ({"x-llm-d-slo-tpot-ms": "٣"}, {}, "x-llm-d-slo-tpot-ms"),
     ({"x-slo-ttft-ms": "100"}, {"slo": {"ttft_ms": 200}}, "slo.ttft_ms"),
     ({"x-slo-ttft-ms": "100", "x-llm-d-slo-ttft-ms": "200"}, {}, "x-slo-ttft-ms"),
+    ({"x-service-class": "batch", "x-llm-d-inference-objective": "standard"}, {}, "x-service-class"),
     ({"x-service-class": "standard"}, {"service_class": "other"}, "service_class"),
     ({"x-request-id": "no spaces"}, {}, "x-request-id"),
     ({"x-request-id": "a/0"}, {}, "x-request-id"),
@@ -355,7 +357,7 @@ async def test_refusal_by_the_engine_is_a_400(stage: Stage):
 
 
 async def test_unexpected_exception_is_a_500_without_details(stage: Stage):
-    stage.service.status.metrics_text = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    stage.service.metrics_text = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     answer = await stage.http.get("/metrics")
     check_error(answer, 500, None, "internal_error", kind="server_error")
     assert "division" not in answer.text

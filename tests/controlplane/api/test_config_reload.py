@@ -14,7 +14,7 @@ import yaml
 from backends.testing.scripted import ScriptedEmbedder
 from controlplane.api import config_reload, graceful_server
 from controlplane.api.config_reload import SIGNALS, ConfigReload
-from controlplane.api.graceful_server import _host
+from controlplane.api.graceful_server import Hosting, _host
 from controlplane.config import parse
 from controlplane.config.config_file import ConfigFile
 from controlplane.core.errors import BackendDown
@@ -186,7 +186,7 @@ async def test_a_signal_during_the_start_is_obeyed_after_it(
 
     embedder.start = slow
     service = build_service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
-    hosting = asyncio.create_task(_host(service, config, ConfigFile(path, {"port": 0})))
+    hosting = asyncio.create_task(_host(service, config, Hosting(ConfigFile(path, {"port": 0}))))
     await asyncio.sleep(0)
     os.kill(os.getpid(), number)
     await asyncio.sleep(0.05)

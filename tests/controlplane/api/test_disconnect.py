@@ -14,6 +14,7 @@ from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
     MAX_RUNNING,
+    RERANK_MODEL,
     Stage,
     staged,
     until,
@@ -27,6 +28,7 @@ ASKED = {
     "response": ("/v1/responses", {"model": CHAT_MODEL, "input": "hi", "stream": True}),
     "message": ("/v1/messages", {"model": CHAT_MODEL, "messages": _HI, "max_tokens": 9}),
     "embeddings": ("/v1/embeddings", {"model": EMBED_MODEL, "input": ["word"] * 40}),
+    "rerank": ("/v1/rerank", {"model": RERANK_MODEL, "query": "what", "documents": ["word"] * 40}),
 }
 
 STAYING = (0,) * MAX_RUNNING
@@ -116,6 +118,8 @@ async def test_disconnect_at_any_await_ends_the_request_once_and_frees_its_memor
             if client.waits < leaves_at:
                 break
         assert leaves_at > 3
-        begun = {run.request.id for run in (*stage.generator.runs, *stage.embedder.runs)}
+        begun = {
+            run.request.id for run in (*stage.generator.runs, *stage.embedder.runs, *stage.reranker.runs)
+        }
     assert begun <= ends.keys()
     assert set(ends.values()) == {1}

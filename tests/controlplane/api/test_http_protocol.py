@@ -14,10 +14,12 @@ import orjson
 import pytest
 
 from backends.testing.scripted import Script
+from controlplane.api import http_protocol
 from controlplane.api.graceful_server import _options, _Server
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.settings import ANONYMOUS, ApiKey, ApiSettings
 from controlplane.core.clock import Duration, Instant
+from controlplane.core.request import Kind
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged, until
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -87,7 +89,7 @@ class Host:
 async def hosted(
     keys: tuple[ApiKey, ...] = (), *, is_stepped: bool = False, **server: Any
 ) -> AsyncIterator[Host]:
-    settings = ApiSettings(api_keys=keys)
+    settings = ApiSettings(api_keys=keys, admin_key_sha256=server.get("admin_key_sha256"))
     async with staged(settings, is_stepped=is_stepped, server={"port": 0, **server}) as stage:
         options = _options(stage.service, stage.service.config)
         options.app = stage.app
@@ -231,6 +233,69 @@ async def test_a_body_that_ends_after_its_response_leaves_the_idle_limit():
         assert await wire.is_closed()
 
 
+async def end(host: Host) -> None:
+    """Makes the server end, and returns once it does not listen."""
+    host.server.drain()
+    await until(lambda: not host.server.servers[0].is_serving())
+
+
+def assert_is_last(reply: Reply) -> None:
+    assert (reply.status, reply.error["code"]) == (503, "shutting_down")
+    assert reply.headers["connection"] == "close"
+
+
+async def test_a_rejection_by_a_draining_server_ends_its_connection():
+    """After POST /admin/drain the server listens on; a later request would be lost when it ends."""
+    async with hosted() as host, host.wire() as wire:
+        wire.send(post())
+        assert (await wire.reply()).status == 200
+        await host.stage.service.drain(0.0)
+        wire.send(post())
+        assert_is_last(await wire.reply())
+        assert await wire.is_closed()
+
+
+@pytest.mark.parametrize("before", [post(), GET, b""], ids=["chat", "health", "new"])
+async def test_a_request_on_an_open_connection_of_an_ending_server_is_answered(before: bytes, monkeypatch):
+    monkeypatch.setattr(http_protocol, "_LAST_REQUEST_S", 10.0)
+    async with hosted() as host, host.wire() as wire:
+        if before:
+            wire.send(before)
+            assert (await wire.reply()).status == 200
+        else:
+            await until(lambda: bool(host.server.server_state.connections))
+        await end(host)
+        wire.send(post())
+        assert_is_last(await wire.reply())
+        assert await wire.is_closed()
+
+
+async def test_a_request_after_a_stream_that_an_ending_server_has_finished_is_answered(monkeypatch):
+    """The head of the stream, sent before, did not say that the connection ends."""
+    monkeypatch.setattr(http_protocol, "_LAST_REQUEST_S", 10.0)
+    async with hosted(is_stepped=True) as host, host.wire() as wire:
+        wire.send(post(CHAT | {"stream": True}))
+        await host.stage.generator.until_runs(1)
+        host.stage.generator.allow(1)
+        head = await wire.reader.readuntil(b"\r\n\r\n")
+        assert b"200 OK" in head and b"connection: close" not in head
+        await end(host)
+        host.stage.generator.allow(2)
+        async with asyncio.timeout(10):
+            await wire.reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
+        wire.send(post())
+        assert_is_last(await wire.reply())
+        assert await wire.is_closed()
+
+
+async def test_idle_connections_do_not_keep_an_ending_server():
+    async with hosted() as host, host.wire() as used, host.wire() as new:
+        used.send(GET)
+        assert (await used.reply()).status == 200
+        host.server.drain()
+        assert await used.is_closed() and await new.is_closed()
+
+
 async def test_too_many_pipelined_requests_end_the_connection():
     async with hosted(is_stepped=True) as host, host.wire() as wire:
         wire.send(post())
@@ -292,9 +357,9 @@ async def test_arrival_is_when_the_kernel_received_the_request(engine: str, path
 async def test_a_request_that_is_shed_gets_the_overload_status_and_retry_after(monkeypatch):
     delays: list[int] = []
 
-    def sheds(shedder: LoadShedder, delay: Duration, now: Instant, target: Duration) -> bool:
+    def sheds(shedder: LoadShedder, kind: Kind, delay: Duration, now: Instant, target: Duration) -> bool:
         delays.append(delay)
-        shedder._on_shed()
+        shedder._on_shed(kind)
         return True
 
     monkeypatch.setattr(LoadShedder, "sheds", sheds)
@@ -310,7 +375,16 @@ async def test_a_request_that_is_shed_gets_the_overload_status_and_retry_after(m
             block(0.2)
             await until(lambda: len(delays) == 2)
         assert delays[1] >= 150e6
-        assert host.stage.service.status.metrics._shed._value.get() == 2
+        with closing(socket.create_connection(host.address)) as embedding:
+            embedding.sendall(post(path=b"/v1/embeddings"))
+            await until(lambda: len(delays) == 3)
+        metrics = host.stage.service.status.metrics
+        labels = {"class": "unread", "outcome": "rejected"}
+        shed = [
+            metrics.registry.get_sample_value("tandem_requests_total", labels | {"kind": kind})
+            for kind in ("generate", "embed")
+        ]
+        assert shed == [2, 1] and metrics._shed._value.get() == 3
         assert not host.stage.generator.runs
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 from controlplane.api.load_shedding import INTERVAL, LoadShedder
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
+from controlplane.core.request import Kind
 
 TARGET = milliseconds(50)
 LATE, EARLY = milliseconds(80), milliseconds(1)
@@ -17,13 +18,13 @@ class Arrivals:
         self.now = Instant(10**12)
         self.shedder = LoadShedder(self._count)
 
-    def _count(self) -> None:
+    def _count(self, kind: Kind) -> None:
         self.shed += 1
 
     def come(self, count: int, delay: Duration) -> list[bool]:
         found = []
         for _ in range(count):
-            found.append(self.shedder.sheds(delay, self.now, TARGET))
+            found.append(self.shedder.sheds(Kind.EMBED, delay, self.now, TARGET))
             self.now = Instant(self.now + milliseconds(10))
         return found
 

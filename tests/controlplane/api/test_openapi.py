@@ -87,8 +87,8 @@ async def test_each_path_describes_its_bodies_and_errors(stage: Stage):
     assert {"/v1/responses", "/v1/messages", "/v1/rerank", "/tokenize"} <= mapped.keys()
     for path, post in mapped.items():
         assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"], path
-        failure = post["responses"]["default"]["content"]["application/json"]["schema"]
-        assert failure == {"$ref": "#/components/schemas/ErrorResponse"}
+        errors = post["responses"].keys() - {"200"}
+        assert errors == {"400", "401", "403", "404", "408", "413", "415", "429", "431", "500", "503"}
         assert post["responses"]["200"]["content"]["application/json"]["schema"], path
     assert "text/event-stream" in mapped["/v1/messages"]["responses"]["200"]["content"]
     assert "text/event-stream" not in mapped["/v1/embeddings"]["responses"]["200"]["content"]
@@ -102,6 +102,22 @@ async def test_errors_are_described(stage: Stage, path: str):
         "error" if "messages" in path else None,
         "missing_required_parameter",
     )
+
+
+async def test_every_status_has_the_error_object_and_its_headers(stage: Stage):
+    schema = (await stage.http.get("/openapi.json")).json()
+    for name, each in schema["components"]["responses"].items():
+        body = each["content"]["application/json"]["schema"]
+        assert body == {"$ref": "#/components/schemas/ErrorResponse"}, name
+    described = schema["components"]["responses"]
+    assert (
+        "retry-after" in described["Error429"]["headers"]
+        and "retry-after" in described["Error503"]["headers"]
+    )
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            assert {"400", "408", "431", "500"} <= operation["responses"].keys(), path
+            assert not {"422", "default"} & operation["responses"].keys(), path
 
 
 async def test_docs_show_the_schema(stage: Stage):

@@ -15,15 +15,17 @@ import yaml
 
 from controlplane.cli import main
 from controlplane.commands import config_changes
-from controlplane.commands.config_changes import KEY_VARIABLE
+from controlplane.commands.admin_api import KEY_VARIABLE
 from controlplane.core.decision import Outcome
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
     RERANK_MODEL,
+    SCRIPTED_WORKERS,
     Stage,
     listening,
     staged,
+    until,
 )
 
 MODELS = {
@@ -105,6 +107,17 @@ async def test_apply_and_rollback(tmp_path, capsys):
         assert stage.service.config.admission.max_waiting == 1_000
 
 
+async def test_a_change_for_a_time_is_undone_by_the_server(tmp_path, capsys):
+    async with server() as (stage, url):
+        (tmp_path / "part.yaml").write_text("admission: {max_waiting: 6}\n")
+        assert await run("apply", str(tmp_path / "part.yaml"), "--server", url, "--for", "100ms") == 0
+        assert "undone by the server after 0.1 s" in capsys.readouterr().out
+        await until(lambda: stage.service.reconfiguration.active.number == 3)
+        assert stage.service.config.admission.max_waiting == 1_000
+    with pytest.raises(SystemExit, match="2"):
+        main(["apply", "a.yaml", "--server", url, "--for", "1h", "--guard", "5m"])
+
+
 @pytest.mark.parametrize(("outcome", "status", "most"), [(Outcome.MET, 0, 5), (Outcome.REJECTED, 1, 1_000)])
 async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome, status, most):
     async with server() as (stage, url):
@@ -165,7 +178,7 @@ async def test_the_commands_of_the_operator_guide_run(tmp_path, capsys):
     """In the order of the page; only `diff` ends with 1, because it finds a difference."""
     guide = (Path(__file__).parents[3] / "docs/operator-guide.md").read_text(encoding="utf-8")
     commands = re.findall(r"^tandem ((?:diff|apply|rollback) .*)$", guide, re.MULTILINE)
-    assert len(commands) == 5
+    assert len(commands) == 6
     write(tmp_path / "my-old.yaml")
     write(tmp_path / "my-new.yaml", admission={"max_waiting": 5})
     async with server() as (stage, url):
@@ -177,6 +190,17 @@ async def test_the_commands_of_the_operator_guide_run(tmp_path, capsys):
         assert [version.source for version in stage.service.reconfiguration.versions] == [
             "start", "tandem apply", "tandem rollback",
         ]  # fmt: skip
+
+
+async def test_apply_says_what_happens_to_workers(tmp_path, capsys):
+    models = {**MODELS, "embeddings": [{"model": "second"}]}
+    file = write(tmp_path / "a.yaml", models=models)
+    async with server(worker_builder=SCRIPTED_WORKERS) as (_, url):
+        assert await run("apply", file, "--server", url) == 0
+    shown = capsys.readouterr().out
+    assert "models.embeddings.0.model" in shown
+    assert "  second: start, 1,000,000 bytes of weights and 1,000,000 of passes\n" in shown
+    assert f"  {EMBED_MODEL}: stop\n  reserved: " in shown
 
 
 @pytest.mark.parametrize("given", ["5", "0s", "-1m", "m", "5d"])

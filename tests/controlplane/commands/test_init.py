@@ -88,6 +88,19 @@ def test_every_key_of_ours_has_its_meaning_once(tmp_path, models, capsys):
     assert yaml.safe_load(text)["classes"]["standard"]["default"] is True
 
 
+def test_facts_are_those_of_check(tmp_path, models, capsys):
+    chat, embedding = models
+    file = tmp_path / "my.yaml"
+    command = ["init", chat, "--embed", embedding, "--device", "h100-80", "--json"]
+    assert main([*command, "--out", str(file)]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert main(command) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert written.pop("file") == str(file) and printed.pop("yaml") == file.read_text(encoding="utf-8")
+    assert main(["check", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == written == printed
+
+
 def test_existing_file_is_kept_unless_forced(tmp_path, models, capsys):
     chat, embedding = models
     file = tmp_path / "my.yaml"

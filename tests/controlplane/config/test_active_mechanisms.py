@@ -17,10 +17,11 @@ DIGEST = "0" * 64
 UNCONDITIONAL = {
     "admission": "max_wait_ms max_waiting",
     "decision_log": "dir",
+    "tracing": "endpoint",
     "classes.NAME": "default e2e_ms priority sheddable ttft_ms",
     "log": "access format level repeat_ms",
     "models": "chat embeddings rerankers",
-    "models.chat": "backend engine hybrid_cache model name reasoning_parser restart stall_ms "
+    "models.chat": "backend engine hybrid_cache lora_modules model name reasoning_parser restart stall_ms "
     "tool_parser tool_strictness",
     "models.chat.restart": "attempts backoff_ms window_ms",
     "models.embeddings[]": "backend batch_tokens device dimensions dtype max_input_tokens max_running model "
@@ -31,8 +32,8 @@ UNCONDITIONAL = {
     "quota": "embedding forecast llm",
     "scheduling": "ordering",
     "scheduling.engine": "ordering",
-    "server": "admin_key_sha256 cors drain_ms health_port host limits metrics_key_sha256 overload_status "
-    "port router_key_sha256 stalled_client_ms",
+    "server": "admin_key_sha256 cors drain_ms health_port host limits metrics_key_sha256 open "
+    "overload_status port router_key_sha256 stalled_client_ms vllm_metric_names",
     "server.limits": "body_timeout_ms grammar_ms grammar_processes grammar_step_ms header_timeout_ms "
     "idle_timeout_ms inline_body max_answer_values max_body max_depth max_grammar max_grammar_choices "
     "max_grammar_properties max_grammar_repeat max_header_bytes max_headers max_members max_name "
@@ -79,6 +80,8 @@ def test_each_key_is_conditional_with_a_reason_or_unconditional():
          ["scheduling.default_deadline_ms=5.0 does nothing: the order of arrival"]),
         ({"models": CHAT, "decision_log": {"sample": 1}},
          ["decision_log.sample=1.0 does nothing: nothing is logged"]),
+        ({"models": CHAT, "tracing": {"sample": 1}},
+         ["tracing.sample=1.0 does nothing: nothing is traced"]),
         ({"models": {"embeddings": [{"model": "e"}]}, "scheduling": {"engine": {"ordering": "edf"}}},
          ["scheduling.engine={'ordering': 'edf'} does nothing: no chat model is served"]),
     ],

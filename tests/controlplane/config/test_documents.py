@@ -69,6 +69,16 @@ def test_lists_of_sections_are_flattened_by_index():
     assert dict(flattened(document)) == {"models.embeddings.0.model": "e", "server.cors": ["*"]}
 
 
+def test_a_masked_secret_stays_with_the_model_of_its_name():
+    first, second = ({"model": name, "options": {"api_key": f"key of {name}"}} for name in "ab")
+    present = {"models": {"embeddings": [first, second]}}
+    left = masked({"models": {"embeddings": [second]}})
+    assert unmasked(left, present) == {"models": {"embeddings": [second]}}
+    renamed = {"models": {"embeddings": [{**second, "name": "c", "options": {"api_key": "***"}}]}}
+    with pytest.raises(ConfigError, match="stands for a secret that is set"):
+        unmasked(renamed, present)
+
+
 def test_content_that_contains_itself_is_refused():
     endless: list[object] = []
     endless.append(endless)

@@ -12,7 +12,9 @@ from controlplane.config.root import Config
 ENTRIES = [*LIVE, *RESTART, *WITH_MOVING_QUOTAS]
 # Sections whose keys are all alike; a new key elsewhere needs an entry of its own.
 ALIKE = {
-    "models",
+    "models.chat",
+    "models.embeddings",
+    "models.rerankers",
     "pool",
     "predictors",
     "classes",
@@ -47,7 +49,8 @@ def test_every_key_has_one_entry_and_every_entry_a_key():
     [
         ("classes.batch.ttft_ms", Taken.LIVE),
         ("scheduling.engine.urgency", Taken.LIVE),
-        ("models.embeddings.0.batch_tokens", Taken.RESTART),
+        ("models.embeddings.0.batch_tokens", Taken.LIVE),
+        ("models.chat.model", Taken.RESTART),
         ("quota.llm.nominal", Taken.WITH_MOVING_QUOTAS),
     ],
 )

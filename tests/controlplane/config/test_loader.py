@@ -11,6 +11,7 @@ import yaml
 
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.config import Config, ConfigError, load, parse
+from controlplane.config.config_file import ConfigFile
 from controlplane.config.loader import section_in
 from controlplane.config.reconfigure import wanted_config
 from controlplane.config.renamed_keys import REMOVED, RENAMED
@@ -208,6 +209,29 @@ def test_api_key_in_place_of_its_hash_is_not_logged():
     with pytest.raises(ConfigError) as caught:
         parse({"models": MODELS, **keys})
     assert "hush" not in str(caught.value)
+
+
+KEYS = {"a": {"api_keys_sha256": ["0" * 64]}}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "box.example"])
+def test_an_address_that_others_reach_needs_keys_or_an_explicit_opening(host: str):
+    content = {"models": MODELS, "server": {"host": host}}
+    with pytest.raises(ConfigError, match=rf"host='{host}': .*; configure tenants, or set server.open"):
+        parse(content)
+    assert parse(content | {"tenants": KEYS}).server.host == host
+    assert parse(content | {"server": {"host": host, "open": True}}).server.open
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_a_local_address_needs_no_keys(host: str):
+    assert parse({"models": MODELS, "server": {"host": host}}).tenants == {}
+
+
+def test_the_command_line_cannot_open_a_server_without_keys(tmp_path: Path):
+    (tmp_path / "my.yaml").write_text("models: {embeddings: [{model: m}]}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^command line: .*server.host='0.0.0.0'"):
+        ConfigFile(tmp_path / "my.yaml", {"host": "0.0.0.0"}).load()
 
 
 def test_missing_file_is_named(tmp_path: Path):

@@ -53,6 +53,16 @@ def test_remaining_is_the_conditional_distribution(
     assert forecast.remaining(after=done).quantile(level) == pytest.approx(expected, abs=1.0 + 1e-6)
 
 
+@given(forecasts(), st.lists(st.integers(0, 600) | st.floats(0, 600)).map(sorted))
+def test_levels_of_are_the_level_of_each(forecast: LengthForecast, counts: list[float]) -> None:
+    assert forecast.levels_of(counts) == [forecast.level_of(count) for count in counts]
+
+
+@given(forecasts(), st.integers(0, 600))
+def test_mean_remaining_is_the_mean_of_remaining(forecast: LengthForecast, done: int) -> None:
+    assert forecast.mean_remaining(done) == forecast.remaining(after=done).mean
+
+
 @given(forecasts())
 def test_remaining_after_no_tokens_is_the_forecast(forecast: LengthForecast) -> None:
     assert forecast.remaining(after=0) == forecast

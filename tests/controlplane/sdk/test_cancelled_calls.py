@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from controlplane import sdk
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, listening, staged, until
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    RERANK_MODEL,
+    listening,
+    staged,
+    until,
+)
 
 
 async def first_piece(tandem: sdk.AsyncTandem) -> None:
@@ -20,13 +27,14 @@ CALLS: dict[str, Callable[[sdk.AsyncTandem], Awaitable[Any]]] = {
     "stream": first_piece,
     "complete": lambda tandem: tandem.complete("hi", model=CHAT_MODEL),
     "embed": lambda tandem: tandem.embed(["a", "b"], model=EMBED_MODEL),
+    "rerank": lambda tandem: tandem.rerank("a", ["b", "c"], model=RERANK_MODEL),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_cancelling_an_awaited_call_frees_its_lease(name: str):
     async with staged(is_stepped=True) as stage, listening(stage.app) as url, sdk.AsyncTandem(url) as tandem:
-        engine = stage.embedder if name == "embed" else stage.generator
+        engine = {"embed": stage.embedder, "rerank": stage.reranker}.get(name, stage.generator)
         task = asyncio.ensure_future(CALLS[name](tandem))
         await engine.until_runs(1)
         task.cancel()

@@ -218,7 +218,9 @@ async def test_answer_runs_all_stages_under_one_deadline(is_async: bool):  # noq
     assert "max_tokens" not in embedded and chatted["max_tokens"] == 9
     assert "[1] three\n\n[2] one\n\nQuestion: Why?" in chatted["messages"][1]["content"]
     remaining = [float(request.headers["x-slo-e2e-ms"]) for request in server.requests]
-    assert 60_000 >= remaining[0] > remaining[1] > remaining[2] > 0
+    # Embedding and reranking state 5 and 26 % of what remains, and leave the rest to the chat.
+    assert 3_000 >= remaining[0] > 2_500 and 15_790 >= remaining[1] > 15_000
+    assert 60_000 >= remaining[2] > 55_000
 
 
 @BOTH

@@ -127,3 +127,24 @@ async def test_more_slots_start_work_that_waits_and_fewer_end_none():
     assert work.begun == ["a1", "b1", "c1", "d1"]
     work.end("d1")
     assert await asyncio.gather(*asked) == ["a1", "b1", "c1", "d1"]
+
+
+@pytest.mark.parametrize("others", [[], ["a3"]])
+async def test_a_slot_that_is_freed_while_a_caller_is_cancelled_is_not_lost(others):
+    slots, work = FairSlots(1), Work()
+    first, gone = ask(slots, work, "a1"), ask(slots, work, "a2")
+    rest = [ask(slots, work, name) for name in others]
+    await settle()
+    # In one iteration of the event loop: the slot becomes free and the caller that waits for it is cancelled.
+    gone.cancel()
+    slots.resize(3)
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    work.end("a1")
+    await settle()
+    for name in [*others, "b1"]:
+        work.end(name)
+    assert await asyncio.gather(first, *rest, ask(slots, work, "b1")) == ["a1", *others, "b1"]
+    slots.resize(1)
+    work.end("c1")
+    assert await ask(slots, work, "c1") == "c1"

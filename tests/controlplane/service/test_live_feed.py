@@ -1,7 +1,9 @@
 """The live feed on virtual time, with scripted engines and on the simulated machine."""
 
 import asyncio
+import gc
 import json
+import tracemalloc
 
 import pytest
 
@@ -206,7 +208,7 @@ def test_the_simulated_machine_is_sampled_in_virtual_time():
         generator, embedder = simulation.engines(MACHINE, length, config)
         async with simulation.started(generator, embedder, MACHINE, config) as service:
             service.live.start()
-            await simulation._all_clients(service, offered)
+            await simulation._all_clients(service, generator, offered)
             return records(service)
 
     found = run(main())
@@ -221,3 +223,31 @@ def test_the_simulated_machine_is_sampled_in_virtual_time():
     lent = [one["owners"][owner]["lent_bytes"] for one in samples for owner in ("llm", "embedding")]
     assert max(lent) > 0
     assert len([one for one in found if one["type"] == "end"]) == len(offered)
+
+
+@pytest.mark.long
+def test_memory_is_flat_over_a_day(bench):
+    """What is held after a day is what was held after eight hours, when every ring and window is full."""
+    held: list[int] = []
+
+    async def scenario(b):
+        for _ in range(24):
+            for second in range(0, 3_600, 10):
+                await asyncio.sleep(10)
+                b.service.live.sample()
+                if second % 30 == 0:
+                    await read(await b.ask(max_tokens=4, service_class="interactive"))
+            # The bench and the scripted engine remember every request.
+            b.ended.clear()
+            b.generator.runs.clear()
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        bench(scenario, server={"explain_requests": 50}, admission={"length_predictor": "max-tokens"})
+    finally:
+        tracemalloc.stop()
+    full = held[7]
+    # An unbounded ring grows by more in an hour; a table of a library that is enlarged once does not.
+    assert max(held[8:]) - full < 0.02 * full, held

@@ -1,6 +1,7 @@
 """The rings of the live feed: sizes, order, paging and the bound of an answer."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -22,6 +23,19 @@ def answer(records: LiveRecords, since: int, **about: object) -> dict:
 def test_the_rings_hold_900_samples_and_2000_events():
     assert RING_SIZES["sample"] == 900
     assert sum(RING_SIZES.values()) - RING_SIZES["sample"] == 2_000
+
+
+def test_a_record_takes_no_more_memory_than_its_text():
+    """orjson's own result keeps the buffer that it was written into, 4 KiB for some hundred bytes."""
+    records, fields = LiveRecords(FixedClock()), {"text": "x" * 200}
+    tracemalloc.start()
+    try:
+        for _ in range(900):
+            records.add("sample", Instant(0), fields)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 900 * 200 < held < 900 * 500
 
 
 def test_records_come_in_order_and_only_once():

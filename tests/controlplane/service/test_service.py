@@ -118,7 +118,9 @@ def test_nothing_is_left_running_if_the_device_cannot_be_read():
 
 def test_every_embedder_option_is_configurable():
     ours = {"self", "served_name", "check_seconds", "stall_seconds", "returns_memory", "scores_pairs"}
-    keys = {one.name for one in fields(EmbeddingModel)} - {"name", "stall_ms", "backend", "options"}
+    ours.add("environment")
+    elsewhere = {"name", "stall_ms", "backend", "options", "mps_below_normal", "mps_thread_percentage"}
+    keys = {one.name for one in fields(EmbeddingModel)} - elsewhere
     assert keys == {*signature(WorkerEmbedder).parameters} - ours
 
 
@@ -132,7 +134,7 @@ def test_engine_stalls_restarts_and_memory_errors_are_exported():
             embedder.stall_count += 1
             embedder.restarts += 2
             embedder.out_of_memory += 3
-        metrics_text = service.status.metrics_text().decode()
+        metrics_text = service.metrics_text().decode()
         assert 'tandem_engine_stalls_total{owner="embedding"} 2.0' in metrics_text
         assert 'tandem_engine_stalls_total{owner="llm"} 0.0' in metrics_text
         assert "tandem_embedding_restarts_total 4.0" in metrics_text

@@ -45,6 +45,17 @@ def test_informative_model_beats_history_with_coverage(traffic, a_request):
     }
 
 
+@pytest.mark.parametrize("use_prior", [True, False])
+@pytest.mark.parametrize("count", [5, 60])
+def test_a_later_forecast_is_that_of_a_request_which_arrives_then(traffic, a_request, use_prior, count):
+    request = a_request(prompt="list topic 3", max_tokens=8_000)
+    early, late = LearnedLengths(use_prior=use_prior), LearnedLengths(use_prior=use_prior)
+    early.forecast(request)
+    for lengths in (early, late):
+        serve(lengths, traffic(Random(5), count))
+    assert early.forecast(request) == late.forecast(request)
+
+
 def test_outdated_model_is_replaced_by_history(traffic, a_request):
     """Output lengths stop depending on the features of the model."""
     random, lengths = Random(1), LearnedLengths()

@@ -262,25 +262,20 @@ def test_embedding_models_start_from_their_profile():
     )
 
 
-def paces_after(*steps: tuple[int, float, float | None]) -> ObservedPace:
+def paces_after(*steps: tuple[int, float, bool]) -> ObservedPace:
     """Lost share and deviation after 200 repetitions of steps that cost 10 ms plus 0.1 ms per prompt token.
 
-    Each step is (prompt tokens, ms taken, ms ceded to embeddings or None if no embedding work ran).
+    Each step is (prompt tokens, ms taken, whether no embedding work ran).
     """
     observed = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
-    for prefill, took, ceded in 200 * steps:
-        observed.observe_work(
-            StepWork(prefill, 1, 0),
-            milliseconds(took),
-            is_alone=ceded is None,
-            ceded=milliseconds(ceded or 0),
-        )
+    for prefill, took, is_alone in 200 * steps:
+        observed.observe_work(StepWork(prefill, 1, 0), milliseconds(took), is_alone=is_alone)
     return observed
 
 
 def test_lost_share_follows_prefill_time():
     assert ObservedPace().lost_share == ObservedPace().lost_deviation == 0.0
-    observed = paces_after((0, 10, None), (100, 20, None))
+    observed = paces_after((0, 10, True), (100, 20, True))
     assert observed.lost_share == pytest.approx(10 / 30, rel=0.05)
     assert observed.lost_deviation == pytest.approx(0.005, rel=0.05)
 
@@ -289,18 +284,13 @@ def test_intentional_wait_is_not_step_time():
     observed = ObservedPace(prior=StepCost(step=0.01, decode=0.0, cell=0.0, prompt_token=1e-4))
     for _ in range(200):
         observed.observe_work(StepWork(0, 1, 0), milliseconds(10))
-        observed.observe_work(
-            StepWork(0, 1, 0), milliseconds(30), waited=milliseconds(18), is_alone=False, ceded=Duration(0)
-        )
+        observed.observe_work(StepWork(0, 1, 0), milliseconds(30), waited=milliseconds(18), is_alone=False)
     assert observed.own_step == pytest.approx(milliseconds(10), rel=0.01)
-    assert observed.lost_share == pytest.approx(2 / 22, rel=0.05)
     # The client waits for this time all the same.
     assert observed.predicted_token_gap(0.5) == pytest.approx(milliseconds(20), rel=0.1)
 
 
-def test_lost_share_counts_embedding_time_beyond_the_ceded():
-    assert paces_after((0, 10, None), (0, 14, 4)).lost_share == pytest.approx(0.0, abs=0.002)
-    assert paces_after((0, 10, None), (0, 14, 1)).lost_share == pytest.approx(3 / 24, rel=0.05)
-    both = paces_after((0, 10, None), (100, 20, None), (100, 24, 1))
-    assert both.lost_share == pytest.approx(23 / 54, rel=0.05)
-    assert both.lost_deviation == pytest.approx(0.0056, rel=0.05)
+def test_lost_share_counts_prefill_and_not_embedding_time():
+    assert paces_after((0, 10, True), (0, 14, False)).lost_share == 0.0
+    both = paces_after((0, 10, True), (100, 20, True), (100, 24, False))
+    assert both.lost_share == pytest.approx(20 / 54, rel=0.05)

@@ -57,7 +57,7 @@ def test_requests_stay_on_keys_and_values_if_memory_is_ample(stepped):
 
 @pytest.fixture
 def shared(tmp_path):
-    """Shared state with embedding work pending."""
+    """Shared state with an embedding pass under way."""
     state = SharedState.create(tmp_path / "state")
     state.is_device_shared = True
     return state

@@ -29,3 +29,9 @@ def test_without_arrivals_the_wait_lasts_its_full_time():
         began = monotonic_ns()
         wait_for_input(inputs, seconds(0.001))
         assert monotonic_ns() - began >= seconds(0.001)
+
+
+def test_the_end_of_a_pass_ends_the_wait():
+    states = iter([False, False, True])
+    wait_for_input(Queue(), seconds(60), lambda: next(states))
+    assert list(states) == []

@@ -51,9 +51,12 @@ def test_the_contention_flag_is_independent_of_the_state(tmp_path):
     assert not state.is_device_shared
     writer.is_device_shared = True
     state.write(facts(1), *[[1] * 4_097] * 3)
-    assert state.is_device_shared
+    assert state.is_device_shared and state.times_shared == 1
     writer.is_device_shared = False
     assert not state.is_device_shared
+    for _ in range(256):
+        writer.is_device_shared = True
+    assert state.times_shared == 1
     assert state.read().facts == facts(1)
 
 

@@ -13,7 +13,7 @@ from benchmark_control_plane.experiments.collocation.server_pairs import models_
 from benchmark_control_plane.experiments.collocation.server_pairs import plain_embeddings as naive
 from controlplane.config import parse
 from controlplane.config.models_section import EmbeddingModel
-from controlplane.service.bootstrap import embedders_of
+from controlplane.service.engine_builders import embedders_of
 
 HALF = {"device": "cuda", "dtype": "float16"}
 EXPERIMENT = Path(__file__).parents[4] / "configs" / "bench" / "head-to-head.yaml"

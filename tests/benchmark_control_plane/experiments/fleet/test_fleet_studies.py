@@ -10,6 +10,8 @@ from benchmark_control_plane.experiments.fleet import oracle_accuracy, report_co
 TINY = ["--boxes", "4", "--seconds", "1", "--seeds", "1", "--rate", "10"]
 
 
+# The event model is compiled where no earlier run has done it.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("study", "rows"), [("staleness", 47), ("policies", 36), ("faults", 6), ("capacity", 2), ("scale", 1)]
 )
@@ -22,6 +24,7 @@ def test_a_study_writes_its_rows(study: str, rows: int, tmp_path: Path) -> None:
         assert 1 <= row["rate_per_box"] <= 100 if study == "capacity" else 0 <= row["met_percent"] <= 100
 
 
+@pytest.mark.long
 def test_accuracy_is_stated_by_cell_and_order(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     arguments = ["--boxes", "2", "--rates", "40", "--seconds", "2", "--policies", "TANDEM", "RANDOM"]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from xml.etree import ElementTree
 
 import pytest
@@ -78,6 +79,17 @@ def test_each_system_is_listed_with_its_mean_under_each_load(tmp_path: Path) -> 
     assert rows[0][0] == "tandem"
     assert rows[0][3] == f"{formats.share(sum(attained) / len(ours))} ({formats.share(min(attained))})"
     assert [row[4] for row in rows if row[0] == "plain"] == [formats.ABSENT]
+    means = {
+        name: fmean(
+            run["attainment"]["overall"]
+            for run in content["runs"]
+            if (run["system"], run["load"]) == (name, 1.5) and run["valid"]
+        )
+        for name in ("tandem", *(s["name"] for s in content["systems"] if s["kind"] == "baseline"))
+    }
+    best = max(mean for name, mean in means.items() if name != "tandem")
+    assert rows[-1][0] == "tandem less the best baseline at this load, points"
+    assert rows[-1][3] == f"{100 * (means['tandem'] - best):+.1f}"
 
 
 def test_the_chart_is_a_complete_svg_file(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.controlplane.api.scripted_server import (
     Stage,
     events,
     listening,
+    staged,
 )
 from tests.controlplane.api.scripted_server import TEXT as SAID
 
@@ -191,12 +192,6 @@ async def test_more_prompts_than_slots_share_one_stream(stage: Stage):
     assert found == {index: prompt + SAID for index, prompt in enumerate(prompts)}
 
 
-async def test_echo(stage: Stage):
-    body = (await stage.http.post(TEXT, json=text(prompt=["x", "y"], n=2, temperature=1, echo=True))).json()
-    assert [c["text"] for c in body["choices"]] == [p + SAID for p in ("x", "x", "y", "y")]
-    assert body["usage"]["completion_tokens"] == 12
-
-
 async def test_sampling_reaches_the_engine(stage: Stage):
     body = chat(
         max_completion_tokens=9, n=1, temperature=0.5, top_p=0.9, presence_penalty=1, frequency_penalty=-1,
@@ -328,6 +323,17 @@ async def test_objectives(stage: Stage, headers: dict[str, str], fields: dict[st
     assert answer.status_code == 200, answer.text
     slo = stage.generator.runs[0].request.slo
     assert (slo.ttft, slo.tpot, slo.e2e, slo.gap) == tuple(ms and milliseconds(ms) for ms in expected)
+
+
+@pytest.mark.parametrize(
+    "header", ["x-service-class", "x-llm-d-inference-objective", "x-gateway-inference-objective"]
+)
+async def test_a_gateway_may_name_the_class(header: str):
+    classes = {"gold": {"ttft_ms": 150}, "standard": {"default": True}}
+    async with staged(classes=classes) as stage:
+        answer = await stage.http.post(CHAT, json=chat(), headers={header: "gold"})
+        assert answer.status_code == 200, answer.text
+        assert stage.generator.runs[0].request.service_class.name == "gold"
 
 
 async def test_models(stage: Stage):

@@ -7,8 +7,7 @@ import pytest
 
 from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ChatChoice, ChatChunkFormat, ShownParts
-from controlplane.api.openai.completions import CompletionChoice
-from controlplane.api.openai.completions import CompletionChunkFormat as CompletionChunkFormat
+from controlplane.api.openai.completions import CompletionChoice, CompletionChunkFormat, EchoedPrompt
 from controlplane.api.openai.logprobs import chat_logprobs, completion_logprobs
 from controlplane.api.openai.streaming import Envelope, Format
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest
@@ -123,7 +122,7 @@ def test_choice_has_stop_reason():
     "form",
     [
         ChatChunkFormat(ShownParts.of(asked())),
-        CompletionChunkFormat(CompletionRequest(model="m", prompt="p")),
+        CompletionChunkFormat(CompletionRequest(model="m", prompt="p"), [EchoedPrompt()]),
     ],
 )
 def test_last_chunk_has_stop_reason(form: Format):
@@ -201,7 +200,7 @@ def test_text_offsets_count_tokens_while_text_is_buffered():
         Delta(0, "abc", (2,), logprobs=(rest,)),
         Delta(0, "d", (3,), "stop", logprobs=(end,)),
     ]
-    form, whole = CompletionChunkFormat(body), CompletionChoice(body, 0)
+    form, whole = CompletionChunkFormat(body, [EchoedPrompt()]), CompletionChoice(body, EchoedPrompt())
     found: list[Any] = [form.choice(delta) for delta in deltas]
     for delta in deltas:
         whole.add(delta)

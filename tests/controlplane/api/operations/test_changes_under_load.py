@@ -34,7 +34,6 @@ def configured(number: int) -> dict[str, Any]:
 
 
 async def ask(stage: Stage, index: int) -> httpx.Response:
-    await asyncio.sleep(index * 0.005)
     if index % 3:
         body = {"model": CHAT_MODEL, "prompt": "x" * (index % 50 + 1), "max_tokens": 3}
         return await stage.http.post("/v1/completions", json=body, headers=KEYS)
@@ -56,8 +55,11 @@ async def test_nothing_is_lost_and_no_decision_mixes_versions(monkeypatch: pytes
     monkeypatch.setattr(dispatcher_module, "run_cycle", recorded)
     async with staged(**configured(1)) as stage:
         stage.generator._token_seconds = 0.002
-        asking = [asyncio.create_task(ask(stage, index)) for index in range(REQUESTS)]
+        asking = []
         for number in range(2, CHANGES + 2):
+            # Begun by the number of the change and not by time, so that requests meet many versions.
+            asked = len(asking), (number - 1) * REQUESTS // CHANGES
+            asking += [asyncio.create_task(ask(stage, index)) for index in range(*asked)]
             answer = await stage.http.put("/admin/config", json=configured(number), headers=KEYS)
             assert (answer.status_code, answer.json()["version"]) == (200, number), answer.text
             await asyncio.sleep(0.002)

@@ -57,12 +57,12 @@ async def test_policies_change_while_requests_wait():
 
 async def test_change_is_sent_to_the_engine():
     async with staged(server=SERVER, scheduling={"engine": {"ordering": "edf"}}) as stage:
-        engine = {"ordering": "srmt", "urgency": 0.25}
+        engine = {"ordering": "srmt", "urgency": 0.75}
         await put(stage, {"scheduling": {"engine": engine, "default_deadline_ms": 5_000}})
-        assert (await get(stage))["config"]["scheduling"]["engine"] == {"ordering": "srmt", "urgency": 0.25}
-        assert stage.generator.options == {"ordering": "srmt", "urgency": 0.25, "default_deadline_ms": 5_000}
+        assert (await get(stage))["config"]["scheduling"]["engine"] == {"ordering": "srmt", "urgency": 0.75}
+        assert stage.generator.options == {"ordering": "srmt", "urgency": 0.75, "default_deadline_ms": 5_000}
         answer = await put(stage, {"scheduling": {"engine": {"urgency": None}}})
-        assert answer["applied"] == {"scheduling.engine.urgency": {"from": 0.25, "to": None}}
+        assert answer["applied"] == {"scheduling.engine.urgency": {"from": 0.75, "to": None}}
         assert (await get(stage))["config"]["scheduling"]["engine"] == {"ordering": "srmt"}
 
 
@@ -160,7 +160,11 @@ async def test_a_dry_run_says_what_would_change_and_changes_nothing():
         ("?dry_run=yes", "should be true or false"),
         ("?guard_ms=0", "should be a number from 1"),
         ("?guard_ms=nan", "should be a number from 1"),
-        ("?drop=3", "only with guard_ms"),
+        ("?drop=3", "only with guard_ms or for_ms"),
+        ("?for_ms=0", "should be a number from 1"),
+        ("?for_ms=86400001", "should be a number from 1 to 8.64e"),
+        ("?for_ms=3600001&drop=3", "should be a number from 1 to 3.6e"),
+        ("?for_ms=5&guard_ms=5", "not with guard_ms"),
     ],
 )
 async def test_wrong_options_apply_nothing(query, expected):
@@ -316,6 +320,21 @@ async def test_rollback_puts_an_earlier_version_in_force():
         missing = await roll_back("?version=9", 400)
         assert "this server has the versions 1, 2, 3, 4, 5" in missing["error"]["message"]
         await roll_back(status=412, **{"if-match": '"1-0"'})
+
+
+async def test_a_temporary_change_ends_by_itself_unless_another_one_follows():
+    part = {"admission": {"max_waiting": 5}}
+    async with staged(server=SERVER) as stage:
+        await put(stage, part, query="?for_ms=60")
+        assert (await get(stage))["guard"]["is_temporary"] and stage.service.config.admission.max_waiting == 5
+        await until(lambda: stage.service.reconfiguration.active.number == 3)
+        assert stage.service.config.admission.max_waiting == 1_000
+        found = await get(stage)
+        assert (found["guard"]["state"], found["guard"]["reason"]) == ("expired", "the change was for 0.06 s")
+        await put(stage, part, query="?for_ms=60000")
+        await put(stage, {"admission": {"max_waiting": 6}})
+        assert (await get(stage))["guard"]["state"] == "superseded"
+        assert stage.service.config.admission.max_waiting == 6
 
 
 async def test_a_guarded_change_is_undone_if_a_class_loses_too_much():

@@ -32,7 +32,7 @@ CLASSES = {
 SECTIONS = {"classes": CLASSES, "admission": {"length_predictor": "history", "max_waiting": 4}}
 
 
-def offered(count=150, rate=30.0):
+def offered(count=150, rate=40.0):
     rng = np.random.default_rng(0)
     found = []
     for n, at in enumerate(arrival_times(rng, rate, count, variation=2.0)):
@@ -138,7 +138,12 @@ def test_secrets_and_tenants_names_are_not_in_the_configuration_row():
     config = parse(
         {
             "models": {"chat": {"model": "m", "engine": {"hf_token": "abc", "max_num_batched_tokens": 64}}},
-            "server": {"admin_key_sha256": digest, "metrics_key_sha256": digest, "port": 1},
+            "server": {
+                "admin_key_sha256": digest,
+                "metrics_key_sha256": digest,
+                "router_key_sha256": digest,
+                "port": 1,
+            },
             "tenants": {"acme": {"api_keys_sha256": [digest], "weight": 2}},
             "scheduling": {"engine": "off"},
         }

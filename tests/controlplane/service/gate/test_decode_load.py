@@ -18,7 +18,7 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
         assert share.decode_load is None, "no step was reported"
         for _ in range(16):
             b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
-        tempo = decode_load(dispatcher.tickets(), share, paces, now)
+        tempo = decode_load(dispatcher.tickets(), share.leases, share.ceiling - share.held, paces, now)
         assert (tempo.sequences, tempo.cells, tempo.prompt_tokens_pending) == (2, 5 + 3 + 8, 8)
         _, to_go = dispatcher.ledger.lease_state(begun.ticket.lease)
         assert tempo.tokens.tolist() == [to_go]

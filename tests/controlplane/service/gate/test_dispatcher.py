@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
@@ -268,7 +269,7 @@ def test_embeddings_are_leased_and_released(bench):
         embedding = asyncio.create_task(gate.embed(job))
         await b.embedder.until_runs(1)
         assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7]) // 2
-        assert b.generator.is_sharing, "answers may go as slowly as promised meanwhile"
+        assert b.generator.is_sharing, "steps may wait for the end of the pass"
         embedded = await embedding
         assert embedded.vectors.shape == (2, 8)
         assert not b.generator.is_sharing
@@ -295,41 +296,21 @@ def test_embeddings_beyond_the_workspace_wait(bench):
     bench(scenario)
 
 
-def test_embedding_batches_get_the_slack_of_running_generations(bench):
+def test_embedding_passes_are_priced_by_the_objectives_of_running_generations(bench):
     async def scenario(b):
-        assert b.embedder.batch_limit() is None
+        assert b.embedder.pause_cost() is None
         answer = await b.ask(max_tokens=8, tpot_ms=80)
-        assert b.embedder.batch_limit() is None, "before its first token it has no deadline here"
+        assert b.embedder.pause_cost()(np.array([1.0])) == [0.0], "no objective before its first token"
         for _ in range(4):
             await anext(answer)
-        # 50 ms a token with a TPOT of 80 ms: the next token may come one TPOT after the last.
-        assert to_seconds(b.embedder.batch_limit().slack) == pytest.approx(0.080 - 0.050)
+        cost = b.embedder.pause_cost()
+        # The output is 90 ms ahead of a TPOT of 80 ms, and each token of 50 ms regains 30 ms.
+        assert cost(np.array([0.1, 1.0])) == pytest.approx([0.0, 2.0]), "the weight of its class"
         async for _ in answer:
             pass
-        assert b.embedder.batch_limit() is None
+        assert b.embedder.pause_cost() is None
 
     bench(scenario)
-
-
-def test_generations_of_lower_priority_do_not_limit_embedding_batches(bench):
-    async def scenario(b):
-        answer = await b.ask(max_tokens=64, tpot_ms=80)
-        for _ in range(4):
-            await anext(answer)
-        limits = []
-        for runs, name in enumerate(("equal", "urgent"), start=1):
-            job = await b.service.intake.embeddings(
-                name, Caller("tests"), b.embedder.model, ["x"], RequestHints(service_class=name)
-            )
-            task = asyncio.create_task(b.service.gate.embed(job))
-            await b.embedder.until_runs(runs)
-            limits.append(b.embedder.batch_limit())
-            await task
-        async for _ in answer:
-            pass
-        assert [limit is None for limit in limits] == [False, True]
-
-    bench(scenario, classes={"equal": {"priority": 0, "default": True}, "urgent": {"priority": 1}})
 
 
 def test_a_too_long_input_is_truncated_only_on_request(bench):

@@ -33,8 +33,15 @@ OTHER: dict[str, Any] = {
     "server.limits.max_body": 7,
     "server.limits.max_values": 7,
 }
-# Read from the configuration in force when they are needed: at the drain, and by `Intake.set_terms`.
-READ_DIRECTLY = {"server.drain_ms", "server.limits.tokenizer_threads", "server.limits.grammar_processes"}
+# Read from the configuration in force when they are needed: at the drain, by `Intake.set_terms`, and by the
+# rule of the whole configuration that an address of other machines needs keys.
+READ_DIRECTLY = {
+    "server.open",
+    "server.drain_ms",
+    "server.vllm_metric_names",
+    "server.limits.tokenizer_threads",
+    "server.limits.grammar_processes",
+}
 
 
 def read(config: Config) -> object:

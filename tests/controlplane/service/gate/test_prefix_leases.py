@@ -1,6 +1,7 @@
 """Requests that share a prefix: footprints, leases and rejections at the gate."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,18 @@ def test_a_shared_prefix_is_leased_once_and_passes_to_the_next_reader(bench):
 
     b = bench(scenario, generator=caching(), **CONFIG)
     assert sorted(b.outcomes) == ["aborted", "aborted", "met"]
+
+
+def test_log_probabilities_of_a_prompt_are_computed_without_its_cached_prefix(bench):
+    async def scenario(b):
+        first = await b.ask(PREFIX + "first", max_tokens=4)
+        job = await b.job(PREFIX + "other", max_tokens=4)
+        job = replace(job, sampling=replace(job.sampling, prompt_logprobs=0))
+        second = await b.service.gate.generate(job)
+        assert second.ticket.request.cached_tokens == second.ticket.shared_bytes == 0
+        await asyncio.gather(read(first), read(second))
+
+    bench(scenario, generator=caching(), **CONFIG)
 
 
 @pytest.mark.parametrize("has_prefix_cache", [True, False])

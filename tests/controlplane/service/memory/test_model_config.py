@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.config import ConfigError
-from controlplane.service.bootstrap import model_facts
+from controlplane.service.engine_builders import model_facts
 from controlplane.service.memory.memory_plan import ModelFacts
 
 CONFIG = b'{"max_position_embeddings": 512}'

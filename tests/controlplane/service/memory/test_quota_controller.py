@@ -318,7 +318,7 @@ def test_state_and_metrics_show_the_sharing():
         shown = b.service.status.state()["sharing"]
         assert shown["device_memory"] == "elastic"
         assert sum(shown["usable_bytes"].values()) == shown["pool_bytes"] == 1_000 * KIB
-        text = b.service.status.metrics_text().decode()
+        text = b.service.metrics_text().decode()
         assert 'tandem_quota_before_lending_bytes{owner="llm"} 819200.0' in text
         assert 'tandem_urgency{owner="embedding"} 0.0' in text
         return []

@@ -56,7 +56,7 @@ def test_a_refused_quota_changes_nothing(llm, answer, fault, caplog):
             assert in_force(b) == (800, 200, 800, 200)
         assert b.service.status.impaired() == {"quotas": fault}
         assert b.service.status.state()["sharing"]["trouble"]["fault"] == fault
-        exposition = b.service.status.metrics_text().decode()
+        exposition = b.service.metrics_text().decode()
         assert f'tandem_quota_failures_total{{fault="{fault}"}} 5.0' in exposition
         assert [level for level, _ in log_lines(caplog)] == ["ERROR"], "logged once"
         b.generator.on_order = None

@@ -8,6 +8,7 @@ from controlplane.core.engine_reports import EngineStep
 from controlplane.core.ports import EmbeddingPass
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
+from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.prediction.rate_observer import RateObserver
 from predictors.timing.online_step_time import ObservedPace
@@ -25,7 +26,7 @@ def test_a_pass_that_ended_during_the_step_makes_it_shared():
     observer = RateObserver(
         {Owner.LLM: model, Owner.EMBEDDING: ObservedPace()},
         lambda: None,
-        {embedder.model: embedder},
+        EncoderRegistry([embedder]),
         metrics,
         FailOpen(metrics),
     )

@@ -18,7 +18,12 @@ def counted(history: AttainmentHistory, met: int, missed: int, now: Instant, nam
 
 
 def watched(
-    before: tuple[int, int], after: tuple[int, int], *, drop: float = 3.0, error: Exception | None = None
+    before: tuple[int, int],
+    after: tuple[int, int],
+    *,
+    drop: float | None = 3.0,
+    error: Exception | None = None,
+    is_temporary: bool = False,
 ) -> tuple[ChangeGuard, list[str], float]:
     """The guard after its end, what it undid, and the seconds that it took."""
     undone: list[str] = []
@@ -32,7 +37,7 @@ def watched(
         clock, history = LoopClock(), AttainmentHistory()
         counted(history, *before, clock.now())
         await asyncio.sleep(30)
-        guard = ChangeGuard(2, 60.0, drop, history, clock.now, undo)
+        guard = ChangeGuard(2, 60.0, drop, history, clock.now, undo, is_temporary=is_temporary)
         guard.start()
         begin = clock.now()
         await asyncio.sleep(0.5)
@@ -65,6 +70,23 @@ def test_what_is_undone_and_when(before, after, state, took):
     assert (guard.state, bool(undone)) == (state, state is GuardState.ROLLED_BACK)
     assert seconds_taken == pytest.approx(took)
     assert guard.reason
+
+
+@pytest.mark.parametrize(
+    ("after", "drop", "state", "took"),
+    [
+        # Undone at the end of its time, however the classes do.
+        ((100, 0), None, GuardState.EXPIRED, 60.0),
+        ((0, 1_000), None, GuardState.EXPIRED, 60.0),
+        ((98, 2), 3.0, GuardState.EXPIRED, 60.0),
+        # Watched too: undone early.
+        ((80, 20), 3.0, GuardState.ROLLED_BACK, 1.0),
+    ],
+)
+def test_a_temporary_change_is_undone_once_at_the_latest_when_its_time_is_over(after, drop, state, took):
+    guard, undone, seconds_taken = watched((1_000, 0), after, drop=drop, is_temporary=True)
+    assert (guard.state, len(undone)) == (state, 1)
+    assert seconds_taken == pytest.approx(took)
 
 
 def test_an_undo_that_fails_is_shown():

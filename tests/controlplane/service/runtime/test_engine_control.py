@@ -35,8 +35,8 @@ def test_an_unresponsive_engine_fails_a_change_and_gets_all_options_next(play):
         b.generator.on_order = None
         await b.service.reconfiguration.change({"admission": {"max_waiting": 5}}, source="test")
         assert in_force(b) == ("edf", 5, asdict(EngineOptions(ordering="edf")))
-        await b.service.reconfiguration.change({"scheduling": {"engine": {"urgency": 0.25}}}, source="test")
-        assert b.generator.options["urgency"] == 0.25
+        await b.service.reconfiguration.change({"scheduling": {"engine": {"urgency": 0.75}}}, source="test")
+        assert b.generator.options["urgency"] == 0.75
 
     play(scenario)
 
@@ -85,14 +85,14 @@ def test_concurrent_changes_are_applied_one_after_another(play):
     async def scenario(b):
         may_go = asyncio.Event()
         b.generator.on_order = may_go.wait
-        changes = {"scheduling": {"engine": {"urgency": 0.25}}}, {"admission": {"max_waiting": 5}}
+        changes = {"scheduling": {"engine": {"urgency": 0.75}}}, {"admission": {"max_waiting": 5}}
         first, second = (
             asyncio.create_task(b.service.reconfiguration.change(change, source="test")) for change in changes
         )
         await asyncio.sleep(1)
         may_go.set()
         await asyncio.gather(first, second)
-        assert in_force(b) == ("edf", 5, {"urgency": 0.25})
-        assert b.service.config.scheduling.engine["urgency"] == 0.25
+        assert in_force(b) == ("edf", 5, {"urgency": 0.75})
+        assert b.service.config.scheduling.engine["urgency"] == 0.75
 
     play(scenario)

@@ -121,7 +121,7 @@ def test_restarts_back_off_and_stop_after_the_bound(bench):
             await b.service.check()
         assert refused.value.is_permanent
         assert await embedded(b) == 1
-        assert b"tandem_engine_restarts_total 4.0" in b.service.status.metrics_text()
+        assert b"tandem_engine_restarts_total 4.0" in b.service.metrics_text()
 
     bench(scenario, generator=SlowStart(failing=range(2, 9)), **models(attempts=4))
 
@@ -169,14 +169,14 @@ def test_never_restarts_nothing(bench):
 
 def test_a_restarted_engine_gets_the_options_in_force(bench):
     async def scenario(b):
-        await b.service.reconfiguration.change({"scheduling": {"engine": {"urgency": 0.25}}}, source="test")
-        with b.service.gate._contention.embedding_pending():
-            b.generator.options, b.generator.is_sharing = {}, False
-            b.generator.die()
-            await until_ready(b)
-            assert b.generator.options["urgency"] == 0.25
-            assert b.generator.options.keys() > {"ordering", "look_ahead"}
-            assert b.generator.is_sharing
+        await b.service.reconfiguration.change({"scheduling": {"engine": {"urgency": 0.75}}}, source="test")
+        b.embedder.on_computing(True)
+        b.generator.options, b.generator.is_sharing = {}, False
+        b.generator.die()
+        await until_ready(b)
+        assert b.generator.options["urgency"] == 0.75
+        assert b.generator.options.keys() > {"ordering", "look_ahead"}
+        assert b.generator.is_sharing
 
     generator = SlowStart(has_own_scheduler=True)
     bench(scenario, generator=generator, scheduling={"engine": {"ordering": "edf"}})

@@ -87,7 +87,7 @@ class Unsaved:
 def test_engines_stop_even_if_the_length_model_cannot_be_saved(service, caplog):
     async def main():
         await service.start()
-        [engine] = service._embedders
+        [engine] = service.encoders.values()
         await engine.check()
         await service.stop()
         with pytest.raises(BackendDown, match="stopped"):
@@ -104,7 +104,8 @@ def test_a_failed_start_raises_its_own_error_and_leaves_no_engine(service, caplo
         with pytest.raises(RuntimeError, match="stopped before"):
             await service.start()
         with pytest.raises(BackendDown, match="stopped"):
-            await service._embedders[0].check()
+            [engine] = service.encoders.values()
+            await engine.check()
 
     run(main())
     assert len(error_lines(caplog)) == 1

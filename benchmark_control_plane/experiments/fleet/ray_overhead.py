@@ -1,0 +1,136 @@
+"""Measures what Ray Serve adds to a box, and what a second box adds; the boxes have simulated engines.
+
+`latency`: one request at a time, to a fleet of one box and to a box without Ray, in turns. `capacity`: fleets
+of one and two boxes at Poisson arrivals of several rates; the rate at 90 % attainment is interpolated.
+
+    python -m benchmark_control_plane.experiments.fleet.ray_overhead latency [--requests N] [--results FILE]
+    python -m benchmark_control_plane.experiments.fleet.ray_overhead capacity [--rates R ...] [--results FILE]
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from benchmark_control_plane.common.command_line import BadInput, print_json
+from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.common.servers import interrupt_on_sigterm
+from benchmark_control_plane.experiments.fleet.simulated_boxes import serving_box, serving_fleet
+from benchmark_control_plane.experiments.fleet.streaming_client import (
+    Ending,
+    StreamedExchange,
+    client,
+    exchange,
+    offer,
+)
+
+_TOKENS = 8
+_ATTAINMENT = 0.9
+_WARM_UP = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("latency", "capacity"))
+    parser.add_argument("--requests", type=int, default=100, help="of each server, or at each rate")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[10, 12, 14, 16, 18], help="per second and box"
+    )
+    parser.add_argument("--boxes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seed", type=int, default=1)
+    add_results(parser)
+    options = parser.parse_args(arguments)
+    interrupt_on_sigterm()
+
+    def command() -> dict[str, object]:
+        if options.requests < 20:
+            raise BadInput(f"--requests {options.requests}: must be at least 20")
+        with tempfile.TemporaryDirectory() as folder:
+            found = (
+                _latency(Path(folder), options)
+                if options.what == "latency"
+                else _capacity(Path(folder), options)
+            )
+        if options.results is not None:
+            write_json(options.results, found)
+        return found
+
+    return print_json(command)
+
+
+def _latency(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Medians in milliseconds, and their differences, which the criteria bound."""
+    (folder / "alone").mkdir()
+    with serving_fleet(folder, 1) as fleet, serving_box(folder / "alone") as box:
+        seen = asyncio.run(_in_turns({"ray": fleet.url, "box": box.url}, options.requests))
+    medians = {
+        name: {
+            "ttft_ms": 1e3 * statistics.median(each.ttft for each in exchanges),
+            "chunk_delay_ms": 1e3
+            * statistics.median(delay for each in exchanges for delay in each.delays[1:]),
+        }
+        for name, exchanges in seen.items()
+    }
+    above = {key: medians["ray"][key] - medians["box"][key] for key in medians["ray"]}
+    return {"requests": options.requests, **medians, "ray_above_box": above}
+
+
+async def _in_turns(urls: dict[str, str], requests: int) -> dict[str, list[StreamedExchange]]:
+    seen: dict[str, list[StreamedExchange]] = {name: [] for name in urls}
+    async with client() as http:
+        for number in range(requests + _WARM_UP):
+            for name, url in urls.items():
+                found = await exchange(http, url, tokens=_TOKENS)
+                if found.ending is not Ending.COMPLETE:
+                    raise RuntimeError(
+                        f"{name}: request {number} ended {found.ending.value}, status {found.status}"
+                    )
+                if number >= _WARM_UP:
+                    seen[name].append(found)
+    return seen
+
+
+def _capacity(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    found: dict[str, object] = {}
+    at_90: dict[int, float | None] = {}
+    for boxes in options.boxes:
+        own = folder / str(boxes)
+        own.mkdir()
+        with serving_fleet(own, boxes) as fleet:
+            rows = [asyncio.run(_attainment(fleet.url, boxes, rate, options)) for rate in options.rates]
+        at_90[boxes] = _rate_at(_ATTAINMENT, [(row["rate_per_box"], row["attainment"]) for row in rows])
+        found[f"{boxes} boxes"] = rows
+    first, last = at_90[options.boxes[0]], at_90[options.boxes[-1]]
+    found["rate_per_box_at_90"] = at_90
+    if first is not None and last is not None:
+        found["times_the_first"] = last * options.boxes[-1] / (first * options.boxes[0])
+    return found
+
+
+async def _attainment(url: str, boxes: int, rate: float, options: argparse.Namespace) -> dict[str, float]:
+    # The second seed keeps arrivals at one rate independent of those at another.
+    seed = hash((options.seed, rate))
+    exchanges = await offer(url, rate=rate * boxes, count=options.requests * boxes, tokens=_TOKENS, seed=seed)
+    return {
+        "rate_per_box": rate,
+        "attainment": statistics.mean(each.is_met for each in exchanges),
+        "refused": sum(each.ending is Ending.REFUSED for each in exchanges),
+        "lost": sum(each.ending in (Ending.CUT, Ending.UNANSWERED) for each in exchanges),
+    }
+
+
+def _rate_at(attainment: float, rows: Sequence[tuple[float, float]]) -> float | None:
+    """The rate at which attainment falls below this value, interpolated; None if it does not."""
+    for (rate, above), (next_rate, below) in pairwise(rows):
+        if above >= attainment > below:
+            return float(np.interp(attainment, [below, above], [next_rate, rate]))
+    return None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Everything that only a GPU can show, in one command: `make gpu-evidence`."""

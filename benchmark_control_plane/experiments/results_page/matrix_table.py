@@ -1,0 +1,81 @@
+"""Markdown of the results of a matrix: a row for each cell."""
+
+from collections.abc import Mapping
+from statistics import fmean, median
+
+from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
+from benchmark_control_plane.report import aggregates, formats
+from benchmark_control_plane.report.schema import Results, RunFigures
+
+_MIDDLE_LOAD = 1.0
+_LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "embedding"}
+
+
+def full(cells: Mapping[str, Results], link: str) -> str:
+    """Attainment of tandem and of the best baseline under each load, and the 99th percentiles at 100 %."""
+    first = next(iter(cells.values()))
+    loads = aggregates.common_loads(first)
+    latencies = [f"P99 {name}" for name in _LATENCIES.values()]
+    head = ["cell", "rate of 100 % load", *(f"{formats.load(load)} load" for load in loads), *latencies]
+    rows = [
+        [
+            cell,
+            formats.rate(results.get("capacity_rps")),
+            *(_attained(results, load) for load in loads),
+            *(_latency(results, metric) for metric in _LATENCIES),
+        ]
+        for cell, results in cells.items()
+    ]
+    seeds = formats.several(len(aggregates.seeds(first)), "seed")
+    intro = (
+        "Share of requests that met their SLO: tandem, the best baseline at that load, and in parentheses "
+        "tandem's share of the bound in hindsight; then the 99th percentiles at 100 % load of tandem and of "
+        "that baseline."
+    )
+    partial = "; **partial**" if any(results["partial"] for results in cells.values()) else ""
+    return "\n".join(
+        (intro, "", *markdown_table(head, rows), f"({seeds}, means; virtual time; {link}{partial}.)", "")
+    )
+
+
+def _attained(results: Results, load: float) -> str:
+    tandem = aggregates.tandem_system(results)
+    own = aggregates.runs_of(results, tandem["name"], load) if tandem else []
+    if not own:
+        return formats.ABSENT
+    best = _best_baseline(results, load)
+    theirs = aggregates.runs_of(results, best, load) if best else []
+    of_bound = [share for run in own if (share := aggregates.share_of_bound(run)) is not None]
+    text = ", ".join(formats.share(_mean(runs)) for runs in (own, theirs) if runs)
+    return f"{text} ({formats.share(fmean(of_bound))})" if of_bound else text
+
+
+def _mean(runs: list[RunFigures]) -> float:
+    return fmean(run["attainment"][aggregates.OVERALL] or 0.0 for run in runs)
+
+
+def _best_baseline(results: Results, load: float) -> str | None:
+    found = {
+        system["name"]: _mean(runs)
+        for system in results["systems"]
+        if system["kind"] == "baseline" and (runs := aggregates.runs_of(results, system["name"], load))
+    }
+    return max(found, key=found.__getitem__, default=None)
+
+
+def _latency(results: Results, metric: str) -> str:
+    """Of the class with the highest priority that has the metric; embeddings have no TPOT."""
+    tandem = aggregates.tandem_system(results)
+    names = [tandem["name"] if tandem else None, _best_baseline(results, _MIDDLE_LOAD)]
+    found = []
+    for name in names:
+        values = [
+            figure[0]
+            for run in (aggregates.runs_of(results, name, _MIDDLE_LOAD) if name else [])
+            for by_metric in run["percentiles"].values()
+            if ("tpot_ms" in by_metric) == (metric != "e2e_ms")
+            and (figure := by_metric.get(metric, {}).get("p99"))
+            and figure[0] is not None
+        ]
+        found.append(formats.milliseconds(median(values)) if values else formats.ABSENT)
+    return ", ".join(found)

@@ -1,0 +1,281 @@
+"""A schedule with hindsight that the simulated device could run: what it attains is attainable.
+
+It knows lengths and step times and never preempts: a request starts if memory suffices until each running one
+ends and the step leaves the others in time. A request that can no longer be in time is dropped. Prompts are
+computed whole, without a prefix cache. The best of a few rules counts: the request that must start first goes
+first, or the one of least work; all running requests stay in time, or a twentieth of them may become late;
+all requests are tried, or those that the linear program serves.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+
+from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
+from benchmark_control_plane.judge.hindsight.least_work import RequestWork
+from benchmark_control_plane.judge.simulated_target import BLOCK_TOKENS
+from controlplane.core.memory_ledger import Floats
+from controlplane.core.request import Kind
+
+_CHOSEN_PART = 0.5
+_SACRIFICED = (0.0, 0.05)
+# Requests that are tried at a step, beyond the first that does not fit.
+_TRIED = 8
+
+
+def feasible_attainment(works: Sequence[RequestWork], device: SimulatedDeviceSection, parts: Floats) -> float:
+    """Share of the requests that the best of a few schedules serves; `parts` is the program's solution."""
+    if not works:
+        return 1.0
+    everyone = frozenset(work.planned.id for work in works if work.is_possible)
+    chosen = frozenset(w.planned.id for w, part in zip(works, parts, strict=True) if part >= _CHOSEN_PART)
+    rules = [(order, sacrificed) for order in (_latest_start, _alone) for sacrificed in _SACRIFICED]
+    best, rule = max(
+        ((served_in_time(works, device, everyone, *rule), rule) for rule in rules),
+        key=lambda found: len(found[0]),
+    )
+    further = served_in_time(works, device, chosen, *rule)
+    return max(len(best), len(further)) / len(works)
+
+
+def served_in_time(
+    works: Sequence[RequestWork],
+    device: SimulatedDeviceSection,
+    chosen: Collection[str],
+    order: Callable[[RequestWork], float],
+    sacrificed: float,
+) -> frozenset[str]:
+    """Ids of the requests served in time if only those with the ids `chosen` are served."""
+    return _Schedule(device, works, chosen, order, sacrificed).run()
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A generation with its first `computed` tokens in the KV cache, `produced` of its output delivered."""
+
+    work: RequestWork
+    computed: int = 0
+    produced: int = 0
+    due: float = inf
+    last: float = 0.0
+
+    @property
+    def prompt(self) -> int:
+        return self.work.planned.prompt_tokens
+
+    @property
+    def left(self) -> int:
+        """Tokens to come."""
+        return self.work.decodes + 1 - self.produced
+
+
+@dataclass(slots=True)
+class _Schedule:
+    """One schedule, step by step from the first release."""
+
+    device: SimulatedDeviceSection
+    works: Sequence[RequestWork]
+    chosen: Collection[str]
+    order: Callable[[RequestWork], float]
+    sacrificed: float
+    now: float = 0.0
+    kept: list[str] = field(default_factory=list)
+    running: list[_Running] = field(default_factory=list)
+    prompts: list[RequestWork] = field(default_factory=list)
+    inputs: list[tuple[RequestWork, list[int]]] = field(default_factory=list)
+
+    def run(self) -> frozenset[str]:
+        """Ids of the requests served in time."""
+        to_come = sorted(
+            (work for work in self.works if work.planned.id in self.chosen), key=lambda w: -w.release
+        )
+        followers: dict[str, list[RequestWork]] = {}
+        for work in to_come:
+            if work.planned.after is not None:
+                followers.setdefault(work.planned.after, []).append(work)
+        to_come = [work for work in to_come if work.planned.after is None]
+        self.now = to_come[-1].release if to_come else 0.0
+        while to_come or self.running or self.prompts or self.inputs:
+            while to_come and to_come[-1].release <= self.now:
+                self._arrive(to_come.pop())
+            self._drop_late()
+            kept = len(self.kept)
+            if not self._step():
+                if not to_come:
+                    break
+                self.now = max(self.now, to_come[-1].release)
+            for done in self.kept[kept:]:
+                for follower in followers.get(done, ()):
+                    self._arrive(follower if follower.before else _due_from(follower, self.now))
+        return frozenset(self.kept)
+
+    def _arrive(self, work: RequestWork) -> None:
+        if work.planned.kind is Kind.EMBED:
+            insort(self.inputs, (work, sorted(work.planned.lengths)), key=lambda each: self.order(each[0]))
+        else:
+            insort(self.prompts, work, key=self.order)
+
+    def _drop_late(self) -> None:
+        """Drops what can no longer be in time, and the latest started while the next step lacks blocks."""
+        self.prompts = [work for work in self.prompts if _latest_start(work) >= self.now]
+        self.inputs = [each for each in self.inputs if self.now + self._alone(each[1]) <= each[0].due]
+        self.running = [one for one in self.running if self._slack(one, 1) >= self.device.step[0]]
+        limit = self._kv_blocks()
+        while limit is not None and sum(map(_blocks, self.running)) > limit:
+            self.running.pop()
+
+    def _step(self) -> bool:
+        """Runs one step; False if there is nothing to do."""
+        base, per_prompt, per_decode, per_cell = self.device.step
+        budget, chunks = self.device.step_tokens, []
+        seconds = 0.0
+        for one in sorted(self.running, key=lambda one: not one.produced):
+            chunk = min(budget, 1 if one.produced else one.prompt - one.computed)
+            if chunk:
+                seconds += (per_decode if one.produced else chunk * per_prompt) + per_cell * one.computed
+                chunks.append((one, chunk))
+                budget -= chunk
+        if chunks:
+            seconds += base
+        slack = self._least_slack(chunks)
+        for one, chunk in self._start(budget, slack - seconds):
+            seconds += (0.0 if chunks else base) + chunk * per_prompt
+            chunks.append((one, chunk))
+        slack = self._least_slack(chunks)
+        took, computed = self._compose_pass(slack - seconds, seconds)
+        self.now += seconds + took
+        self.kept += [work.planned.id for work in computed if self.now <= work.due]
+        self._finish(chunks)
+        return bool(chunks) or took > 0
+
+    def _least_slack(self, chunks: Sequence[tuple[_Running, int]]) -> float:
+        slacks = sorted(self._slack(one, len(self.running)) for one, _ in chunks)
+        return slacks[int(self.sacrificed * len(slacks))] if slacks else inf
+
+    def _slack(self, one: _Running, decodes: int) -> float:
+        """Time that the next step of a request may take, if so many decode in each later one."""
+        base, _, per_decode, per_cell = self.device.step
+        if not one.produced:
+            return min(one.work.first_due, one.work.due - base * (one.left - 1)) - self.now
+        later = (one.left - 1) * (base + per_decode * decodes + per_cell * one.computed)
+        return min(min(one.due, one.work.due) - later, one.last + one.work.longest_gap) - self.now
+
+    def _start(self, budget: int, slack: float) -> list[tuple[_Running, int]]:
+        """Starts waiting requests whose prompts fit into tokens, time and memory."""
+        started, tried = [], 0
+        base, per_prompt, per_decode, _ = self.device.step
+        for work in list(self.prompts):
+            if not budget or len(self.running) >= self.device.max_running or tried > _TRIED:
+                break
+            chunk = min(budget, work.planned.prompt_tokens)
+            one = _Running(work)
+            if chunk * per_prompt > slack or not self._fits(one) or not self._keeps_pace(one, per_decode):
+                tried += 1
+                continue
+            self.prompts.remove(work)
+            self.running.append(one)
+            started.append((one, chunk))
+            budget -= chunk
+            slack = min(slack, work.first_due - self.now - base) - chunk * per_prompt
+        return started
+
+    def _keeps_pace(self, newcomer: _Running, per_decode: float) -> bool:
+        """Whether a decode step with one more request is as short as the strictest mean pace."""
+        paces = [
+            one.work.after_first / one.work.decodes for one in (*self.running, newcomer) if one.work.decodes
+        ]
+        cells = sum(one.prompt + one.produced for one in (*self.running, newcomer))
+        step = self.device.step[0] + per_decode * (len(self.running) + 1) + self.device.step[3] * cells
+        return step <= min(paces, default=inf)
+
+    def _fits(self, newcomer: _Running) -> bool:
+        """Whether memory suffices at the end of each request, all producing one token a step until then."""
+        limit = self._kv_blocks()
+        if limit is None:
+            return True
+        ones = (*self.running, newcomer)
+        left = np.array([one.left for one in ones])
+        held = np.array([one.prompt + one.produced for one in ones])
+        ahead = np.unique(left)[:, np.newaxis]
+        blocks = np.where(left >= ahead, -(-(held + ahead) // BLOCK_TOKENS), 0)
+        return bool(blocks.sum(axis=1).max() <= limit)
+
+    def _kv_blocks(self) -> int | None:
+        kv_bytes = self.device.kv_memory or self.device.pool
+        return None if kv_bytes is None else kv_bytes // (BLOCK_TOKENS * self.device.kv_bytes_per_token)
+
+    def _compose_pass(self, slack: float, seconds: float) -> tuple[float, list[RequestWork]]:
+        """Takes the inputs of a pass after the LLM's part of the step, which takes `seconds`.
+
+        A pass fits into the slack of the running requests.
+        Returns its time and the requests that it completes.
+        """
+        budget, longest, count = self._pass_tokens(), 0, 0
+        completed: list[RequestWork] = []
+        while self.inputs:
+            _, lengths = self.inputs[0]
+            while lengths:
+                length = max(longest, lengths[-1])
+                is_whole = (count + 1) * length <= budget
+                if not is_whole or self._pass_time(count + 1, length) > slack:
+                    return self._pass_time(count, longest), completed
+                longest, count = max(longest, lengths.pop()), count + 1
+            completed.append(self.inputs.pop(0)[0])
+        return self._pass_time(count, longest), completed
+
+    def _pass_tokens(self) -> int:
+        """Padded tokens of the largest pass, beside the blocks held now and those of this step."""
+        if self.device.pool is None:
+            return self.device.embed_batch_tokens
+        free = (
+            self.device.pool - sum(map(_blocks, self.running)) * BLOCK_TOKENS * self.device.kv_bytes_per_token
+        )
+        return min(self.device.embed_batch_tokens, free // self.device.embed_bytes_per_token)
+
+    def _pass_time(self, inputs: int, length: int) -> float:
+        base, per_token = self.device.embedding
+        padded = inputs * length
+        return base + padded * (per_token + self.device.embedding_squares * length) if inputs else 0.0
+
+    def _alone(self, lengths: Sequence[int]) -> float:
+        """Seconds of the passes of these inputs alone."""
+        longest, base = max(lengths, default=0), self.device.embedding[0]
+        further = -(-len(lengths) * longest // self.device.embed_batch_tokens) - 1
+        return self._pass_time(len(lengths), longest) + base * max(0, further)
+
+    def _finish(self, chunks: Sequence[tuple[_Running, int]]) -> None:
+        """Delivers the tokens of the step that ends now."""
+        for one, chunk in chunks:
+            one.computed += chunk
+            if one.computed < one.prompt:
+                continue
+            if not one.produced:
+                one.due = self.now + one.work.after_first if self.now <= one.work.first_due else -inf
+            one.produced, one.last = one.produced + 1, self.now
+            if not one.left:
+                self.running.remove(one)
+                if self.now <= min(one.due, one.work.due):
+                    self.kept.append(one.work.planned.id)
+
+
+def _latest_start(work: RequestWork) -> float:
+    return min(work.first_due - work.first_alone, work.due - work.alone)
+
+
+def _blocks(one: _Running) -> int:
+    """Blocks that a running request holds at the end of the next step, at most."""
+    return -(-(max(one.prompt, one.computed + 1)) // BLOCK_TOKENS)
+
+
+def _due_from(work: RequestWork, now: float) -> RequestWork:
+    """A request whose latencies count from now, because it follows a response."""
+    first_due = min(work.first_due, now + work.first_within)
+    due = min(work.due, now + work.within, first_due + work.after_first)
+    return replace(work, release=now, first_due=min(first_due, due), due=due)
+
+
+def _alone(work: RequestWork) -> float:
+    return work.alone

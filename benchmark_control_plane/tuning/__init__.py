@@ -1,0 +1,1 @@
+"""`tandem tune`: a better configuration for the traffic of a decision log."""

@@ -1,0 +1,134 @@
+"""What `tandem tune` found, as facts for JSON and page, and as text."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
+from benchmark_control_plane.decision_replay.replay_command import check_facts, check_text
+from benchmark_control_plane.decision_replay.self_check import SelfCheck
+from benchmark_control_plane.report.formats import yaml_value
+from benchmark_control_plane.tuning.comparison import Comparison
+from benchmark_control_plane.tuning.search_space import value_of
+from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
+from benchmark_control_plane.tuning.unattainable import unattainable_shares
+from controlplane.commands.output import print_table
+from controlplane.config import Config
+
+BETTER, NOTHING_BETTER, NOT_REPRODUCED = "better", "nothing-better", "not-reproduced"
+
+
+def tuning_facts(
+    log: Path, path: Path, config: Config, traffic: RecordedTraffic, blocks: BlockSets, found: Tuned
+) -> dict[str, Any]:
+    """All facts, as values of JSON; shares from 0 to 1, gains in points."""
+    judged = sum(block.last - block.first for block in blocks.held_out)
+    answer = NOT_REPRODUCED if not found.check.has_passed else BETTER if found.is_better else NOTHING_BETTER
+    return {
+        "answer": answer,
+        "reason": _reason(path, blocks, found),
+        "log": str(log),
+        "config": str(path),
+        **check_facts(traffic, found.check),
+        "out_of_reach": unattainable_shares(traffic, config),
+        "blocks": {
+            "search": len(blocks.search),
+            "held_out": len(blocks.held_out),
+            "held_out_requests": judged,
+        },
+        "trials": [
+            {
+                "changes": dict(each.changes), "blocks": each.blocks,
+                "gain": each.comparison.gain.mean, "value": each.comparison.value,
+            }
+            for each in found.tried
+        ],
+        "changes": [
+            {
+                "key": each.key,
+                "before": value_of(config, each.key),
+                "after": (found.changes or {})[each.key],
+                "gain": None if each.gain is None else each.gain.mean,
+                "error": None if each.gain is None else each.gain.error,
+            }
+            for each in found.effects
+        ],
+        "held_out": None if found.verdict is None else _comparison(found.verdict),
+        "files": {},
+    }  # fmt: skip
+
+
+def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str, Any]) -> None:
+    """Prints the facts."""
+    print("\n".join(check_text(traffic, check)))
+    if (held_out := facts["held_out"]) is not None:
+        rows = [
+            (c["name"], f"{c['requests']:,}", percent(c["before"]), percent(c["after"]),
+             percent(c["rejected_before"]), percent(c["rejected_after"]))
+            for c in held_out["classes"]
+        ]  # fmt: skip
+        header = ("class", "requests", "kept", "kept after", "rejected", "rejected after")
+        print_table("promises kept on the held-out blocks", header, rows)
+    for change in facts["changes"]:
+        before, after = yaml_value(change["before"]), yaml_value(change["after"])
+        print(f"{change['key']}: {before} -> {after}: {change_gain(change)}")
+    for name, share in facts["out_of_reach"].items():
+        print(out_of_reach_text(name, share))
+    print(facts["reason"])
+    for what, file in facts["files"].items():
+        print(f"{what}: {file}")
+
+
+def out_of_reach_text(name: str, share: float) -> str:
+    """What no configuration can do for a class."""
+    return (
+        f"class {name}: {percent(share)} of the requests cannot attain their objectives, because an idle "
+        "device takes longer"
+    )
+
+
+def change_gain(change: Mapping[str, Any]) -> str:
+    """What a changed key brings."""
+    if change["gain"] is None:
+        return "needed by the other changes"
+    return f"{change['gain']:+.1f} points of promises kept (95 %: {change['error']:.1f})"
+
+
+def percent(share: float) -> str:
+    """A share in percent."""
+    return f"{100 * share:.1f} %"
+
+
+def _comparison(found: Comparison) -> dict[str, Any]:
+    return {
+        "before": found.before,
+        "gain": found.gain.mean,
+        "error": found.gain.error,
+        "classes": [asdict(each) for each in found.classes],
+    }
+
+
+def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
+    """The answer in one sentence."""
+    if not found.check.has_passed:
+        return "Nothing was tuned: the replay does not reproduce the log."
+    if found.best is None:
+        whole = sum(each.blocks == len(blocks.search) for each in found.tried)
+        return (
+            f"Nothing better found: of {len(found.tried)} trials, {whole} of them on all blocks, none keeps "
+            f"more promises than {path} for what its changes cost."
+        )
+    if found.verdict is None:
+        return "Nothing better found: no changed key of the best trial brings more than chance."
+    gain = found.verdict.gain
+    text = f"{gain.mean:+.1f} points (95 %: {gain.error:.1f}) on the held-out blocks"
+    if found.is_better:
+        before = found.verdict.before
+        return (
+            f"Better: promises kept, weighted by class, {before:.1f} -> {before + gain.mean:.1f} %, {text}."
+        )
+    if found.verdict.losers:
+        lost = ", ".join(f"{each.name} {each.lost:.1f}" for each in found.verdict.losers)
+        return f"Nothing better found: {text}, but classes lose more points than they may: {lost}."
+    return f"Nothing better found: the best trial changes {text}, no more than chance."

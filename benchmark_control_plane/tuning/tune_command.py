@@ -1,0 +1,121 @@
+"""The command `tandem tune LOG my.yaml --out better.yaml`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import controlplane
+from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.common.servers import interrupt_on_sigterm
+from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
+from benchmark_control_plane.decision_replay.replay_command import sections_for
+from benchmark_control_plane.report.formats import yaml_value
+from benchmark_control_plane.report.tuning_page import tuning_page
+from benchmark_control_plane.tuning.blocks import blocks_of
+from benchmark_control_plane.tuning.edited_yaml import Edit, edited_yaml
+from benchmark_control_plane.tuning.evaluation import evaluator
+from benchmark_control_plane.tuning.findings import change_gain, print_tuning, tuning_facts
+from benchmark_control_plane.tuning.paired_blocks import ConfigurationRefused
+from benchmark_control_plane.tuning.search_space import SearchSpace, search_space
+from benchmark_control_plane.tuning.tuning_progress import TuningProgress
+from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned, state_file, tune_log
+from controlplane.commands.exit_status import ExitStatus
+from controlplane.config import parse
+from controlplane.config.documents import flattened
+from controlplane.config.loader import read_yaml
+from controlplane.config.packaged import config_path
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit status. Raises BadInput, ConfigError and OSError."""
+    _check_options(options)
+    path = config_path(options.config)
+    content = read_yaml(path)
+    config = parse(content, source=str(path))
+    assert isinstance(content, dict)
+    traffic = read_traffic(options.log)
+
+    def served(changed: Mapping[str, Any]) -> Mapping[str, Any]:
+        return sections_for(traffic, options.log, parse(changed), source=str(path))
+
+    served(content)
+    moves = traffic.machine.pool_bytes is not None and config.pool.kv_allocator == "kvcached"
+    space = search_space(content, also=options.also, keep=options.keep, has_quotas=moves)
+    blocks = BlockSets(*blocks_of(traffic))
+    weights = {name: known.weight for name, known in config.service_classes().items()}
+    progress = TuningProgress(sys.stderr, 60 * options.minutes * options.processes)
+    interrupt_on_sigterm()
+    state = state_file(options.out)
+    try:
+        with evaluator(
+            blocks.all,
+            state,
+            fingerprint=blocks.fingerprint(controlplane.__version__),
+            processes=options.processes,
+        ) as replays:
+            found = tune_log(
+                traffic, blocks, replays, space, weights=weights, served=served, trials=options.trials,
+                seconds=60 * options.minutes * options.processes, note=progress.print_line,
+                on_trial=lambda tried: progress.report(tried, replays.seconds),
+            )  # fmt: skip
+    except ConfigurationRefused as error:
+        raise BadInput(f"{path}: the server refuses it on the machine of the log: {error}") from error
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on from {state}", file=sys.stderr)
+        return ExitStatus.INTERRUPTED
+    facts = tuning_facts(options.log, path, config, traffic, blocks, found)
+    write_answer(options.out, path, content, space, found, facts)
+    if options.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        print_tuning(traffic, found.check, facts)
+    return ExitStatus.DONE if found.is_better else ExitStatus.NOT_ATTAINED
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    if not options.minutes > 0:
+        raise BadInput(f"--minutes={options.minutes:g}: should be above 0")
+    if options.trials < 1:
+        raise BadInput(f"--trials={options.trials}: should be at least 1")
+    if not 1 <= options.processes <= 256:
+        raise BadInput(f"--processes={options.processes}: should be from 1 to 256")
+    if options.out.exists() and config_path(options.config).samefile(options.out):
+        raise BadInput(f"--out {options.out}: is the configuration itself; give another file")
+
+
+def write_answer(
+    out: Path, path: Path, content: Mapping[str, Any], space: SearchSpace, found: Tuned, facts: dict[str, Any]
+) -> None:
+    """Writes the page, and the better configuration if there is one; names them in `facts`."""
+    if not found.check.has_passed:
+        return
+    if found.is_better and found.changes is not None:
+        changed = space.changed(found.changes)
+        text = path.read_bytes().decode()
+        edits = _edits(content, changed, facts["changes"])
+        out.write_bytes(edited_yaml(text, edits, changed, source=str(path)).encode())
+        facts["files"]["yaml"] = str(out)
+    page = out.with_suffix(".html")
+    facts["files"]["page"] = str(page)
+    page.write_text(tuning_page(facts), encoding="utf-8")
+
+
+def _edits(
+    content: Mapping[str, Any], changed: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]
+) -> list[Edit]:
+    """One edit for each value of the file that differs; a value that follows from a change has no mark."""
+    was = dict(flattened(content))
+    marks = {each["key"]: _mark(each) for each in changes}
+    return [
+        Edit(path.split("."), value, marks.get(path, ""))
+        for path, value in flattened(changed)
+        if path not in was or was[path] != value
+    ]
+
+
+def _mark(change: Mapping[str, Any]) -> str:
+    brings = "needed by the other changes" if change["gain"] is None else change_gain(change)
+    return f"tandem tune: was {yaml_value(change['before'])}; {brings}"

@@ -1,0 +1,210 @@
+"""What `tandem top` knows of a server: the records of its live feed, and their content as rows of text.
+
+The rows are plain text and numbers, so that the terminal application, `--once` and a test show the same.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from controlplane.core.request import Owner
+
+Record = Mapping[str, Any]
+Row = tuple[str, ...]
+
+_SAMPLES = 300
+# Of each type, as in the server: frequent deferrals displace no restart.
+_EVENTS = 60
+_OWNERS = {Owner.LLM.value: "LLM", Owner.EMBEDDING.value: "embeddings"}
+_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_NONE = "-"
+
+CLASS_COLUMNS = (
+    "class", "attained 5m", "burn 5m", "burn 1h", "running", "waiting", "first token", "predicted",
+)  # fmt: skip
+OWNER_COLUMNS = ("memory", "held", "quota", "lent", "of quota", "device time", "running", "waiting")
+EVENT_COLUMNS = ("age", "event", "request", "class", "detail")
+LIMIT_OF_BURN = 1.0
+"""Burn above this uses more than the allowed misses."""
+
+
+@dataclass
+class LiveView:
+    """The last samples and events of one server; it begins anew when the server has restarted."""
+
+    about: Record = field(default_factory=dict)
+    instance: str | None = None
+    next: int = 0
+    now: float = 0.0
+    samples: deque[Record] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    _by_type: dict[str, deque[Record]] = field(default_factory=dict)
+
+    def take(self, answer: Mapping[str, Any]) -> bool:
+        """Adds the records of an answer of /admin/live; whether to ask again at once."""
+        if self.instance not in (None, answer["instance"]):
+            # The numbers of another start have another meaning.
+            self.__init__()  # type: ignore[misc]
+            return True
+        self.instance, self.next, self.now = answer["instance"], answer["next"], answer["now"]
+        self.about = answer.get("about", self.about)
+        for record in answer["records"]:
+            kind = record["type"]
+            kept = self.samples if kind == "sample" else self._by_type.setdefault(kind, deque(maxlen=_EVENTS))
+            kept.append(record)
+        return bool(answer["more"])
+
+    @property
+    def events(self) -> list[Record]:
+        """The last events of each type, oldest first."""
+        return sorted(chain.from_iterable(self._by_type.values()), key=lambda event: event["seq"])
+
+    @property
+    def sample(self) -> Record:
+        """The newest sample; empty before the first."""
+        return self.samples[-1] if self.samples else {}
+
+    def to_json(self) -> dict[str, Any]:
+        """The newest sample, the events, and what the server is."""
+        return {"about": self.about, "now": self.now, "sample": self.sample, "events": self.events}
+
+    def class_rows(self) -> list[Row]:
+        """A row of `CLASS_COLUMNS` for each class."""
+        return [_class_row(name, found) for name, found in self.sample.get("classes", {}).items()]
+
+    def owner_rows(self) -> list[Row]:
+        """A row of `OWNER_COLUMNS` for each owner of memory."""
+        device = self.sample.get("device", {})
+        return [
+            _owner_row(owner, found, device.get(owner, 0.0))
+            for owner, found in self.sample.get("owners", {}).items()
+        ]
+
+    def event_rows(self, most: int | None = None, *, is_filtered: bool = False) -> list[Row]:
+        """Rows of `EVENT_COLUMNS`, newest first; filtered, without requests that were served as promised."""
+        events = [event for event in reversed(self.events) if not (is_filtered and is_routine(event))]
+        return [self._event_row(event) for event in events[:most]]
+
+    def series(self, path: Sequence[str]) -> list[float]:
+        """One number of every sample, found by `path`; 0 where it is missing."""
+        return [_number(sample, path) for sample in self.samples]
+
+    def faults(self) -> list[str]:
+        """Each fault of now in words."""
+        return [f"{part}: {text}" for part, text in self.sample.get("faults", {}).items()]
+
+    def _event_row(self, event: Record) -> Row:
+        name, detail = _described(event)
+        who = event.get("id") or event.get("model") or event.get("part") or ""
+        return (_age(self.now - event["at"]), name, str(who)[:28], event.get("class", ""), detail)
+
+
+def is_routine(event: Record) -> bool:
+    """Whether an event says that a request was admitted at once, or that it met its objectives."""
+    is_met = event["type"] == "end" and event["outcome"] in ("met", "rejected", "aborted")
+    return is_met or (event["type"] == "admission" and not event["victims"])
+
+
+def plain_text(view: LiveView) -> str:
+    """The view as aligned text."""
+    parts = [*(f"FAULT {fault}" for fault in view.faults())]
+    sections = (
+        (CLASS_COLUMNS, view.class_rows()),
+        (OWNER_COLUMNS, view.owner_rows()),
+        (EVENT_COLUMNS, view.event_rows(20, is_filtered=True)),
+    )
+    for header, rows in sections:
+        if parts:
+            parts.append("")
+        parts += _aligned([header, *rows])
+    return "\n".join(parts)
+
+
+def _aligned(rows: Sequence[Row]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _class_row(name: str, found: Record) -> Row:
+    recent, hour = found.get("5m", {}), found.get("1h", {})
+    ended = recent.get("ended", 0)
+    attained = f"{100 * recent['met'] / ended:.1f} % of {ended:,}" if ended else _NONE
+    return (
+        name, attained, _burn(recent), _burn(hour), str(found["running"]), str(found["waiting"]),
+        _duration(found.get("ttft_ms")), _duration(found.get("predicted_ttft_ms")),
+    )  # fmt: skip
+
+
+def _owner_row(owner: str, found: Record, device: float) -> Row:
+    quota, held = found["quota_bytes"], found["held_bytes"]
+    share = f"{100 * held / quota:.0f} %" if quota else _NONE
+    return (
+        _OWNERS.get(owner, owner), _bytes(held), _bytes(quota), _bytes(found["lent_bytes"]), share,
+        f"{100 * device:.0f} %", str(found["running"]), str(found["waiting"]),
+    )  # fmt: skip
+
+
+def _described(event: Record) -> tuple[str, str]:
+    """The name of an event, and its details in words."""
+    match event["type"]:
+        case "admission":
+            wait = f"predicted wait {_duration(event['wait_ms'])}" if event.get("wait_ms") else ""
+            victims = f"after preempting {event['victims']}" if event["victims"] else ""
+            return "admitted", " ".join(filter(None, (victims, wait)))
+        case "deferral":
+            return "deferred", event["reason"].replace("_", " ")
+        case "rejection":
+            retry = event.get("retry_after_ms")
+            after = "no retry can help" if retry is None else f"retry after {_duration(retry)}"
+            return "rejected", f"{event['reason'].replace('_', ' ')}, {after}"
+        case "end":
+            missed = f"missed {', '.join(event['missed'])}" if event["missed"] else ""
+            first = f"first token {_duration(event['ttft_ms'])}" if event.get("ttft_ms") is not None else ""
+            return event["outcome"], ", ".join(filter(None, (missed, first)))
+        case "preemption":
+            own = "waiting embeddings" if event["by"] == "gate" else "the engine's order"
+            cost = f"{event['recompute_tokens']:,} tokens to compute again"
+            return "preempted", f"for {event['for'] or own}, {cost}"
+        case "quota":
+            moved = event["to"][Owner.LLM.value] - event["from"][Owner.LLM.value]
+            gains = _OWNERS[Owner.LLM.value if moved > 0 else Owner.EMBEDDING.value]
+            return "quota", f"+{_bytes(abs(moved))} for {gains} in {event['moves']} moves"
+        case "restart":
+            return f"{event['part']} {event['state']}", event.get("text", "")
+        case "config":
+            changes = "; ".join(f"{key}: {a} -> {b}" for key, (a, b) in event["changes"].items())
+            return f"version {event['version']}", changes or "the configuration of the start"
+        case "fault":
+            return f"fault {event['state']}", event["text"]
+        case other:
+            return str(other), ""
+
+
+def _number(sample: Record, path: Sequence[str]) -> float:
+    found: Any = sample
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return float(found or 0.0)
+
+
+def _burn(window: Record) -> str:
+    return _NONE if window.get("burn") is None else f"{window['burn']:.2f}"
+
+
+def _duration(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return _NONE
+    return f"{milliseconds:.0f} ms" if milliseconds < 1_000 else f"{milliseconds / 1_000:.1f} s"
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _bytes(size: float) -> str:
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:,.1f} {name}"
+    return f"{size:.0f} B"

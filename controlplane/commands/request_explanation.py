@@ -1,0 +1,99 @@
+"""The command `tandem explain ID`: how a request was decided, and why, from a running server."""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from controlplane.commands.admin_api import add_server, call, guarded, print_json
+from controlplane.commands.exit_status import ExitStatus
+from controlplane.core.decision import Reason
+
+REASONS: Mapping[str, str] = {
+    Reason.NO_MEMORY: "no memory now",
+    Reason.NO_SLOT: "no free slot",
+    Reason.TPOT_GUARD: "would slow running requests past their TPOT",
+    Reason.BEHIND_OTHERS: "behind others in the queue",
+    Reason.NEVER_FITS: "larger than its quota can ever be",
+    Reason.SLO_UNATTAINABLE: "objective cannot be met now",
+    Reason.QUEUE_FULL: "queue is full",
+    Reason.QUEUE_TIMEOUT: "waited too long",
+    Reason.RATE_LIMITED: "tenant's rate limit",
+    Reason.ENGINE_DOWN: "engine is down",
+    Reason.SHUTTING_DOWN: "server is shutting down",
+}
+"""Each reason in the dashboard's words."""
+
+
+def add_explain_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the parser of the command."""
+    text = "show how a running server decided a request, and why"
+    parser = commands.add_parser("explain", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser.add_argument("id", help="the client's x-request-id, or the full id of one request")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_server(parser)
+    parser.set_defaults(run=guarded(_explain))
+
+
+def _explain(options: argparse.Namespace) -> int:
+    found = call(options, "GET", f"/admin/explain/{quote(options.id, safe='')}")
+    if options.json:
+        print_json(found)
+    else:
+        print("\n".join(line for request in found["requests"] for line in lines_of(request)))
+    return ExitStatus.DONE
+
+
+def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
+    """One request in lines: outcome, decisions in order, forecast and measured times."""
+    request = found["request"]
+    late = f" (missed {', '.join(found['missed'])})" if found["missed"] else ""
+    yield f"{found['id']}: {found['outcome'] or found['phase']}{late}"
+    objectives = ", ".join(f"{name} {ms:g} ms" for name, ms in request["objectives_ms"].items())
+    limit = request.get("max_output_tokens")
+    names = ", ".join(f"{name} {request[name]}" for name in ("class", "tenant", "model"))
+    sizes = f"{request['prompt_tokens']:,} prompt tokens"
+    sizes += f", at most {limit:,} output tokens" if limit else ""
+    yield f"  {request['kind']}, {names}; {sizes}; objectives: {objectives or 'none'}"
+    for decision in found["decisions"]:
+        yield f"  {decision['at_ms']:>10,.1f} ms  {_decided(decision)}"
+    for title, figures in (("predicted", found["predicted"]), ("measured", found["measured"])):
+        if shown := ", ".join(_figures(figures)):
+            yield f"  {title}: {shown}"
+    if found["now"] is not None:
+        yield f"  now: {_decided(found['now'])}"
+
+
+def _decided(decision: Mapping[str, Any]) -> str:
+    """One decision with its reason and the numbers behind it."""
+    name = decision["decision"]
+    if name == "PREEMPTED":
+        beneficiary = f" for {decision['for']}" if decision.get("for") else ""
+        return (
+            f"{name} by the {decision['by']}{beneficiary}; {decision['recompute_tokens'] or 0:,} tokens to "
+            "compute again"
+        )
+    parts = []
+    if (reason := decision.get("reason")) is not None:
+        parts.append(f"{reason}: {REASONS.get(reason, reason)}")
+    if decision.get("victims"):
+        parts.append(f"preempts {', '.join(decision['victims'])}")
+    if (places := decision.get("places")) is not None:
+        parts.append(f"{places['running']} running, free slots {places['free']}")
+    if (memory := decision.get("memory")) is not None:
+        used = f"{memory['held_bytes']:,} of {memory['ceiling_bytes']:,} bytes held"
+        parts.append(f"{used}, needs {memory['needs_bytes']:,}")
+    if (wait := (decision.get("time") or {}).get("predicted_wait_ms")) is not None:
+        parts.append(f"predicted wait {wait:,.1f} ms")
+    if (retry := decision.get("retry_after_ms")) is not None:
+        parts.append(f"retry after {retry / 1_000:,.1f} s")
+    return f"{name}  {'; '.join(parts)}".rstrip()
+
+
+def _figures(figures: Mapping[str, Any] | None) -> Iterator[str]:
+    """Names and values that are known, those of a group with the group's name before them."""
+    for name, value in (figures or {}).items():
+        if isinstance(value, Mapping):
+            yield from (f"{name} {inner}" for inner in _figures(value))
+        elif value is not None:
+            yield f"{name} {value:,.10g}"

@@ -1,0 +1,45 @@
+"""The command `tandem top`: shows at a terminal what a running server does and why, from its live feed."""
+
+import argparse
+import json
+from importlib.util import find_spec
+
+from controlplane.commands.admin_api import CommandFailed, add_server, call, guarded
+from controlplane.commands.exit_status import ExitStatus
+from controlplane.commands.live_view import LiveView, plain_text
+
+_LIVE = "/admin/live"
+
+
+def add_top_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the parser of the command."""
+    text = "show what a running server does and why, live; needs the extra [top]"
+    top = commands.add_parser("top", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    add_server(top)
+    top.add_argument("--once", action="store_true", help="print the present state as text and end")
+    top.add_argument("--json", action="store_true", help="with --once: print JSON")
+    top.set_defaults(run=guarded(_top))
+
+
+def _top(options: argparse.Namespace) -> int:
+    if options.json and not options.once:
+        raise CommandFailed("--json: only with --once; add it", ExitStatus.BAD_INPUT)
+    view = LiveView()
+    read(options, view)
+    if options.once:
+        print(json.dumps(view.to_json(), indent=1) if options.json else plain_text(view))
+        return ExitStatus.DONE
+    if find_spec("textual") is None:
+        raise CommandFailed(
+            "textual is not installed; pip install 'tandem-llm[top]', or use --once", ExitStatus.BAD_INPUT
+        )
+    from controlplane.commands.top_app import TopApp
+
+    TopApp(view, lambda: read(options, view), options.server).run()
+    return ExitStatus.DONE
+
+
+def read(options: argparse.Namespace, view: LiveView) -> None:
+    """Brings the view up to date. Raises CommandFailed."""
+    while view.take(call(options, "GET", _LIVE, query={"since": str(view.next)})):
+        pass

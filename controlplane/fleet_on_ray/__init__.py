@@ -1,0 +1,1 @@
+"""Boxes as replicas of Ray Serve behind its HAProxy, chosen by the routing library. Needs the extra `ray`."""

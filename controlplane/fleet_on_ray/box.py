@@ -1,0 +1,87 @@
+"""One box as a replica of Ray Serve: the service with its engines, and its API on the replica's own port."""
+
+import asyncio
+from dataclasses import replace
+from hashlib import sha256
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from controlplane.api.app import create_app
+from controlplane.api.protocol.requests import HEADER_REQUEST_ID
+from controlplane.config import parse
+from controlplane.service.bootstrap import assemble
+
+USE = "use"
+"""The box's utilisation among what it records for autoscaling."""
+_ID_HEADER = HEADER_REQUEST_ID.encode()
+
+
+class Box:
+    """The class of the deployment; Ray Serve calls its methods.
+
+    Ray Serve starts a replica on GPUs of its own, keeps new requests from one that is to stop, waits for the
+    others, and replaces one that is not healthy.
+    """
+
+    async def __init__(self, content: object, router_key: str) -> None:  # type: ignore[misc]
+        """Starts the engines. `content` is that of the configuration file.
+
+        Raises ConfigError or BackendDown.
+        """
+        config = parse(content, source="config")
+        digest = sha256(router_key.encode()).hexdigest()
+        config = replace(config, server=replace(config.server, router_key_sha256=digest))
+        self._service = assemble(config)
+        await self._service.start()
+        self._given_up = asyncio.ensure_future(self._service.until_given_up())
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """The API, which Ray Serve binds to the port of the replica."""
+        return at_root(without_request_id(create_app(self._service, owns_service=False)))
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError if only a new box can serve again.
+
+        An engine that is being restarted is not such a case: routers see by its report that it is down.
+        """
+        if self._given_up.done():
+            raise RuntimeError("an LLM engine is dead and is not restarted")
+        gate = self._service.gate
+        if gate.is_closed and not gate.tickets():
+            raise RuntimeError("the box was drained and accepts no requests")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Ray Serve for its autoscaling policy (`scaling_policy`)."""
+        return {USE: self._service.load_reporter.utilisation()}
+
+    async def __del__(self) -> None:
+        """Stops the engines, after the last request."""
+        self._given_up.cancel()
+        await self._service.stop()
+
+
+def at_root(app: ASGIApp) -> ASGIApp:
+    """The application with paths that begin after that of its Ray Serve application."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        if prefix := scope.get("root_path", ""):
+            path = scope["path"].removeprefix(prefix)
+            scope = {**scope, "root_path": "", "path": path, "raw_path": quote(path).encode()}
+        await app(scope, receive, send)
+
+    return wrapped
+
+
+def without_request_id(app: ASGIApp) -> ASGIApp:
+    """The application without the request id in its answers, because Ray Serve adds the same."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [each for each in message["headers"] if each[0] != _ID_HEADER]
+            await send(message)
+
+        await app(scope, receive, send_without)
+
+    return wrapped

@@ -1,0 +1,68 @@
+"""The boxes of all kinds that a router process knows, with their loads, and the choice of one."""
+
+import asyncio
+import random
+import time
+from functools import cache
+
+from ray.serve.request_router import RunningReplica
+
+from controlplane.fleet.router import Router
+from controlplane.fleet_on_ray.load_polls import LoadPolls
+from controlplane.fleet_on_ray.route_query import owner_of, routed_request
+
+
+class KnownBoxes:
+    """Membership as Ray Serve states it, kind by kind, and the routing library over all of them."""
+
+    def __init__(self, router_key: str) -> None:
+        self._fleet = Router()
+        self.polls = LoadPolls(self._fleet, router_key)
+        self._kinds: dict[str, list[RunningReplica]] = {}
+        self._replicas: dict[str, RunningReplica] = {}
+
+    def set_replicas(self, path: str, replicas: list[RunningReplica]) -> None:
+        """States all running boxes of the kind whose application has this path."""
+        self._kinds[path.rstrip("/")] = replicas
+        self._replicas, urls = {}, {}
+        for prefix, own in self._kinds.items():
+            for replica in own:
+                name = replica.replica_id.unique_id
+                self._replicas[name] = replica
+                if (place := replica.backend_http_endpoint) is not None:
+                    urls[name] = f"http://{place[0]}:{place[1]}{prefix}"
+        self.polls.set_boxes(urls)
+
+    async def choose(self, query: str, patience: float) -> RunningReplica | None:
+        """The box for a request; None if no box answers for `patience` seconds."""
+        return self._replicas[self._choose(query)] if await self.any_answers(patience) else None
+
+    async def any_answers(self, patience: float) -> bool:
+        """Whether a box answers, now or within `patience` seconds."""
+        try:
+            async with asyncio.timeout(patience):
+                while not self.polls.living:
+                    await self.polls.joined()
+        except TimeoutError:
+            return False
+        return True
+
+    def _choose(self, query: str) -> str:
+        """The name of a box that answers."""
+        living, now = self.polls.living, time.monotonic()
+        request = routed_request(query, self._fleet.reports())
+        choice = self._fleet.choose(request, now, (random.random(), random.random()))
+        if choice is not None and choice.box in living:
+            self._fleet.sent(request, choice, now)
+            return choice.box
+        # A box that has such models states why none is served, with a Retry-After if that will change.
+        owner = owner_of(query)
+        reports = {name: self._fleet.report(name) for name in living}
+        able = [name for name, report in reports.items() if report is not None and owner in report.owners]
+        return random.choice(able or list(living))
+
+
+@cache
+def known_boxes(router_key: str) -> KnownBoxes:
+    """What the routers of all kinds in this process share: Ray Serve makes one router for each kind."""
+    return KnownBoxes(router_key)

@@ -1,0 +1,77 @@
+"""Runs a fleet on the GPUs of one machine: a Ray cluster of one node, until a signal."""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from controlplane.config import ConfigError
+from controlplane.config.fleet_file import BoxFile, FleetFile
+from controlplane.fleet_on_ray.kind_names import application_name, route_prefix
+from controlplane.fleet_on_ray.route_query import HEADER_ROUTE
+
+SETTINGS: Mapping[str, str] = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_SESSION_ID_HEADER_KEY": HEADER_ROUTE,
+    # A box that died refuses connections, and one that hangs must not hold a request for long.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
+    "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_TIMEOUT_S": "2",
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+    # A box that stops stays reachable for so long, until HAProxy knows.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",
+}
+"""Environment of every Ray process; a node of a cluster has it before `ray start`."""
+BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+_OBJECT_STORE_BYTES = 100 * 2**20
+
+
+def serve_fleet(file: FleetFile, boxes: Mapping[str, BoxFile], *, port: int) -> int:
+    """Serves until SIGINT or SIGTERM; requests that run then may finish. Raises ConfigError.
+
+    Returns the exit status.
+    """
+    program = Path(sys.executable).with_name("tandem-haproxy")
+    if not program.exists():
+        raise ConfigError(f"{program} does not exist; install the distribution again with the extra 'ray'")
+    os.environ.update(SETTINGS)
+    os.environ[BINARY] = str(program)
+    # Ray reads the environment when it is imported.
+    import ray
+    from ray import serve
+
+    from controlplane.fleet_on_ray.application import application, router_key
+
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        # Nothing of a request passes the object store.
+        object_store_memory=_OBJECT_STORE_BYTES,
+        logging_level="warning",
+    )
+    # After the start of Ray, which has a handler of its own.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        serve.start(http_options={"port": port})
+        key = router_key()
+        serve.run_many(
+            [
+                serve.RunTarget(
+                    application(file, boxes, kind, key),
+                    name=application_name(kind),
+                    route_prefix=route_prefix(kind, is_first=number == 0),
+                )
+                for number, kind in enumerate(file.kinds)
+            ]
+        )
+        counts = ", ".join(f"{stated.boxes} of kind {kind}" for kind, stated in file.kinds.items())
+        sys.stderr.write(f"boxes serve on port {port}: {counts}\n")
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        serve.shutdown()
+        ray.shutdown()

@@ -1,0 +1,200 @@
+"""Decides how long the next embedding pass is, by the promises that it keeps and breaks.
+
+A pass delays the next engine step. `PauseCosts` predicts, from the length distribution of each running
+request, how many promises that delay breaks, weighted by class. A pass keeps promises, too: each input is
+worth its share of its call's promise, scaled by the share of the device that the pending calls need from now
+on to be on time. With time to spare a pass is worth little and waits for a step at which it costs nothing;
+close to a deadline it is worth as much as the class's weight. The pass takes the most urgent inputs up to the
+number at which its worth less its cost is highest; at zero inputs no pass starts.
+
+Neither side starves. An engine waits for passes no longer than its TPOT objectives allow (`decode_pacing`).
+Calls that are late or have no deadline are worth a small fixed share, and 5 % of the time since the last pass
+is free of cost.
+
+The start cost of a pass needs no rule of its own: many inputs in one pass delay decoding by less than the
+same inputs in several.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from controlplane.core.clock import Duration, to_seconds
+from controlplane.core.forecast import LengthForecast
+from controlplane.core.ports import PauseCost
+
+# Worth of an input that no promise depends on, as a share of its class's weight.
+_UNPROMISED_SHARE = 0.01
+_FLOOR_SHARE = 0.05
+# Less is rounding: times are whole nanoseconds.
+_LEAST_REGAINED_SECONDS = 1e-9
+# A pass of one input may be longer. Without the bound a pass after a long time without calls would be free.
+_LONGEST_FREE_SECONDS = 0.05
+# Candidate sizes of a pass differ by at least this part of the size, which bounds their number.
+_SIZE_STEP = 8
+
+
+class TimeLeft(NamedTuple):
+    """An objective with a fixed deadline: any pause beyond `spare` seconds breaks it."""
+
+    spare: float
+
+    def added_risk(self, pauses: Sequence[float]) -> list[float] | None:
+        """Probability that each pause, in seconds, breaks the objective; None if none does or it is lost."""
+        if self.spare < 0.0 or pauses[-1] <= self.spare:
+            return None
+        return [1.0 if pause > self.spare else 0.0 for pause in pauses]
+
+
+class MeanPace(NamedTuple):
+    """A TPOT objective, a mean over the output: later tokens regain a pause, if there are enough of them.
+
+    Attributes:
+        debt: seconds by which the output so far is behind its TPOT; negative if it is ahead.
+        regained: seconds that each further token regains, TPOT less the time of a step.
+        done: output tokens so far.
+        limit: most output tokens.
+        expected_remaining: tokens still to come if there is no forecast.
+        forecast: distribution of the output tokens.
+    """
+
+    debt: float
+    regained: float
+    done: int
+    limit: int
+    expected_remaining: int
+    forecast: LengthForecast | None
+
+    def added_risk(self, pauses: Sequence[float]) -> list[float] | None:
+        """Probability that each pause, in seconds, breaks the objective, beyond that without a pause.
+
+        None if no pause adds any.
+        """
+        debt, regained = self.debt, self.regained
+        if debt + pauses[-1] <= regained:
+            return None
+        if regained < _LEAST_REGAINED_SECONDS:
+            before, *risks = [1.0 if debt + pause > regained else 0.0 for pause in (0.0, *pauses)]
+        else:
+            before, *risks = self._risks([(debt + pause) / regained for pause in (0.0, *pauses)])
+        return [max(0.0, risk - before) for risk in risks] if before < 1.0 else None
+
+    def _risks(self, needed: Sequence[float]) -> list[float]:
+        """Probability that fewer further tokens than each of some numbers come; these ascend."""
+        done, limit = self.done, self.limit
+        some = bisect_right(needed, 1.0)
+        too_many = bisect_left(needed, True, some, key=lambda tokens: done + tokens > limit)
+        uncertain = self._ends_before(needed[some:too_many]) if some < too_many else []
+        return [0.0] * some + uncertain + [1.0] * (len(needed) - too_many)
+
+    def _ends_before(self, needed: Sequence[float]) -> list[float]:
+        """`_risks` by the forecast, of numbers that the limit allows."""
+        done, forecast = self.done, self.forecast
+        if forecast is None:
+            return [1.0 if tokens > self.expected_remaining else 0.0 for tokens in needed]
+        passed = forecast.level_of(done)
+        if passed >= 1.0:
+            # `LengthForecast.remaining`: up to half as much again.
+            return [min(1.0, tokens / max(1.0, done / 2)) for tokens in needed]
+        left = 1.0 - passed
+        levels = forecast.levels_of([done + tokens - 1 for tokens in needed])
+        return [max(0.0, level - passed) / left for level in levels]
+
+
+class Promise(NamedTuple):
+    """The objectives of one running request, which are kept or broken together; `weight` of its class."""
+
+    weight: float
+    objectives: tuple[TimeLeft | MeanPace, ...]
+
+    def added_risk(self, pauses: Sequence[float]) -> list[float] | None:
+        """Probability that each pause, in seconds, breaks the promise; None if no pause adds any."""
+        found = [risks for each in self.objectives if (risks := each.added_risk(pauses)) is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return list(map(max, *found))
+
+
+class PauseCosts:
+    """Expected number of promises to running requests that a pause breaks, weighted by class.
+
+    Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the running
+    requests by `stretch` seconds.
+    """
+
+    def __init__(self, promises: Iterable[Promise], stretch: float = 1.0) -> None:
+        self._promises = list(promises)
+        self._stretch = stretch
+
+    def __call__(self, pauses: Sequence[float]) -> list[float]:
+        """The expected number for each of some pauses from now on, in seconds, ascending."""
+        pauses = [self._stretch * pause for pause in pauses]
+        # Plain floats: most promises bear every pause, and for the few others numpy takes longer.
+        costs = [0.0] * len(pauses)
+        for promise in self._promises:
+            if (risks := promise.added_risk(pauses)) is not None:
+                costs = [cost + promise.weight * risk for cost, risk in zip(costs, risks, strict=True)]
+        return costs
+
+
+class PendingWork(NamedTuple):
+    """One embedding call: weight of its class, time to its deadline (None: no deadline), device time left."""
+
+    weight: float
+    time_left: Duration | None
+    work: Duration
+
+
+def call_values(calls: Iterable[PendingWork]) -> list[float]:
+    """What each call is worth now, in weighted promises; `calls` are in the order of computation."""
+    needed_share, ahead, in_time = 0.0, 0, []
+    weights = []
+    for call in calls:
+        ahead += call.work
+        is_in_time = call.time_left is not None and 0 < call.time_left >= ahead
+        if is_in_time and call.time_left:
+            needed_share = max(needed_share, ahead / call.time_left)
+        weights.append(call.weight)
+        in_time.append(is_in_time)
+    return [
+        weight * max(_UNPROMISED_SHARE, needed_share if is_in_time else 0.0)
+        for weight, is_in_time in zip(weights, in_time, strict=True)
+    ]
+
+
+def inputs_to_compute(
+    values: Sequence[float], took: Callable[[int], Duration], cost: PauseCost | None, idle: Duration
+) -> int:
+    """How many of the first inputs the next pass takes; 0 if it should not start now.
+
+    Args:
+        values: worth of each input, the most urgent first.
+        took: predicted time of a pass of so many of the first inputs; it never falls.
+        cost: `PauseCosts`; None if no generation runs.
+        idle: time since the end of the last pass.
+    """
+    if cost is None or not values:
+        return len(values)
+    shortest, worth = to_seconds(took(1)), list(accumulate(values))
+    earned = to_seconds(idle) * _FLOOR_SHARE / (1.0 - _FLOOR_SHARE)
+    free = min(earned, max(_LONGEST_FREE_SECONDS, shortest))
+    if shortest > free and cost([shortest])[0] >= worth[-1]:
+        # A longer pass costs no less, so none is worth its cost. Most that wait end here.
+        return 0
+    sizes = list(_sizes(len(values)))
+    pauses = [to_seconds(took(size)) for size in sizes]
+    net = [
+        worth[size - 1] - (0.0 if pause <= free else price)
+        for size, pause, price in zip(sizes, pauses, cost(pauses), strict=True)
+    ]
+    best = max(range(len(net)), key=net.__getitem__)
+    return sizes[best] if net[best] > 0.0 else 0
+
+
+def _sizes(most: int) -> Iterable[int]:
+    size = 1
+    while size < most:
+        yield size
+        size += max(1, size // _SIZE_STEP)
+    yield most

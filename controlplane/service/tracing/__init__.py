@@ -1,0 +1,1 @@
+"""OpenTelemetry traces, built from the timeline of a request after its end."""

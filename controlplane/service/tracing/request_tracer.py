@@ -1,0 +1,180 @@
+"""Chooses the ended requests whose spans are kept, and exports them from a thread of its own.
+
+Every request that missed an objective, was rejected, evicted or preempted, or failed is kept, and of the
+others those whose trace is sampled. The event loop only queues the request; a receiver that is slow or away
+costs traces and not requests.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import httpx
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
+from opentelemetry.util.re import parse_env_headers
+
+from controlplane import __version__
+from controlplane.config.tracing_section import TracingSection
+from controlplane.core.clock import Clock, Instant
+from controlplane.core.decision import Outcome
+from controlplane.core.errors import BackendDown
+from controlplane.core.ports import EmbeddingPass
+from controlplane.metric_series import Readings
+from controlplane.metrics import Metrics
+from controlplane.service.decision_history import Preempted
+from controlplane.service.runtime.health_tracker import HealthTracker
+from controlplane.service.ticket import Ticket
+from controlplane.service.tracing.request_spans import PassSpan, resource_of, spans_of
+
+_QUEUED_REQUESTS = 2_000
+_BATCH_REQUESTS = 200
+# An export takes a millisecond, whatever it holds.
+_PERIOD_SECONDS = 5.0
+_TIMEOUT_SECONDS = 10.0
+_ATTEMPTS = 2
+_STOP_SECONDS = 10.0
+# Passes are remembered of requests that have not ended.
+_REQUESTS_WITH_PASSES = 4_096
+_PASSES_OF_REQUEST = 64
+_UNREMARKABLE = (Outcome.MET, Outcome.ABORTED)
+_DEFAULT_PATH = "/v1/traces"
+
+_Kept = tuple[Ticket, Sequence[PassSpan]]
+
+
+class RequestTracer:
+    """The tracer of one service.
+
+    Attributes:
+        exported: requests whose spans the receiver took.
+        dropped: requests whose spans were lost, because the queue was full or the receiver did not take them.
+    """
+
+    def __init__(self, section: TracingSection, endpoint: str, clock: Clock) -> None:
+        self.exported = self.dropped = 0
+        self.health = HealthTracker("spans cannot be exported", "spans are exported again")
+        self._resource = resource_of(section.service_name, os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
+        self._epoch_ns = time.time_ns() - clock.now()
+        self._url = _url(endpoint)
+        self._http = httpx.Client(headers=_headers(), timeout=_TIMEOUT_SECONDS)
+        self._clock = clock
+        self._kept: deque[_Kept] = deque()
+        self._passes: OrderedDict[str, list[PassSpan]] = OrderedDict()
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._export_queued, name="tracing", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Exports what is queued; a receiver that does not answer is abandoned after ten seconds."""
+        self._is_closing = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+
+    def request_ended(self, ticket: Ticket) -> None:
+        """Queues an ended request if its spans are kept."""
+        passes = self._passes.pop(ticket.request.id, ())
+        trace = ticket.trace
+        if trace is None or not (trace.is_sampled or is_remarkable(ticket)):
+            return
+        if len(self._kept) >= _QUEUED_REQUESTS:
+            self.dropped += 1
+            return
+        self._kept.append((ticket, passes))
+        if len(self._kept) >= _BATCH_REQUESTS:
+            self._wake.set()
+
+    def pass_ended(self, done: EmbeddingPass) -> None:
+        """Remembers an embedding pass for the requests whose inputs it held."""
+        end = self._clock.now()
+        span = PassSpan(Instant(end - done.elapsed), end, done.inputs, done.tokens, done.padded_tokens)
+        for request_id in done.requests:
+            passes = self._passes.setdefault(request_id, [])
+            if len(passes) < _PASSES_OF_REQUEST:
+                passes.append(span)
+        while len(self._passes) > _REQUESTS_WITH_PASSES:
+            self._passes.popitem(last=False)
+
+    def readings(self, metrics: Metrics) -> Readings:
+        """Requests exported and dropped."""
+        return {metrics.traced_requests: {"exported": self.exported, "dropped": self.dropped}}
+
+    def _export_queued(self) -> None:
+        while True:
+            self._wake.wait(_PERIOD_SECONDS)
+            self._wake.clear()
+            while self._kept:
+                self._export([self._kept.popleft() for _ in range(min(_BATCH_REQUESTS, len(self._kept)))])
+            if self._is_closing:
+                self._http.close()
+                return
+
+    def _export(self, kept: Sequence[_Kept]) -> None:
+        try:
+            self._send(self._message(kept))
+        except Exception as error:
+            # Whatever is wrong with these, the thread goes on: they are counted, and the log says why.
+            self.dropped += len(kept)
+            self.health.failed(error)
+        else:
+            self.exported += len(kept)
+            self.health.succeeded()
+
+    def _message(self, kept: Sequence[_Kept]) -> bytes:
+        spans = [
+            span
+            for ticket, passes in kept
+            if ticket.trace is not None
+            for span in spans_of(ticket, ticket.trace, passes, epoch_ns=self._epoch_ns)
+        ]
+        of_scope = ScopeSpans(scope=InstrumentationScope(name="tandem", version=__version__), spans=spans)
+        of_resource = ResourceSpans(resource=self._resource, scope_spans=[of_scope])
+        message: bytes = ExportTraceServiceRequest(resource_spans=[of_resource]).SerializeToString()
+        return message
+
+    def _send(self, message: bytes) -> None:
+        """Sends a message, a second time if the connection was lost. Raises BackendDown."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                answer = self._http.post(self._url, content=message)
+            except httpx.HTTPError as error:
+                if attempt == _ATTEMPTS:
+                    raise BackendDown(f"tracing.endpoint={self._url}: {error or repr(error)}") from error
+            else:
+                if not answer.is_success:
+                    raise BackendDown(f"tracing.endpoint={self._url}: status {answer.status_code}")
+                return
+
+
+def is_remarkable(ticket: Ticket) -> bool:
+    """Whether a request is kept in any case: not served in time, or preempted."""
+    return ticket.outcome not in _UNREMARKABLE or any(isinstance(each, Preempted) for each in ticket.history)
+
+
+def tracer_of(section: TracingSection, clock: Clock) -> RequestTracer | None:
+    """The tracer of a configuration; None without an endpoint."""
+    if section.endpoint is None:
+        return None
+    # It logs every request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return RequestTracer(section, section.endpoint, clock)
+
+
+def _headers() -> dict[str, str]:
+    """Headers of an export: OpenTelemetry's variable, and the content type."""
+    stated = parse_env_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""), liberal=True)
+    return {**stated, "content-type": "application/x-protobuf"}
+
+
+def _url(endpoint: str) -> str:
+    return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + _DEFAULT_PATH

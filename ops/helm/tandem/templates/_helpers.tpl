@@ -1,0 +1,17 @@
+{{/* The configuration as text, and parsed. */}}
+{{- define "tandem.config" -}}
+{{ .Values.config | default (.Files.Get "files/tandem.yaml") }}
+{{- end }}
+{{- define "tandem.server" -}}
+{{- $config := include "tandem.config" . | fromYaml -}}
+{{- if $config.Error }}{{ fail (printf "config: no valid YAML: %s" $config.Error) }}{{ end -}}
+{{- if not $config.models }}{{ fail "config: the section `models` is missing; pass a whole configuration" }}{{ end -}}
+{{- $server := $config.server | default dict -}}
+port: {{ $server.port | default 8000 }}
+health_port: {{ $server.health_port | default $server.port | default 8000 }}
+drain_seconds: {{ div (add ($server.drain_ms | default 30000 | int) 999) 1000 }}
+{{- end }}
+{{- define "tandem.labels" -}}
+app.kubernetes.io/name: tandem
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}

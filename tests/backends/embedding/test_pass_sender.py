@@ -1,0 +1,91 @@
+"""Passes are announced while they are under way, and withheld ones are decided again."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from backends.embedding.batch_retry import BatchDispatcher, PendingCall
+from backends.embedding.budget import PassBudget
+from backends.embedding.ipc import Frame, FrameKind, PassResult
+from backends.embedding.memory_model import EmbeddingMemory
+from backends.embedding.pass_sender import PassSender
+from backends.embedding.time_model import ObservedTime, PassTime
+from controlplane.core.clock import Instant, seconds
+from controlplane.core.errors import BackendDown
+
+
+class Hooks:
+    def __init__(self) -> None:
+        self.announced: list[bool] = []
+        self.on_computing = self.announced.append
+        self.pause_cost = None
+
+
+class Bench:
+    """A sender with one call of 4 inputs; `sent` holds the numbers of its batches."""
+
+    def __init__(self) -> None:
+        self.hooks, self.dispatcher, self.sent = Hooks(), BatchDispatcher(), []
+        self.is_sent = asyncio.Event()
+        memory = EmbeddingMemory(0, 10.0, 8, is_measured=True)
+        self.dispatcher.worker_started(PassBudget(1_000, 1, memory, ObservedTime(PassTime(0.001, 1e-4, 0.0))))
+        self.sender = PassSender(self.dispatcher, self.hooks)
+        inputs = [np.zeros(10, dtype=np.uint32)] * 4
+        call = PendingCall(inputs, np.zeros((4, 2), dtype=np.float32), lambda error: None)
+        self.dispatcher.put(call, deadline=Instant(seconds(10**6)))
+
+    def send_frame(self, frame: Frame) -> None:
+        assert frame.kind is FrameKind.BATCH
+        self.sent.append(frame.batch)
+        self.is_sent.set()
+
+    def answer(self) -> None:
+        result = PassResult(np.zeros((4, 2), dtype=np.float32), 1_000_000, 0)
+        self.dispatcher.pass_finished(self.sent[-1], result, Instant(0))
+        self.sender.send(starts_small=False)
+
+
+async def test_a_pass_is_announced_from_its_start_to_its_end():
+    bench = Bench()
+    bench.sender.worker_ready(0, bench.send_frame, is_idle=False)
+    assert bench.sent == [] and bench.hooks.announced == []
+    bench.sender.send()
+    bench.sender.send()
+    assert bench.sent == [1] and bench.hooks.announced == [True]
+    bench.answer()
+    assert bench.hooks.announced == [True, False]
+
+
+async def test_a_withheld_pass_is_sent_once_it_is_worth_its_cost():
+    bench, costs = Bench(), [0.0, 9.0, 9.0]
+
+    def pause_cost():
+        cost = costs.pop()
+        return lambda pauses: [cost] * len(pauses)
+
+    bench.hooks.pause_cost = pause_cost
+    # The last pass ends later, so that no floor accumulates.
+    bench.dispatcher._last_end = Instant(2**62)
+    bench.sender.worker_ready(0, bench.send_frame, is_idle=False)
+    async with asyncio.timeout(30):
+        await bench.is_sent.wait()
+    assert costs == [], "it was decided again until it cost nothing"
+    bench.sender.worker_gone()
+
+
+async def test_a_defect_of_the_sender_fails_the_calls_that_nothing_would_send():
+    bench, errors = Bench(), []
+    [call] = bench.dispatcher._queue.drain()
+    call.caller.on_done = errors.append
+    bench.dispatcher.put(call.caller, deadline=None)
+    bench.sender.worker_ready(0, bench.send_frame, is_idle=False)
+
+    def pause_cost():
+        raise IndexError("list index out of range")
+
+    bench.hooks.pause_cost = pause_cost
+    with pytest.raises(IndexError):
+        bench.sender.send()
+    [error] = errors
+    assert isinstance(error, BackendDown) and "no embedding pass can be sent: IndexError" in str(error)

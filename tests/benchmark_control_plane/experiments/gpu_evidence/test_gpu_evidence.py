@@ -1,0 +1,135 @@
+"""The GPU day: its steps can run, end within their limits with all processes, and do not stop each other."""
+
+import json
+import os
+import signal
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmark_control_plane.experiments.gpu_evidence import random_models, run, served_load
+from benchmark_control_plane.experiments.gpu_evidence.steps import STEPS, EvidenceStep
+from controlplane.config import load
+
+ROOT = Path(__file__).resolve().parents[4]
+SCRIPTS = {
+    "good": "print('{}')",
+    "bad": "raise SystemExit(3)",
+    "hangs": """
+import os, signal, subprocess, sys
+from pathlib import Path
+child = [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"]
+Path(sys.argv[1]).write_text(str(subprocess.Popen(child, start_new_session=True).pid))
+signal.pause()
+""",
+    "after": "import os; print(os.environ['STEP_SETTING'])",
+}
+
+
+def test_the_steps_take_at_most_40_minutes_and_have_their_own_names():
+    assert sum(step.limit_s for step in STEPS) <= 40 * 60
+    assert len({step.name for step in STEPS}) == len(STEPS)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+@pytest.mark.parametrize("is_rehearsal", [False, True], ids=["gpu", "cpu"])
+def test_what_a_step_runs_exists(step: EvidenceStep, tmp_path: Path, *, is_rehearsal: bool) -> None:
+    arguments = step.arguments(tmp_path, is_rehearsal=is_rehearsal)
+    if arguments is None:
+        assert step.rehearsal is None
+        return
+    assert arguments[1] == "-m"
+    spec = find_spec(arguments[2])
+    assert spec is not None and spec.origin is not None
+    assert [word for word in arguments if word.startswith("tests/") and not (ROOT / word).exists()] == []
+    assert not any("{" in word for word in arguments)
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs four steps of scripts, of which one hangs with a child in a session of its own."""
+    for name, text in SCRIPTS.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    steps = [
+        EvidenceStep(
+            name,
+            "?",
+            "x",
+            1,
+            f"{tmp_path}/{name}.py {{out}}/child",
+            prints_json=name == "good",
+            environment=(("STEP_SETTING", "done"),),
+        )
+        for name in SCRIPTS
+    ]
+    steps += [
+        EvidenceStep("gpu", "?", "x", 1, None),
+        EvidenceStep("other", "?", "x", 1, "y", needs="no_such"),
+    ]
+    monkeypatch.setattr(run, "STEPS", steps)
+    out = tmp_path / "out"
+    assert run.run(out, [step.name for step in steps], 1.0, is_rehearsal=True) == 1
+    return out
+
+
+def test_a_step_that_fails_or_hangs_does_not_stop_the_others(results: Path) -> None:
+    found = json.loads((results / "summary.json").read_text(encoding="utf-8"))
+    ended = {name: step["ended"] for name, step in found["steps"].items()}
+    assert ended == {
+        "good": "passed", "bad": "failed", "hangs": "stopped", "after": "passed", "gpu": "skipped",
+        "other": "skipped",
+    }  # fmt: skip
+    assert found["steps"]["bad"]["status"] == 3
+    assert found["device"]["commit"] and found["device"]["is_rehearsal"]
+    assert (results / "good.json").read_text(encoding="utf-8") == "{}\n"
+    assert (results / "after.log").read_text(encoding="utf-8") == "done\n"
+    page = (results / "summary.md").read_text(encoding="utf-8")
+    assert "| [hangs](hangs.log) | ? | stopped: took more than 1 s |" in page
+    # A process that ignores SIGTERM, in another session, has ended too.
+    child = int((results / "child").read_text(encoding="utf-8"))
+    with pytest.raises(ProcessLookupError):
+        # A zombie would still take the signal; its parent is gone, so the system reaps it.
+        for _ in range(1_000):
+            os.kill(child, 0)
+            if Path(f"/proc/{child}/stat").read_text(encoding="utf-8").split()[2] == "Z":
+                raise ProcessLookupError
+            signal.sigtimedwait([signal.SIGUSR2], 0.01)
+
+
+def test_without_a_gpu_it_says_how_to_rehearse(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(run, "has_gpu", lambda: False)
+    assert run.main([]) == 2
+    assert "--rehearse" in capsys.readouterr().err
+
+
+def test_a_served_load_complains_of_faults_and_of_nothing_else() -> None:
+    phase = {"chats": 3, "bursts": 1, "rejected": 2, "failed": []}
+    counters = dict.fromkeys(served_load._FAULTS, 0.0)
+    good = {"phases": {"chats alone": phase}, "counters": counters | {"tandem_quota_moves_total": 9.0}}
+    assert served_load.complaints(good) == []
+    bad = {
+        "phases": {"chats alone": phase | {"failed": ["ConnectionLost: x"], "chats": 0}},
+        "counters": counters | {"tandem_device_alerts_total": 1.0},
+    }
+    assert served_load.complaints(bad) == [
+        "tandem_device_alerts_total=1: must be 0",
+        "chats alone: ConnectionLost: x",
+        "chats alone: no chat was answered",
+    ]
+
+
+@pytest.mark.long
+def test_random_models_have_the_size_that_they_state_and_valid_configurations(tmp_path: Path) -> None:
+    random_models.write_configurations(tmp_path, is_tiny=True)
+    weights = tmp_path / "models/chat/model.safetensors"
+    with weights.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    assert weights.stat().st_size == 8 + length + header["weights"]["data_offsets"][1]
+    assert load(tmp_path / "serve.yaml").models.chat.engine["load_format"] == "dummy"
+    assert load(tmp_path / "kvcached.yaml").pool.kv_allocator == "kvcached"
+    experiment = yaml.safe_load((tmp_path / "experiment.yaml").read_text(encoding="utf-8"))
+    assert Path(experiment["extends"]).exists()

@@ -1,0 +1,82 @@
+"""Blocks whose results follow from a formula instead of a simulation, for fast tests of the search."""
+
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from random import Random
+
+from benchmark_control_plane.decision_replay.recorded_traffic import DeviceCosts, RecordedTraffic
+from benchmark_control_plane.decision_replay.replayed_requests import RequestResult
+from benchmark_control_plane.simulator.simulation import Machine
+from benchmark_control_plane.tuning.blocks import Block
+from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, digest_of
+from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
+from benchmark_control_plane.tuning.search_space import search_space
+
+CONTENT = {
+    "models": {"chat": {"model": "m"}, "embeddings": [{"model": "e"}]},
+    "pool": {"kv_allocator": "kvcached"},
+    "classes": {
+        "interactive": {"priority": 4, "ttft_ms": 500},
+        "batch": {"default": True, "sheddable": False},
+    },
+    "scheduling": {"priority_head_start_ms": 0},
+    "admission": {"max_waiting": 50},
+}
+WEIGHTS = {"interactive": 5.0, "batch": 1.0}
+REQUESTS = 60
+
+
+def traffic(rows):
+    costs = DeviceCosts((0.01, 0.0, 0.0, 0.0), (0.01, 0.0, 0.0))
+    return RecordedTraffic(rows, Machine(costs.batch_time()), costs, {}, ())
+
+
+def block():
+    names = ["interactive", "interactive", "batch"]
+    rows = [
+        {
+            "class": names[n % 3],
+            "kind": "generate",
+            "outcome": "met",
+            "at": n * 10_000,
+            "tenant": "t",
+            "id": f"{n}-{n}",
+            "prompt_tokens": 8,
+            "max_output_tokens": 4,
+            "output_tokens": 2,
+            "sequences": 1,
+        }
+        for n in range(REQUESTS)
+    ]
+    return Block(traffic(rows), 0, REQUESTS)
+
+
+class Formula(Executor):
+    """Runs no replay: a share `attainment(sections)` of each class is met, and up to 4 points of noise."""
+
+    def __init__(self, attainment):
+        self.attainment, self.replays = attainment, 0
+
+    def submit(self, _replay, number, sections):
+        self.replays += 1
+        future = Future()
+        noise = Random(f"{number} {digest_of(sections)}").uniform(-0.04, 0.04)
+        share = self.attainment(sections)
+        if isinstance(share, str):
+            future.set_result(BlockResult([], 0.01, share))
+            return future
+        draw = Random(number)
+        met = [draw.random() < share + noise for _ in range(REQUESTS)]
+        found = [RequestResult("met" if each else "late", 1.0) for each in met]
+        future.set_result(BlockResult(found, 0.01))
+        return future
+
+
+def served(content):
+    return {name: part for name, part in content.items() if name not in ("models", "pool")}
+
+
+def paired(pool, file: Path, blocks=27, content=CONTENT):
+    evaluator = Evaluator([block()] * blocks, file.open("a", encoding="utf-8"), pool)
+    space = search_space(content, has_quotas=True)
+    return PairedBlocks(evaluator, range(blocks), space, WEIGHTS, served)

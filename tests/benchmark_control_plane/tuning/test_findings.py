@@ -1,0 +1,166 @@
+"""Facts, page and file of an answer, from results that no simulation was needed for."""
+
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from benchmark_control_plane.decision_replay.self_check import CheckedFigure, SelfCheck
+from benchmark_control_plane.report.tuning_page import tuning_page
+from benchmark_control_plane.tuning.ablation import KeyEffect
+from benchmark_control_plane.tuning.comparison import ClassDifference, Comparison, Difference
+from benchmark_control_plane.tuning.findings import print_tuning, tuning_facts
+from benchmark_control_plane.tuning.search_space import search_space
+from benchmark_control_plane.tuning.trial_search import Tried
+from benchmark_control_plane.tuning.tune_command import write_answer
+from benchmark_control_plane.tuning.tuning_progress import TuningProgress
+from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
+from benchmark_control_plane.tuning.unattainable import times_alone, unattainable_shares
+from controlplane.config import parse
+from controlplane.config.loader import read_yaml
+from tests.benchmark_control_plane.tuning.synthetic_blocks import CONTENT, block, traffic
+
+MINE = """\
+models: {chat: {model: m}, embeddings: [{model: e}]}
+pool: {kv_allocator: kvcached}   # moves
+classes:
+  interactive: {priority: 4, ttft_ms: 500}
+  batch: {default: true, sheddable: false}
+scheduling:
+  priority_head_start_ms: 0   # none
+admission: {max_waiting: 50}
+"""
+CHANGES = {"scheduling.priority_head_start_ms": 2_000, "admission.max_waiting": 500}
+EFFECTS = [
+    KeyEffect("scheduling.priority_head_start_ms", Difference(4.5, 1.2)),
+    KeyEffect("admission.max_waiting", None),
+]
+
+
+def compared(gains, *, lost=0.0):
+    classes = [
+        ClassDifference("batch", 500, 1.0, 1.0 - lost / 100, 0.0, 0.0),
+        ClassDifference("interactive <b>", 900, 0.6, 0.9, 0.2, 0.05),
+    ]
+    return Comparison(70.0, gains, classes, 2)
+
+
+def tuned(verdict=None, *, passes=True, best=True, effects=EFFECTS):
+    figure = CheckedFigure(("batch", "generate"), "attainment", 0.9, 0.9 if passes else 0.5, 0.03)
+    check = SelfCheck([figure], [], [])
+    if not passes:
+        return Tuned(check)
+    tried = [Tried({}, compared([0.0] * 9)), Tried(CHANGES, compared([5.0] * 9))]
+    changes = {each.key: CHANGES[each.key] for each in effects}
+    return Tuned(check, tried, tried[1] if best else None, changes, effects, verdict)
+
+
+def facts_of(found, path=Path("my.yaml")):
+    blocks = BlockSets([block()] * 9, [block()] * 9)
+    return tuning_facts(Path("log"), path, parse(CONTENT), block().traffic, blocks, found)
+
+
+@pytest.mark.parametrize(
+    ("found", "answer", "says"),
+    [
+        (tuned(compared([5.0, 6.0, 5.5])), "better", "70.0 -> 75.5 %, +5.5 points"),
+        (tuned(compared([5.0, -6.0, 5.5])), "nothing-better", "no more than chance"),
+        (tuned(compared([5.0, 6.0, 5.5], lost=3)), "nothing-better", "than they may: batch 3.0"),
+        (tuned(best=False), "nothing-better", "of 2 trials, 2 of them on all blocks, none keeps more"),
+        (tuned(effects=[]), "nothing-better", "no changed key of the best trial"),
+        (tuned(passes=False), "not-reproduced", "does not reproduce the log"),
+    ],
+)
+def test_the_answer_states_where_the_search_ended(found, answer, says, capsys):
+    facts = facts_of(found)
+    assert facts["answer"] == answer
+    assert says in facts["reason"]
+    assert json.loads(json.dumps(facts))["reason"] == facts["reason"]
+    print_tuning(block().traffic, found.check, facts)
+    assert facts["reason"] in capsys.readouterr().out
+
+
+def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
+    path, out = tmp_path / "my.yaml", tmp_path / "better.yaml"
+    path.write_text(MINE)
+    content = read_yaml(path)
+    found = tuned(compared([5.0, 6.0, 5.5]))
+    facts = facts_of(found, path)
+    write_answer(out, path, content, search_space(content, has_quotas=True), found, facts)
+    assert out.read_text() == MINE.replace(
+        "  priority_head_start_ms: 0   # none",
+        "  # tandem tune: was 0; +4.5 points of promises kept (95 %: 1.2)\n"
+        "  priority_head_start_ms: 2000   # none",
+    ).replace(
+        "admission: {max_waiting: 50}",
+        "# tandem tune: was 50; needed by the other changes\nadmission: {max_waiting: 500}",
+    )
+    assert facts["files"] == {"yaml": str(out), "page": str(tmp_path / "better.html")}
+    page = (tmp_path / "better.html").read_text()
+    assert page == tuning_page(facts)
+    assert "interactive &lt;b&gt;" in page and "<b>" not in page
+    assert "Points that each changed key brings" in page
+
+
+@pytest.mark.parametrize("found", [tuned(best=False), tuned(effects=[])])
+def test_a_page_without_a_better_file_is_written(tmp_path, found):
+    path, out = tmp_path / "my.yaml", tmp_path / "better.yaml"
+    path.write_text(MINE)
+    content, facts = read_yaml(path), facts_of(found, path)
+    write_answer(out, path, content, search_space(content, has_quotas=True), found, facts)
+    assert not out.exists()
+    assert Balanced(out.with_suffix(".html").read_text()).open == []
+
+
+def test_nothing_is_written_for_a_log_that_is_not_reproduced(tmp_path):
+    found = tuned(passes=False)
+    space = search_space(CONTENT, has_quotas=True)
+    write_answer(tmp_path / "b.yaml", tmp_path / "my.yaml", CONTENT, space, found, facts_of(found))
+    assert list(tmp_path.iterdir()) == []
+
+
+class Balanced(HTMLParser):
+    """The elements of a page that are not closed."""
+
+    VOID = ("meta", "link", "line", "circle", "path", "rect")
+
+    def __init__(self, page):
+        super().__init__()
+        self.open = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_objectives_that_an_idle_device_misses_are_out_of_reach():
+    rows = block().traffic.rows
+    # Ten steps of one prompt token each take 100 ms; steps of 512 tokens take 10 ms.
+    assert times_alone(traffic(rows), rows[0])["ttft"] == pytest.approx(10.0)
+    config = parse({**CONTENT, "classes": {**CONTENT["classes"], "interactive": {"ttft_ms": 9}}})
+    assert unattainable_shares(traffic(rows), config) == {"interactive": 1.0}
+    assert unattainable_shares(traffic(rows), parse(CONTENT)) == {}
+    embedding = {**rows[0], "kind": "embed", "input_tokens": [10, 30]}
+    assert times_alone(traffic(rows), embedding) == {"e2e": pytest.approx(10.0)}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "has_bar"), [(io.StringIO(), False), (Terminal(), True)])
+def test_progress_has_a_bar_with_the_best_on_a_terminal(stream, has_bar):
+    progress = TuningProgress(stream, 100.0)
+    progress.report(Tried(CHANGES, compared([5.0] * 9)), 25.0)
+    progress.report(Tried({}, compared([0.0] * 3)), 50.0)
+    text = stream.getvalue()
+    assert "trial 2: +0.0 points on 3 blocks: as it is\n" in text
+    assert ("[############            ] 2 trials; best +4.8 points" in text) == has_bar

@@ -1,0 +1,158 @@
+"""`tandem tune` from a simulated log to the edited file, and its answers where there is nothing to write."""
+
+import difflib
+import gzip
+import html
+import json
+from dataclasses import replace
+
+import orjson
+import pytest
+import yaml
+
+from benchmark_control_plane.experiments.gate.tuning_gain import machine, offered
+from benchmark_control_plane.simulator.simulation import simulate
+from benchmark_control_plane.tuning.tuning_run import state_file
+from controlplane.config import load
+from controlplane.service.decision_log.segment_files import segments
+from tests.benchmark_control_plane.bench_command import main
+
+pytestmark = pytest.mark.long
+
+MINE = """\
+# The configuration that the log was recorded under.
+models:
+  chat: {model: simulated}
+  embeddings: [{model: simulated-embeddings}]
+pool: {kv_allocator: kvcached}   # quotas move
+classes:
+  interactive: {priority: 4, ttft_ms: 500, tpot_ms: 50}
+  retrieval: {priority: 4, e2e_ms: 250}
+  standard: {priority: 1, default: true, sheddable: false, ttft_ms: 5000}
+  batch: {priority: 0, sheddable: false, e2e_ms: 60000}
+admission:
+  length_predictor: history
+  max_waiting: 1     # short
+  engine_queue: 0    # none
+
+# in this order
+scheduling:
+  priority_head_start_ms: 1000   # by default
+  # the end
+"""
+SECONDS, RATE = 30.0, 20.0
+
+
+def tune(*arguments):
+    return main(["tune", *map(str, arguments), "--processes", "1"])
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mine") / "my.yaml"
+    path.write_text(MINE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    sections = {key: part for key, part in yaml.safe_load(MINE).items() if key not in ("models", "pool")}
+    logged = {**sections, "decision_log": {"dir": str(folder), "sample": 0}}
+    # With room for 16 running requests, bursts wait; the configuration rejects what could wait.
+    simulate(offered(SECONDS, RATE, seed=2), replace(machine(), max_running=16), logged)
+    return folder
+
+
+def test_a_better_file_is_written_and_the_run_resumes(log, mine, tmp_path, capsys):
+    out = tmp_path / "better.yaml"
+    assert tune(log, mine, "--out", out, "--trials", "4", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["answer"] == "better"
+    assert found["self_check"]["passed"]
+    assert found["held_out"]["gain"] > found["held_out"]["error"] > 0
+    keys = {each["key"] for each in found["changes"]}
+    assert keys
+    assert found["files"] == {"yaml": str(out), "page": str(out.with_suffix(".html"))}
+    text = out.read_text()
+    load(out)
+    removed = [line for line in difflib.ndiff(MINE.splitlines(), text.splitlines()) if line[0] == "-"]
+    assert len(removed) <= len(keys)
+    assert text.count("# tandem tune: was ") == len(keys)
+    for comment in ("# quotas move", "# short", "# none", "# in this order", "# by default", "# the end"):
+        assert comment in text
+    page = html.unescape(out.with_suffix(".html").read_text())
+    assert found["reason"] in page and "Promises kept by class, before and after" in page
+    assert page.count('class="mark"') == len(found["held_out"]["classes"]) + len(keys)
+    rows = len(state_file(out).read_text().splitlines())
+    assert tune(log, mine, "--out", out, "--trials", "4", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == found
+    # One line that ends the row of a run that was killed.
+    assert len(state_file(out).read_text().splitlines()) == rows + 1
+
+
+def test_nothing_better_and_a_damaged_log_are_answers(log, mine, tmp_path, capsys):
+    (segment,) = segments(log)
+    lines = gzip.decompress(segment.read_bytes()).splitlines()
+    head = orjson.loads(lines[0])
+    damaged = tmp_path / "log"
+    damaged.mkdir()
+    late = sorted(row["at"] for line in lines if (row := orjson.loads(line))["row"] == "request")[-60]
+    config = next(row for line in lines if (row := orjson.loads(line))["row"] == "config")
+    second = orjson.dumps({**config, "version": 1, "at": late})
+    body = b"\n".join([orjson.dumps({**head, "segment": 1}), *lines[1:], second, lines[-1][:-9]])
+    (damaged / segment.name.removesuffix(".gz")).write_bytes(body)
+    (damaged / "other.jsonl").write_bytes(orjson.dumps({**head, "schema": 9, "run": "z"}) + b"\n")
+    out = tmp_path / "better.yaml"
+    assert tune(damaged, mine, "--out", out, "--trials", "1", "--json") == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["answer"] == "nothing-better"
+    assert found["reason"].startswith("Nothing better found: of 1 trials")
+    left_out = "\n".join(found["left_out"])
+    for what in ("segment 0 is missing", "torn", "schema version 9", "60 requests: of other runs"):
+        assert what in left_out
+    assert not out.exists() and found["files"].keys() == {"page"}
+    for line in found["left_out"]:
+        assert line.partition(":")[0] in out.with_suffix(".html").read_text()
+
+
+def test_a_log_that_is_not_reproduced_is_not_tuned(log, mine, tmp_path, capsys):
+    (segment,) = segments(log)
+
+    def slower(line):
+        row = orjson.loads(line)
+        if row["row"] == "steps" and row["llm"]:
+            row["llm"] |= {key: 3 * row["llm"][key] for key in ("step_s", "decode_s", "prompt_token_s")}
+        return orjson.dumps(row)
+
+    other = tmp_path / "log"
+    other.mkdir()
+    lines = gzip.decompress(segment.read_bytes()).splitlines()
+    (other / segment.name.removesuffix(".gz")).write_bytes(b"\n".join(map(slower, lines)) + b"\n")
+    out = tmp_path / "better.yaml"
+    assert tune(other, mine, "--out", out, "--trials", "1") == 3
+    text = capsys.readouterr().out
+    assert "not reproduced" in text and "Nothing was tuned" in text
+    assert not out.exists() and not out.with_suffix(".html").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--trials", "0"], "--trials=0: should be at least 1"),
+        (["--minutes", "0"], "--minutes=0: should be above 0"),
+        (["--also", "server.port"], "--also server.port"),
+    ],
+)
+def test_bad_options_are_one_message(log, mine, tmp_path, capsys, more, says):
+    assert tune(log, mine, "--out", tmp_path / "b.yaml", *more) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_state_of_another_log_and_the_file_itself_are_refused(log, mine, tmp_path, capsys):
+    out = tmp_path / "better.yaml"
+    state_file(out).write_text("{}\n")
+    assert tune(log, mine, "--out", out) == 2
+    assert "remove it to begin anew" in capsys.readouterr().err
+    assert tune(log, mine, "--out", mine) == 2
+    assert "is the configuration itself" in capsys.readouterr().err

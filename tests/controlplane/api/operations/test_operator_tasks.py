@@ -1,0 +1,143 @@
+"""Every command of docs/operator-tasks.md, in its order, on a served application with scripted engines."""
+
+import asyncio
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.testing.scripted import Script
+from controlplane.cli import main
+from controlplane.commands import config_changes
+from controlplane.commands.admin_api import KEY_VARIABLE
+from tests.controlplane.api.operations.test_admin import ADMIN, SETTINGS
+from tests.controlplane.api.scripted_server import CHAT_MODEL, MAX_RUNNING, Stage, listening, staged, until
+
+PAGE = Path(__file__).resolve().parents[4] / "docs/operator-tasks.md"
+SECTIONS: dict[str, Any] = {
+    "classes": {
+        "interactive": {"priority": 5, "ttft_ms": 400, "default": True},
+        "batch": {"sheddable": False},
+    },
+    "admission": {"engine_queue": 0, "max_waiting": 1},
+}
+# Quotas move only where the engine has Tandem's scheduler, and there the gate preempts no request.
+MOVING: dict[str, Any] = {
+    "pool": {"kv_allocator": "kvcached"},
+    "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}, "tick_ms": 10_000},
+}
+PARTS = {
+    "my-quota.yaml": "quota: {llm: {nominal: 0.65}, embedding: {nominal: 0.35}}",
+    "my-class.yaml": "classes: {batch: {ttft_ms: 60000}}",
+}
+
+pytestmark = pytest.mark.long
+
+
+def commands() -> list[str]:
+    """The lines of the page's shell blocks, without the one that sets the key."""
+    text = PAGE.read_text(encoding="utf-8")
+    lines = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
+    return [line for line in lines if line and not line.startswith("export ")]
+
+
+async def overloaded(stage: Stage) -> tuple[str, str]:
+    """Sends requests of which one is rejected and one is preempted; returns the ids of both."""
+    stage.generator.default = Script(tokens=40)
+
+    def ask(name: str, service_class: str, tokens: int) -> asyncio.Task[Any]:
+        body = {"model": CHAT_MODEL, "prompt": "Hello", "max_tokens": tokens}
+        headers = {"x-request-id": name, "x-service-class": service_class}
+        return asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=headers))
+
+    batch = {f"batch-{n}": ask(f"batch-{n}", "batch", 40) for n in range(MAX_RUNNING)}
+    await stage.generator.until_runs(MAX_RUNNING)
+    stage.generator.allow(3)
+    await until(lambda: all(t.timeline.output_tokens >= 3 for t in stage.service.gate.tickets()))
+    urgent = ask("urgent", "interactive", 3)
+    await stage.generator.until_runs(MAX_RUNNING + 1)
+    late = {f"late-{n}": ask(f"late-{n}", "batch", 40) for n in range(3)}
+    await until(lambda: any(task.done() for task in late.values()))
+    async with asyncio.timeout(10):
+        while not all(task.done() for task in (*batch.values(), urgent, *late.values())):
+            stage.generator.allow()
+            await asyncio.sleep(0)
+    rejected = next(name for name, task in late.items() if task.result().status_code == 429)
+    for name in batch:
+        explained = (await stage.http.get(f"/admin/explain/{name}", headers=ADMIN)).json()["requests"][0]
+        if any(decision["decision"] == "PREEMPTED" for decision in explained["decisions"]):
+            return rejected, name
+    raise AssertionError("no request was preempted")
+
+
+async def output(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command prints; `tandem` runs in this process."""
+    if command.startswith("tandem "):
+        words = [str(folder / word) if word in PARTS else word for word in shlex.split(command)[1:]]
+        assert await asyncio.to_thread(main, words) == 0, command
+        return capsys.readouterr().out
+    shell = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await shell.communicate()
+    assert shell.returncode == 0, command
+    return printed.decode()
+
+
+async def test_the_commands_of_the_page_answer_the_ten_tasks(tmp_path, monkeypatch, capsys):
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    monkeypatch.setenv(KEY_VARIABLE, "root")
+    monkeypatch.setattr(config_changes, "_POLL_S", 0.01)
+    for name, text in PARTS.items():
+        assert text in PAGE.read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    async with (
+        staged(SETTINGS, is_stepped=True, **SECTIONS) as stage,
+        listening(stage.app) as url,
+        staged(SETTINGS, **MOVING) as moving,
+        listening(moving.app) as moving_url,
+    ):
+        rejected, victim = await overloaded(stage)
+        printed = []
+        for command in commands():
+            is_about_quotas = "my-quota.yaml" in command or "/admin/config " in command
+            here = command.replace("http://127.0.0.1:8000", moving_url if is_about_quotas else url)
+            here = here.replace("--guard 5m", "--guard 300ms")
+            here = here.replace("explain ID", f"explain {rejected}").replace("VICTIM", victim)
+            printed.append(await output(here, tmp_path, capsys))
+    (
+        refused,
+        state,
+        dry,
+        quota,
+        config,
+        preempted,
+        limit,
+        dry_run,
+        guarded,
+        undone,
+        forecast,
+        drained,
+        ready,
+    ) = printed
+    assert "REJECT  queue_full: queue is full" in refused
+    assert json.loads(state)["classes"]["batch"]["5m"]["burn"] > 1
+    assert "would be applied:" in dry and "needs a restart" not in dry
+    assert "quota.embedding.nominal: 0.3 -> 0.35" in quota and "undone by the server after 3600 s" in quota
+    found = json.loads(config)
+    assert [version["source"] for version in found["versions"]] == ["start", "tandem apply"]
+    assert (found["guard"]["state"], found["guard"]["is_temporary"]) == ("watching", True)
+    assert re.search(r"PREEMPTED by the gate for urgent-\d+", preempted)
+    names = {line.partition("{")[0].partition(" ")[0] for line in limit.splitlines()}
+    assert names == {
+        "tandem_device_seconds_total", "tandem_held_bytes", "tandem_predicted_utilisation",
+        "tandem_quota_bytes",
+    }  # fmt: skip
+    assert json.loads(dry_run)["decision"] == "ADMIT"
+    assert "kept: no class lost more than 3 points" in guarded
+    assert "classes.batch.ttft_ms: 60000.0 -> null" in undone
+    assert "tandem_ttft_forecast_coverage" in forecast
+    assert json.loads(drained) == {"status": "drained"} and ready == "503"

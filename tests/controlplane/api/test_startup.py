@@ -1,0 +1,149 @@
+"""The server listens before its models are loaded, says how far they are, and ends if one does not load."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+import httpx
+import pytest
+
+from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
+from benchmark_control_plane.common.servers import free_port
+from controlplane.api.graceful_server import _host
+from controlplane.api.protocol.requests import HEADER_ROUTER_KEY
+from controlplane.config import parse
+from controlplane.core.errors import BackendDown
+from controlplane.core.start_stages import StartStage, enter_stage
+from controlplane.fleet.load_report import HEADER_LOAD
+from controlplane.service.bootstrap import build_service
+from controlplane.service.service import Service
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, until
+
+CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@dataclass
+class Hosted:
+    """A hosted service whose embedding model loads until `load` has a result, or fails with its exception."""
+
+    hosting: "asyncio.Task[int]"
+    http: httpx.AsyncClient
+    service: Service
+    load: "asyncio.Future[None]"
+
+
+@asynccontextmanager
+async def hosted(**sections) -> AsyncIterator[Hosted]:
+    """Yields once the server listens."""
+    port = free_port()
+    models = {"chat": {"model": CHAT_MODEL}, "embeddings": [{"model": EMBED_MODEL}]}
+    config = parse({"models": models, **sections, "server": {"port": port} | sections.get("server", {})})
+    generator = ScriptedGenerator(model=CHAT_MODEL, default=HELLO)
+    embedder, load = ScriptedEmbedder(model=EMBED_MODEL), asyncio.get_running_loop().create_future()
+    start = embedder.start
+
+    async def slow() -> None:
+        enter_stage(StartStage.MEASURING)
+        await load
+        await start()
+
+    embedder.start = slow
+    service = build_service(config, [generator], [embedder], workspace_bytes=4 * embedder.workspace_bytes)
+    hosting = asyncio.create_task(_host(service, config))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        await until(lambda: EMBED_MODEL in service.progress.parts or hosting.done())
+        yield Hosted(hosting, http, service, load)
+        if not hosting.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(hosting, 10)
+    gc.unfreeze()
+
+
+async def test_readiness_names_stages_and_seconds():
+    async with hosted() as host:
+        answer = await host.http.get("/ready")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        body = answer.json()
+        assert (body["status"], body["error"]["code"]) == ("starting", "starting")
+        assert body["parts"][CHAT_MODEL]["stage"] is None
+        assert body["parts"][EMBED_MODEL]["stage"] == "measuring"
+        assert 0 <= body["parts"][EMBED_MODEL]["seconds"] <= body["seconds"]
+        assert (await host.http.get("/health")).json() == {"status": "alive"}
+        assert "dashboard" in (await host.http.get("/")).json()["links"]
+        host.load.set_result(None)
+        await until(lambda: host.service.is_started)
+        assert (await host.http.get("/ready")).json() == {"status": "ready"}
+        assert (await host.http.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_requests_during_the_start_are_told_to_come_back():
+    async with hosted(server={"router_key_sha256": sha256(b"router").hexdigest()}) as host:
+        for path in ("/v1/chat/completions", "/v1/embeddings", "/nowhere"):
+            answer = await host.http.post(path, json=CHAT)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            error = answer.json()["error"]
+            assert (error["type"], error["code"]) == ("server_error", "starting")
+            assert f"measuring {EMBED_MODEL} for" in error["message"]
+        anthropic = await host.http.post("/v1/messages", json=CHAT)
+        assert anthropic.json()["error"]["type"] == "overloaded_error"
+        assert (await host.http.get("/metrics")).status_code == 503
+        routed = await host.http.post("/v1/completions", json=CHAT, headers={HEADER_ROUTER_KEY: "router"})
+        assert routed.status_code == 503 and HEADER_LOAD not in routed.headers
+
+
+async def test_the_health_port_answers_during_the_start():
+    health_port = free_port()
+    async with hosted(server={"health_port": health_port}) as host, asyncio.timeout(5):
+        answer = None
+        while answer is None:
+            # Its thread may not listen yet.
+            with suppress(httpx.ConnectError):
+                answer = await host.http.get(f"http://127.0.0.1:{health_port}/ready")
+        assert (answer.status_code, answer.json()["status"]) == (503, "starting")
+
+
+async def test_the_last_line_says_what_is_served(caplog):
+    caplog.set_level(logging.INFO)
+    async with hosted(classes={"gold": {"ttft_ms": 500, "default": True}, "bulk": {}}) as host:
+        host.load.set_result(None)
+        await until(lambda: host.service.is_started and "ready after" in caplog.text)
+        line = caplog.messages[-1]
+        url = str(host.http.base_url)
+    assert f"at {url}: models {CHAT_MODEL}, {EMBED_MODEL}; classes gold, bulk; active " in line
+    assert line.endswith(f"; dashboard {url}/dashboard/")
+    stages = [record.getMessage() for record in caplog.records if record.name == "tandem.start"]
+    assert sorted(stage.rpartition(" took ")[0] for stage in stages) == [
+        f"{CHAT_MODEL}: loading", f"{EMBED_MODEL}: loading", f"{EMBED_MODEL}: measuring",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(BackendDown("model m does not load: no such file"), 1), (ValueError("engine arguments: no such"), 2)],
+)
+async def test_a_failed_start_ends_the_process_and_closes_the_port(error: Exception, status: int, caplog):
+    async with hosted() as host:
+        port = host.http.base_url.port
+        host.load.set_exception(error)
+        assert await asyncio.wait_for(host.hosting, 10) == status
+        assert str(error) in caplog.text and "Traceback" not in caplog.text
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_the_start_at_once(number: int, caplog):
+    caplog.set_level(logging.INFO)
+    async with hosted() as host:
+        os.kill(os.getpid(), number)
+        assert await asyncio.wait_for(host.hosting, 5) == 0
+        assert not host.service.is_started
+    assert "the start was ended by a signal" in caplog.text
+    assert "Traceback" not in caplog.text

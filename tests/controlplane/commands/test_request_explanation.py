@@ -1,0 +1,77 @@
+"""`tandem explain` prints what /admin/explain/ID answers, in words."""
+
+import asyncio
+import json
+import re
+from hashlib import sha256
+from pathlib import Path
+
+from backends.testing.scripted import Script
+from controlplane.cli import main
+from controlplane.commands.admin_api import KEY_VARIABLE
+from controlplane.commands.request_explanation import REASONS
+from controlplane.core.decision import Reason
+from tests.controlplane.api.scripted_server import CHAT_MODEL, MAX_RUNNING, listening, staged, until
+
+SECTIONS = {
+    "server": {"admin_key_sha256": sha256(b"root").hexdigest()},
+    "classes": {
+        "interactive": {"priority": 5, "ttft_ms": 400, "default": True},
+        "batch": {"sheddable": False},
+    },
+    "admission": {"engine_queue": 0, "max_waiting": 1},
+}
+
+
+def test_every_reason_has_the_dashboards_words():
+    page = Path("controlplane/api/dashboard/format.js").read_text(encoding="utf-8")
+    stated = re.search(r"REASONS = {(.*?)};", page, re.DOTALL)
+    assert stated is not None
+    assert dict(re.findall(r'(\w+): "(.*)"', stated[1])) == REASONS
+    assert REASONS.keys() == set(Reason)
+
+
+async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
+    monkeypatch.setenv(KEY_VARIABLE, "root")
+    async with staged(is_stepped=True, **SECTIONS) as stage, listening(stage.app) as url:
+        stage.generator.default = Script(tokens=40)
+
+        def ask(name: str, service_class: str, tokens: int) -> asyncio.Task:
+            body = {"model": CHAT_MODEL, "prompt": "Hello", "max_tokens": tokens}
+            headers = {"x-request-id": name, "x-service-class": service_class}
+            return asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=headers))
+
+        async def explain(*words: str) -> str:
+            assert await asyncio.to_thread(main, ["explain", *words, "--server", url]) == 0
+            return capsys.readouterr().out
+
+        batch = [ask(f"batch-{n}", "batch", 40) for n in range(MAX_RUNNING)]
+        await stage.generator.until_runs(MAX_RUNNING)
+        stage.generator.allow(3)
+        await until(lambda: all(t.timeline.output_tokens >= 3 for t in stage.service.gate.tickets()))
+        asked = [*batch, ask("urgent", "interactive", 3)]
+        await stage.generator.until_runs(MAX_RUNNING + 1)
+        asked += [ask(f"late-{n}", "batch", 40) for n in range(3)]
+        await until(lambda: any(task.done() for task in asked))
+        async with asyncio.timeout(10):
+            while not all(task.done() for task in asked):
+                stage.generator.allow()
+                await asyncio.sleep(0)
+
+        rejected = await explain(
+            f"late-{next(n for n in range(3) if asked[-3 + n].result().status_code == 429)}"
+        )
+        assert ": rejected\n  generate, class batch, tenant" in rejected
+        assert "REJECT  queue_full: queue is full; 4 running" in rejected
+        victim = next(
+            text for text in [await explain(f"batch-{n}") for n in range(MAX_RUNNING)] if "PREEMPTED" in text
+        )
+        assert re.search(r"PREEMPTED by the gate for urgent-\d+; \d+ tokens to compute again", victim)
+        assert re.search(r"objectives: ttft 400 ms\n.*DEFER  no_slot", await explain("urgent"))
+        found = json.loads(await explain("urgent", "--json"))
+        assert [request["request"]["class"] for request in found["requests"]] == ["interactive"]
+        assert await asyncio.to_thread(main, ["explain", "nobody", "--server", url]) == 2
+        assert "neither open nor among the last" in capsys.readouterr().err
+        state = await stage.http.get("/admin/state", headers={"authorization": "Bearer root"})
+        windows = state.json()["classes"]["batch"]
+        assert windows.keys() == {"5m", "1h"} and windows["1h"]["met"] < windows["1h"]["ended"]

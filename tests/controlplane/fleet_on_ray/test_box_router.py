@@ -1,0 +1,104 @@
+"""Membership by kind, and the choice of a box over all kinds, without a cluster."""
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad
+from tests.controlplane.fleet_on_ray.ray_marks import NEEDS_RAY
+
+pytestmark = NEEDS_RAY
+
+CHAT = "path=%2Fv1%2Fcompletions&bytes=400&class=chat"
+EMBED = "path=%2Fv1%2Fembeddings&bytes=400&class=chat"
+
+
+def replica(name: str) -> Any:
+    """What is read of Ray's `RunningReplica`; without an address it is not polled."""
+    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), backend_http_endpoint=None)
+
+
+def report(intercept: float, owner: str = "llm", *, serves: bool = True) -> LoadReport:
+    models = {f"{owner}-model": ModelLoad(owner, 1e-5, 10)} if serves else {}
+    return LoadReport("epoch", 1, 0.0, models, {owner: OwnerLoad({"chat": intercept}, 0.0, 10**9)})
+
+
+@pytest.fixture
+def boxes() -> Iterator[Any]:
+    """What a process of routers knows: boxes `near` and `far` of one kind, `search` of another."""
+    from controlplane.fleet_on_ray.known_boxes import KnownBoxes
+
+    async def made() -> Any:
+        found = KnownBoxes("key")
+        found.set_replicas("/", [replica("near"), replica("far")])
+        found.set_replicas("/-tandem/search", [replica("search")])
+        return found
+
+    yield asyncio.run(made())
+
+
+def chosen(boxes: Any, query: str = CHAT, times: int = 20) -> set[str | None]:
+    async def choose() -> set[str | None]:
+        found = [await boxes.choose(query, 0.01) for _ in range(times)]
+        return {None if each is None else each.replica_id.unique_id for each in found}
+
+    return asyncio.run(choose())
+
+
+def test_the_box_with_the_shorter_forecast_is_chosen(boxes: Any) -> None:
+    boxes.polls.heard("near", report(0.1))
+    boxes.polls.heard("far", report(5.0))
+    assert chosen(boxes) == {"near"}
+
+
+def test_a_request_goes_to_the_kind_that_serves_it(boxes: Any) -> None:
+    boxes.polls.heard("near", report(9.0))
+    boxes.polls.heard("search", report(0.1, "embedding"))
+    assert chosen(boxes) == {"near"}
+    assert chosen(boxes, EMBED) == {"search"}
+
+
+def test_a_box_that_does_not_serve_the_model_is_left_out(boxes: Any) -> None:
+    boxes.polls.heard("near", report(0.1, serves=False))
+    boxes.polls.heard("far", report(5.0))
+    assert chosen(boxes) == {"far"}
+
+
+def test_where_none_serves_the_model_a_box_that_has_it_says_so(boxes: Any) -> None:
+    boxes.polls.heard("near", report(0.1, serves=False))
+    boxes.polls.heard("search", report(0.1, "embedding"))
+    assert chosen(boxes) == {"near"}
+
+
+def test_without_a_box_of_that_work_any_box_answers(boxes: Any) -> None:
+    boxes.polls.heard("near", report(0.1))
+    assert chosen(boxes, EMBED) == {"near"}
+
+
+def test_without_a_living_box_none_is_chosen(boxes: Any) -> None:
+    assert chosen(boxes, times=1) == {None}
+
+
+async def test_a_request_waits_for_a_box_that_joins(boxes: Any) -> None:
+    waiting = asyncio.create_task(boxes.choose(CHAT, 5.0))
+    await asyncio.sleep(0)
+    boxes.polls.heard("far", report(0.1))
+    assert (await waiting).replica_id.unique_id == "far"
+
+
+def test_the_routers_of_all_kinds_in_a_process_share_what_they_know() -> None:
+    from controlplane.fleet_on_ray.box_router import BoxMembership
+    from controlplane.fleet_on_ray.known_boxes import known_boxes
+
+    async def states() -> list[Any]:
+        found = []
+        for path in ("/", "/-tandem/search"):
+            router = object.__new__(BoxMembership)
+            router.initialize_state(router_key="shared", path=path)
+            found.append(router._boxes)
+        return found
+
+    assert asyncio.run(states()) == [known_boxes("shared")] * 2

@@ -1,0 +1,138 @@
+"""A pass is as long as the promises that it keeps outweigh those that its pause breaks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.clock import Duration, milliseconds
+from controlplane.core.forecast import LengthForecast
+from controlplane.policy.sharing.pass_size import (
+    MeanPace,
+    PauseCosts,
+    PendingWork,
+    Promise,
+    TimeLeft,
+    call_values,
+    inputs_to_compute,
+)
+
+NO_TIME = Duration(0)
+UNIFORM = LengthForecast((0.0, 1.0), (1.0, 101.0))
+
+
+def pace(debt: float = 0.0, *, done: int = 1, forecast: LengthForecast | None = UNIFORM, regained=0.01):
+    return MeanPace(debt, regained, done, 101, 50, forecast)
+
+
+def risk(objective, pause: float) -> float:
+    return (objective.added_risk([pause]) or [0.0])[0]
+
+
+FORECASTS = st.none() | st.sampled_from([UNIFORM, LengthForecast((0.0, 0.5, 1.0), (1.0, 10.0, 80.0))])
+OBJECTIVES = st.builds(TimeLeft, st.floats(-1, 1)) | st.builds(
+    MeanPace, st.floats(-1, 1), st.floats(-0.01, 0.05), st.integers(1, 90), st.just(101),
+    st.integers(1, 100), FORECASTS,
+)  # fmt: skip
+
+
+PROMISES = st.builds(Promise, st.floats(0, 4), st.lists(OBJECTIVES, min_size=1, max_size=2).map(tuple))
+
+
+def spare(seconds: float) -> PauseCosts:
+    return PauseCosts([Promise(1.0, (TimeLeft(seconds),))])
+
+
+@pytest.mark.parametrize(("spare", "expected"), [(0.01, 1.0), (0.02, 0.0), (0.0, 1.0), (-0.001, 0.0)])
+def test_a_pause_breaks_a_deadline_that_leaves_less_time_unless_it_is_lost_already(spare, expected):
+    assert risk(TimeLeft(spare), 0.02) == expected
+
+
+def test_a_mean_pace_is_at_risk_if_the_output_may_end_before_the_pause_is_regained():
+    # 0.2 s take 20 tokens of 10 ms to regain; 19 % of the outputs end before that.
+    assert risk(pace(), 0.2) == pytest.approx(0.19)
+    assert risk(pace(debt=-0.191), 0.2) == 0.0, "the next token is enough"
+    assert risk(pace(debt=-0.1), 0.2) == pytest.approx(0.09)
+    assert risk(pace(debt=0.1), 0.2) == pytest.approx(0.29 - 0.09), "only what the pause adds counts"
+    assert risk(pace(done=51), 0.2) == pytest.approx(0.19 / 0.5), "outputs that ended before do not count"
+    assert risk(pace(), 1.01) == 1.0, "no output is that long"
+    assert risk(pace(debt=2.0), 1.0) == 0.0, "it is late in any case"
+
+
+@pytest.mark.parametrize(("pause", "expected"), [(0.5, 0.0), (0.51, 1.0)])
+def test_without_a_forecast_the_expected_length_decides(pause, expected):
+    assert risk(pace(forecast=None), pause) == expected
+
+
+def test_a_request_with_several_objectives_has_one_promise():
+    costs = PauseCosts([Promise(2.0, (TimeLeft(0.01), pace())), Promise(1.0, ())])
+    assert costs([0.2]) == [2.0]
+    assert PauseCosts([Promise(1.0, ())])([0.2]) == [0.0]
+    assert PauseCosts([Promise(1.0, (TimeLeft(0.3),))], stretch=2.0)([0.1, 0.2]) == [0.0, 1.0]
+
+
+def test_steps_slower_than_the_objective_regain_nothing():
+    assert risk(pace(debt=-0.1, regained=-0.01), 0.05) == 0.0
+    assert risk(pace(debt=-0.1, regained=-0.01), 0.2) == 1.0
+
+
+def test_an_output_that_outran_its_forecast_may_grow_by_half():
+    short = LengthForecast((0.0, 1.0), (1.0, 20.0))
+    assert risk(pace(done=40, forecast=short), 0.1) == pytest.approx(10 / 20)
+
+
+@given(st.lists(PROMISES, max_size=5), PROMISES, st.floats(0, 1), st.floats(0, 1))
+def test_longer_pauses_and_more_requests_never_cost_less(promises, one_more, a, b):
+    pauses = sorted((a, b))
+    shorter, longer = PauseCosts(promises)(pauses)
+    assert 0.0 <= shorter <= longer + 1e-9
+    assert longer <= PauseCosts([*promises, one_more])(pauses)[1] + 1e-9
+    assert longer <= sum(promise.weight for promise in promises) + 1e-9
+
+
+def test_calls_are_worth_the_share_of_the_device_that_they_need_to_be_in_time():
+    first = PendingWork(2.0, milliseconds(100), milliseconds(10))
+    second = PendingWork(3.0, milliseconds(100), milliseconds(30))
+    assert call_values([first]) == pytest.approx([0.2])
+    assert call_values([first, second]) == pytest.approx([0.8, 1.2]), "40 of the next 100 ms"
+
+
+@pytest.mark.parametrize("time_left", [None, milliseconds(5), milliseconds(-5)])
+def test_a_call_that_no_promise_depends_on_is_worth_little(time_left):
+    assert call_values([PendingWork(2.0, time_left, milliseconds(10))]) == [0.02]
+
+
+def took(inputs: int) -> Duration:
+    return milliseconds(3 + inputs)
+
+
+def test_without_a_cost_the_whole_pass_starts():
+    assert inputs_to_compute([0.0] * 9, took, None, NO_TIME) == 9
+    assert inputs_to_compute([], took, None, NO_TIME) == 0
+
+
+def test_a_pass_takes_the_inputs_whose_worth_exceeds_their_cost():
+    limit = spare(0.0085)
+    assert inputs_to_compute([0.1] * 9, took, limit, NO_TIME) == 5, "six would break the promise"
+    assert inputs_to_compute([0.3] * 9, took, limit, NO_TIME) == 9, "nine are worth more than it"
+    assert inputs_to_compute([0.1] * 9, took, spare(0.0), NO_TIME) == 0
+
+
+def test_a_pass_is_free_once_its_floor_has_accumulated():
+    blocked = spare(0.0)
+    assert inputs_to_compute([1e-3], took, blocked, milliseconds(75)) == 0
+    assert inputs_to_compute([1e-3] * 4, took, blocked, milliseconds(77)) == 1, "4 of 80 ms"
+    assert inputs_to_compute([1e-3] * 99, took, blocked, milliseconds(10**6)) == 46, "at most 50 ms"
+    assert inputs_to_compute([1e-3] * 9, lambda n: 60 * took(n), blocked, milliseconds(10**6)) == 1
+
+
+@given(
+    st.lists(st.floats(0, 2), max_size=80),
+    st.lists(PROMISES, max_size=4),
+    st.integers(0, 10**9).map(Duration),
+)
+def test_the_chosen_pass_breaks_no_more_than_it_keeps(values, promises, idle):
+    cost = PauseCosts(promises)
+    size = inputs_to_compute(values, took, cost, idle)
+    assert 0 <= size <= len(values)
+    if size and took(size) > idle:
+        assert cost([took(size) / 1e9])[0] < sum(values[:size]) + 1e-9

@@ -1,0 +1,73 @@
+"""What a pause of the engine costs the requests that run or wait in it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
+from controlplane.core.pool_view import Pace
+from controlplane.core.request import Kind, Owner, Request, Timeline
+from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.gate.device_contention import pause_costs
+from controlplane.service.ticket import Ticket
+
+NOW = Instant(milliseconds(10))
+
+
+class Bench:
+    """Requests in an engine with steps of 10 ms and 0.1 ms per prompt token."""
+
+    def __init__(self, *, lost_share: float = 0.0) -> None:
+        self.ledger = MemoryLedger({Owner.LLM: Quota(1_000)})
+        self.paces = SimpleNamespace(
+            pace=Pace(milliseconds(10), milliseconds(0.1)), own_step=milliseconds(10), lost_share=lost_share
+        )
+        self.tickets: list[Ticket] = []
+
+    def add(self, prompt_tokens: int, *, cached: int = 0, outputs: int = 0, **slo_ms: float) -> None:
+        slo = Slo(**{part: milliseconds(value) for part, value in slo_ms.items()})
+        request = Request(
+            id=str(len(self.tickets)), kind=Kind.GENERATE, model="m", tenant="t", slo=slo, arrival=Instant(0),
+            service_class=ServiceClass("c", slo, 0, True), prompt_tokens=prompt_tokens, cached_tokens=cached,
+            max_output_tokens=100,
+        )  # fmt: skip
+        timeline = Timeline(Instant(0))
+        if outputs:
+            timeline.first_token = timeline.last_token = NOW
+            timeline.output_tokens = outputs
+        ticket = Ticket(request, Footprint(1, 1, 10), None, timeline, None)
+        ticket.lease = self.ledger.open(request.id, Owner.LLM, ticket.footprint, priority=0)
+        self.tickets.append(ticket)
+
+    def cost(self, *pauses_ms: float) -> list[float]:
+        found = pause_costs(self.tickets, self.ledger, self.paces, NOW)
+        assert found is not None
+        return found([pause / 1e3 for pause in pauses_ms])
+
+
+def test_nothing_that_runs_means_no_cost():
+    bench = Bench()
+    assert pause_costs(bench.tickets, bench.ledger, bench.paces, NOW) is None
+
+
+def test_a_first_token_needs_its_prompt_and_those_before_it():
+    bench = Bench()
+    bench.add(200)
+    bench.add(300, cached=100, ttft=100)
+    # Of 100 ms, 10 have passed, 200 + 200 prompt tokens take 40 ms and the step 10 ms.
+    assert bench.cost(39, 41) == pytest.approx([0.0, 1.0])
+
+
+def test_prompts_that_have_been_computed_delay_no_first_token():
+    bench = Bench()
+    bench.add(900, outputs=3)
+    bench.add(200, ttft=100)
+    assert bench.cost(59, 61) == pytest.approx([0.0, 1.0])
+
+
+def test_a_pause_is_as_long_as_the_prompts_that_arrive_meanwhile_make_it():
+    bench = Bench(lost_share=0.5)
+    bench.add(200, ttft=100)
+    # The step takes 20 ms with its share of prefills, and each ms of a pause delays by two.
+    assert bench.cost(24, 26) == pytest.approx([0.0, 1.0])
