@@ -60,7 +60,7 @@ def with_classes(gap: float, prompt: int, output: int):
 def test_the_gate_rejects_what_the_engine_would_keep_waiting(engine):
     """Each request needs 32 of 40 blocks for 6 s and one arrives every 2 s."""
     variant = EngineVariant("srmt", {"ordering": "srmt"})
-    window = ReplayWindow(40, 60)
+    window = ReplayWindow(40, 300)
     alone, behind = (
         play(engine, each, with_classes(2.0, 320, 190), window, OBJECTIVES, 0.5)
         for each in (variant, replace(variant, has_gate=True))

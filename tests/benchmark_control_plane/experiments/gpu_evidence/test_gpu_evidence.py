@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmark_control_plane.experiments.gpu_evidence import random_models, run, served_load
+from benchmark_control_plane.experiments.gpu_evidence import comparison, random_models, run, served_load
 from benchmark_control_plane.experiments.gpu_evidence.steps import STEPS, EvidenceStep
+from benchmark_control_plane.judge.experiment_file import read_experiment
+from benchmark_control_plane.judge.experiment_schema import Live
 from controlplane.config import load
+from controlplane.config.models_section import ChatModel, EmbeddingModel
 
 ROOT = Path(__file__).resolve().parents[4]
+EMBEDDING = EmbeddingModel("tandem/minilm", name="embed")
 SCRIPTS = {
     "good": "print('{}')",
     "bad": "raise SystemExit(3)",
@@ -119,6 +123,30 @@ def test_a_served_load_complains_of_faults_and_of_nothing_else() -> None:
         "chats alone: ConnectionLost: x",
         "chats alone: no chat was answered",
     ]
+
+
+def test_the_comparison_runs_on_the_servers_that_it_describes(tmp_path: Path) -> None:
+    plan = read_experiment(comparison.EXPERIMENT, tmp_path).plan
+    live = Live(
+        ChatModel("tandem/tiny-llama", name="chat", engine={"kv_cache_memory_bytes": 2**25}), EMBEDDING
+    )
+    servers = comparison.described_servers(plan, live, tmp_path)
+    tandem, vllm, embedding = servers
+    config = yaml.safe_load((tmp_path / "tandem.yaml").read_text(encoding="utf-8"))
+    assert config["classes"]["interactive"]["ttft_ms"] == plan.classes["interactive"].ttft_ms
+    assert "priority" in vllm.command
+
+    file = tmp_path / "experiment.yaml"
+    stated = yaml.safe_load(comparison.EXPERIMENT.read_text(encoding="utf-8"))
+    file.write_text(yaml.safe_dump(comparison.on_servers(stated, servers)), encoding="utf-8")
+    found = {system.name: system.endpoints for system in read_experiment(file, tmp_path).plan.systems}
+    assert {
+        name: (at.chat.url, at.embeddings.url, at.classes, at.priorities) for name, at in found.items()
+    } == {
+        "tandem": (tandem.url, tandem.url, True, False),
+        "vllm + embedding server": (vllm.url, embedding.url, False, False),
+        "vllm priority + embedding server": (vllm.url, embedding.url, False, True),
+    }
 
 
 @pytest.mark.long
