@@ -11,7 +11,7 @@ from typing import Any
 from backends.cost_models import roofline
 from backends.cost_models.step_time import StepLoad
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from controlplane.config import Config
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 from controlplane.core.kv_geometry import DTYPE_BYTES, GeometryError

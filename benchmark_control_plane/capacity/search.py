@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmark_control_plane.capacity.stability import Stability
 from benchmark_control_plane.judge import analysis
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.frontier_search import highest_load
 from benchmark_control_plane.judge.open_loop_client import RunResult, open_loop
 from benchmark_control_plane.judge.records import RequestRecord, SloTargets, without_warmup
 from benchmark_control_plane.judge.simulated_target import simulated_target
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator import virtual_time
 from controlplane.core.decision import Outcome

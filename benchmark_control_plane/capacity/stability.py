@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.request import Kind
 

@@ -16,16 +16,13 @@ from pydantic.dataclasses import dataclass as section
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_schema import (
     CapacitySection,
-    Endpoints,
     ExperimentClass,
-    Live,
     Positive,
-    SimulatedDeviceSection,
     StreamSection,
-    SystemSection,
     Times,
     WindowSection,
 )
+from benchmark_control_plane.judge.system_schema import Endpoints, Live, SimulatedDeviceSection, SystemSection
 from benchmark_control_plane.judge.workflow_stages import WorkflowDeadlines
 from controlplane.config import ConfigError, parse
 from controlplane.config.active_mechanisms import unused_keys

@@ -23,9 +23,9 @@ from benchmark_control_plane.common.http_client import (
     connections,
     request_bytes,
 )
-from benchmark_control_plane.judge.experiment_schema import Endpoint
 from benchmark_control_plane.judge.prompts import input_ids, input_text, prompt_ids, prompt_text
 from benchmark_control_plane.judge.records import PartialResponse, loss_of
+from benchmark_control_plane.judge.system_schema import Endpoint
 from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.api.protocol.requests import HEADER_DECISION, HEADER_SERVICE_CLASS
 from controlplane.core.decision import Outcome

@@ -28,7 +28,6 @@ from benchmark_control_plane.judge.experiment_file import (
     classes_section,
     merge,
 )
-from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, Read, metrics_reader
 from benchmark_control_plane.judge.open_loop_client import (
     Clock,
@@ -40,6 +39,7 @@ from benchmark_control_plane.judge.open_loop_client import (
 )
 from benchmark_control_plane.judge.records import RequestRecord, slo_targets, without_warmup
 from benchmark_control_plane.judge.simulated_target import simulated_target
+from benchmark_control_plane.judge.system_schema import SystemSection
 from benchmark_control_plane.judge.systems import Objectives, RunningSystem, running_system
 from benchmark_control_plane.judge.workflow_stages import WorkflowStage
 from benchmark_control_plane.judge.workload import PlannedRequest, plan_requests

@@ -22,7 +22,6 @@ from benchmark_control_plane.judge.experiment_file import (
     quick,
 )
 from benchmark_control_plane.judge.experiment_matrix import cell_folder, read_cells
-from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.frontier_search import highest_load
 from benchmark_control_plane.judge.hindsight.hindsight_bounds import HindsightBounds
 from benchmark_control_plane.judge.measurement_stages import (
@@ -36,6 +35,7 @@ from benchmark_control_plane.judge.measurement_stages import (
 from benchmark_control_plane.judge.progress import ProgressDisplay
 from benchmark_control_plane.judge.records import RequestRecord
 from benchmark_control_plane.judge.results import ResultsWriter
+from benchmark_control_plane.judge.system_schema import SystemSection
 from benchmark_control_plane.report.matrix_results import write_matrix
 
 _SWEEP_LOAD = 1.0

@@ -13,10 +13,10 @@ from typing import Any
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.memory_sampler import Sample
 from benchmark_control_plane.judge.prompts import prompt_ids
 from benchmark_control_plane.judge.records import PartialResponse
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator.simulation import Machine, config_of, divide_pool, engines, started
 from benchmark_control_plane.simulator.token_reader import read_to_end

@@ -23,8 +23,8 @@ from benchmark_control_plane.common.servers import (
     vllm_server,
 )
 from benchmark_control_plane.judge.experiment_file import ExperimentPlan, classes_section, merge
-from benchmark_control_plane.judge.experiment_schema import Endpoint, Live, Pinned, Split, SystemSection
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget, http_target
+from benchmark_control_plane.judge.system_schema import Endpoint, Live, Pinned, Split, SystemSection
 
 Objectives = Mapping[str, Mapping[str, float]]
 

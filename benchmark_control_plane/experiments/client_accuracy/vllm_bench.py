@@ -35,12 +35,13 @@ from benchmark_control_plane.common.servers import (
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH
 from benchmark_control_plane.judge.analysis import lateness
 from benchmark_control_plane.judge.experiment_file import read_experiment
-from benchmark_control_plane.judge.experiment_schema import Endpoint, LengthsSection, StreamSection
+from benchmark_control_plane.judge.experiment_schema import LengthsSection, StreamSection
 from benchmark_control_plane.judge.http_target import Dialect, HttpTarget
 from benchmark_control_plane.judge.measurement_stages import LiveStage
 from benchmark_control_plane.judge.memory_sampler import Read
 from benchmark_control_plane.judge.open_loop_client import Clock, RunResult, Target, open_loop
 from benchmark_control_plane.judge.records import RequestRecord
+from benchmark_control_plane.judge.system_schema import Endpoint
 from benchmark_control_plane.judge.systems import RunningSystem, running_system
 from benchmark_control_plane.judge.workload import plan_requests
 

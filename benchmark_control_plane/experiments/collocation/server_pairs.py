@@ -22,7 +22,7 @@ from benchmark_control_plane.common.servers import (
 )
 from benchmark_control_plane.experiments.gate.http_overhead import ENGINE, MODEL
 from benchmark_control_plane.judge.experiment_file import read_experiment
-from benchmark_control_plane.judge.experiment_schema import Live
+from benchmark_control_plane.judge.system_schema import Live
 from benchmark_control_plane.judge.systems import as_yaml
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 

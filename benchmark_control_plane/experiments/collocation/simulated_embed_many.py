@@ -26,9 +26,9 @@ import numpy as np
 
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.experiments.collocation.embed_many import FixedConcurrency
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.records import PartialResponse
 from benchmark_control_plane.judge.simulated_target import SimulatedTarget, simulated_target
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator import virtual_time
 from controlplane.api.protocol.requests import Usage

@@ -25,7 +25,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmark_control_plane.common.command_line import data_folder_option
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.judge.experiment_file import Experiment, classes_section, merge, read_experiment
-from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.measurement_stages import (
     Bench,
     LiveStage,
@@ -38,6 +37,7 @@ from benchmark_control_plane.judge.measurement_stages import (
 from benchmark_control_plane.judge.open_loop_client import open_loop
 from benchmark_control_plane.judge.records import slo_targets
 from benchmark_control_plane.judge.simulated_target import simulated_target
+from benchmark_control_plane.judge.system_schema import SystemSection
 from benchmark_control_plane.simulator import virtual_time
 
 _EXPLORE = {"admission": {"explore": 0.1}}

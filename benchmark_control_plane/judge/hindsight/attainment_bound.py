@@ -10,9 +10,9 @@ from math import ceil
 
 import numpy as np
 
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.hindsight.least_work import RequestWork
 from benchmark_control_plane.judge.hindsight.slot_program import SlotProgram
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from controlplane.core.memory_ledger import Floats
 
 _MOST_SLOTS = 300

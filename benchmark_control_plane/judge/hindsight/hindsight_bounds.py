@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmark_control_plane.judge.experiment_file import Experiment
-from benchmark_control_plane.judge.experiment_schema import SystemSection
 from benchmark_control_plane.judge.hindsight.attainment_bound import bound_of_parts, served_parts
 from benchmark_control_plane.judge.hindsight.feasible_schedule import feasible_attainment
 from benchmark_control_plane.judge.hindsight.least_work import least_works
 from benchmark_control_plane.judge.measurement_stages import requests_of
 from benchmark_control_plane.judge.records import slo_targets
+from benchmark_control_plane.judge.system_schema import SystemSection
 from benchmark_control_plane.judge.systems import Objectives
 
 

@@ -12,9 +12,9 @@ from math import ceil, inf
 
 import numpy as np
 
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.records import SloTargets
 from benchmark_control_plane.judge.simulated_target import BLOCK_TOKENS
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.request import Kind
 

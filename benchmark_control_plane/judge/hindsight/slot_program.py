@@ -7,9 +7,9 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.hindsight.least_work import RequestWork
 from benchmark_control_plane.judge.simulated_target import BLOCK_TOKENS
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from controlplane.core.memory_ledger import Floats
 
 Slots = npt.NDArray[np.int_]

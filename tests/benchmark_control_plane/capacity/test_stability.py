@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from benchmark_control_plane.capacity.stability import mean_demand, stability
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.open_loop_client import closed_loop
 from benchmark_control_plane.judge.simulated_target import simulated_target
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator import virtual_time
 from controlplane.core.request import Kind

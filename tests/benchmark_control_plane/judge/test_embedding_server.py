@@ -7,7 +7,7 @@ import pytest
 
 from backends.testing.scripted import ScriptedEmbedder
 from benchmark_control_plane.judge.embedding_server import application, embedder_from
-from benchmark_control_plane.judge.experiment_schema import Live, Split
+from benchmark_control_plane.judge.system_schema import Live, Split
 from benchmark_control_plane.judge.systems import embedding_server
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse

@@ -10,9 +10,9 @@ from time import perf_counter
 import pytest
 import uvloop
 
-from benchmark_control_plane.judge.experiment_schema import Endpoint
 from benchmark_control_plane.judge.http_target import Dialect, http_target
 from benchmark_control_plane.judge.records import PartialResponse
+from benchmark_control_plane.judge.system_schema import Endpoint
 from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind

@@ -7,7 +7,7 @@ import pytest
 
 from backends.vllm.hybrid import support
 from benchmark_control_plane.judge.experiment_file import first_variant, read_experiment
-from benchmark_control_plane.judge.experiment_schema import Pinned, Split
+from benchmark_control_plane.judge.system_schema import Pinned, Split
 from benchmark_control_plane.judge.systems import embedding_server, tandem_config, vllm_arguments
 from controlplane.config import parse
 from controlplane.service.memory.memory_plan import ModelFacts, memory_plan

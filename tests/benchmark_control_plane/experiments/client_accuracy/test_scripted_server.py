@@ -6,9 +6,9 @@ import orjson
 
 from benchmark_control_plane.common.http_client import Address, connections, request_bytes
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import TRUTH, ServerDelays, listening
-from benchmark_control_plane.judge.experiment_schema import Endpoint
 from benchmark_control_plane.judge.http_target import Dialect, http_target
 from benchmark_control_plane.judge.records import PartialResponse
+from benchmark_control_plane.judge.system_schema import Endpoint
 from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.request import Kind
 

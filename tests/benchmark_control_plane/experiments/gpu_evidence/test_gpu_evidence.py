@@ -13,7 +13,7 @@ import yaml
 from benchmark_control_plane.experiments.gpu_evidence import comparison, random_models, run, served_load
 from benchmark_control_plane.experiments.gpu_evidence.steps import STEPS, EvidenceStep
 from benchmark_control_plane.judge.experiment_file import read_experiment
-from benchmark_control_plane.judge.experiment_schema import Live
+from benchmark_control_plane.judge.system_schema import Live
 from controlplane.config import load
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 

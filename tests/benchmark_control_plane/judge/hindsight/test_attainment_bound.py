@@ -9,13 +9,13 @@ from operator import attrgetter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark_control_plane.judge.experiment_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.hindsight.attainment_bound import bound_of_parts, served_parts
 from benchmark_control_plane.judge.hindsight.feasible_schedule import feasible_attainment, served_in_time
 from benchmark_control_plane.judge.hindsight.least_work import least_works
 from benchmark_control_plane.judge.open_loop_client import open_loop
 from benchmark_control_plane.judge.records import SloTargets
 from benchmark_control_plane.judge.simulated_target import BLOCK_TOKENS, simulated_target
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workflow_stages import WorkflowStage
 from benchmark_control_plane.judge.workload import PlannedRequest
 from benchmark_control_plane.simulator import virtual_time
