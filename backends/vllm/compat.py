@@ -6,17 +6,19 @@ Tested, each unpacked into an environment with torch 2.13 (0.26 asks for 2.11): 
 engine and behind a live one, without a model (`tests/backends/vllm/test_scheduler_counts.py`,
 `tests/backends/vllm/simulation/test_executor.py`: 47 tests), on the CPU builds of 0.26.0, 0.27.1, 0.28.0,
 0.29.0, 0.30.0, 0.31.0 and 0.32.0, and on the Python code of the CUDA build of 0.33.0, which has no CPU build.
-Real models ran with 0.29.0 (`tests/backends/vllm/test_scheduler_outputs.py`: 8 tests) and, with all tests,
-with 0.32.0; 0.26.0 starts no model with this torch. In 0.26.0 and 0.33.0 every name imported or overridden
-here was looked up.
+Real models ran with 0.29.0 (`tests/backends/vllm/test_scheduler_outputs.py`: 8 tests), with 0.26.0 and
+torch 2.11 (that file, `test_scheduler_counts.py`, a server with structured output on a CPU, one under load
+on an H100) and, with all tests, with 0.32.0. In 0.26.0 and 0.33.0 every name imported or overridden here was
+looked up.
 
 - 0.26 to 0.28 raise subclasses of ValueError for invalid requests; 0.29 introduced `VLLMClientError`, which
   is not a ValueError.
 - 0.26 (but not 0.29) drops the output of a step in flight for a request preempted meanwhile; later releases
   deliver it, and `_preempt_request` takes one more argument, which is passed on. A request preempted outside
   `schedule()` must therefore not restart in the same step; Tandem's scheduler never offers it in that step.
-- In 0.26 to 0.30 requests that a step skipped wait in `skipped_waiting`, from 0.32 on in
-  `kv_holding_waiting` or, marked, in `waiting`. Only vLLM moves them, so the difference does not matter here.
+- In 0.26 to 0.30 a request that a step skipped, or whose grammar is not compiled yet, waits in
+  `skipped_waiting`, from which vLLM would start it without an offer; `ReturnQueue` takes its place. From 0.32
+  on it waits in `kv_holding_waiting` or, marked, in `waiting`.
 - Up to 0.32 a step schedules no further request after a running request that preempted itself; 0.33
   continues with the next. Tandem's plan frees the blocks first, so this happens only if memory still runs
   out.

@@ -33,7 +33,7 @@ from backends.vllm.plugin import rpc
 from backends.vllm.plugin.balloon import balloon_of
 from backends.vllm.plugin.batch_view import BatchTracker, stamp
 from backends.vllm.plugin.input_wait import wait_for_input
-from backends.vllm.plugin.offer_queue import OfferQueue
+from backends.vllm.plugin.offer_queue import OfferQueue, ReturnQueue
 from backends.vllm.plugin.prefix_sharing import prefix_sharing
 from backends.vllm.plugin.request_intake import RequestIntake
 from backends.vllm.plugin.request_metadata import Defaults, defaults_of
@@ -102,6 +102,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         # Under this policy vLLM preempts the largest `priority`; its priority queue is replaced.
         self.policy = SchedulingPolicy.PRIORITY
         self.waiting = OfferQueue(self._on_enqueue, self._on_dequeue)
+        if hasattr(self, "skipped_waiting"):
+            self.skipped_waiting = ReturnQueue(self.waiting)
 
     # --- one step ----------------------------------------------------------------------------
 

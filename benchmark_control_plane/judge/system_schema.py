@@ -61,12 +61,14 @@ class Endpoint:
 class Endpoints:
     """Running servers.
 
-    `classes` sends the header x-service-class; `metrics` reads /metrics of the chat server.
+    `classes` sends the header x-service-class, `priorities` vLLM's priorities by class; `metrics` reads
+    /metrics of the chat server.
     """
 
     chat: Endpoint | None = None
     embeddings: Endpoint | None = None
     classes: bool = False
+    priorities: bool = False
     metrics: bool = False
 
 

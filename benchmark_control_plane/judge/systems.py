@@ -55,7 +55,10 @@ def running_system(
     if system.endpoints is not None:
         given = system.endpoints
         metrics = Address.of(given.chat.url) if given.metrics and given.chat else None
-        yield RunningSystem(given.chat, given.embeddings, Dialect(names_classes=given.classes), metrics)
+        dialect = Dialect(
+            names_classes=given.classes, priorities=vllm_priorities(plan) if given.priorities else None
+        )
+        yield RunningSystem(given.chat, given.embeddings, dialect, metrics)
         return
     assert plan.live is not None
     with ExitStack() as stack:
@@ -114,15 +117,19 @@ def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log
         (embedding_server(live, split), log.with_suffix(".embedder.log")),
     ]
     chat, embed = stack.enter_context(all_serving(logged))
-    highest = max(section.priority for section in plan.classes.values())
-    priorities = {name: highest - section.priority for name, section in plan.classes.items()}
     return RunningSystem(
         Endpoint(chat.url, model.served_name),
         Endpoint(embed.url, live.embedding.served_name),
-        Dialect(priorities=priorities if split.priorities else None),
+        Dialect(priorities=vllm_priorities(plan) if split.priorities else None),
         Address.of(chat.url),
         arguments["kv_cache_memory_bytes"],
     )
+
+
+def vllm_priorities(plan: ExperimentPlan) -> dict[str, int]:
+    """vLLM's priority of each class; lower is served first."""
+    highest = max(section.priority for section in plan.classes.values())
+    return {name: highest - section.priority for name, section in plan.classes.items()}
 
 
 def vllm_arguments(live: Live, split: Split) -> dict[str, Any]:

@@ -90,3 +90,51 @@ class OfferQueue(RequestQueue):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(tuple(self._all.values()))
+
+
+class ReturnQueue(RequestQueue):  # type: ignore[misc]
+    """vLLM's queue of skipped requests, in releases that have one (0.26 to 0.30); all wait in `waiting`.
+
+    There vLLM puts a request whose grammar is not compiled, and one that a step skipped, into a queue of its
+    own, from which it would start them without the policy's offer. It tries a blocked request again when that
+    is offered.
+    """
+
+    def __init__(self, waiting: OfferQueue) -> None:
+        self._waiting = waiting
+
+    def add_request(self, request: Any) -> None:
+        """Adds the request to the waiting ones."""
+        self._waiting.add_request(request)
+
+    def prepend_request(self, request: Any) -> None:
+        """Adds the request to the waiting ones; the policy decides its position."""
+        self._waiting.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Any]) -> None:
+        """Adds the requests to the waiting ones; the policy decides their positions."""
+        self._waiting.prepend_requests(requests)
+
+    def peek_request(self) -> Any:
+        """Raises IndexError."""
+        raise IndexError("this queue holds no request")
+
+    def pop_request(self) -> Any:
+        """Raises IndexError."""
+        return self.peek_request()
+
+    def remove_request(self, request: Any) -> None:
+        """Raises KeyError."""
+        raise KeyError(request.request_id)
+
+    def remove_requests(self, requests: Iterable[Any]) -> None:
+        """Removes none; `waiting` is asked, too."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())

@@ -43,7 +43,7 @@ class EvidenceStep:
 _LOAD = f"-m {_PACKAGE}.gpu_evidence.served_load {{out}}/{{name}}.yaml --results {{out}}/{{name}}.json"
 _COST = f"-m {_PACKAGE}.hidden_cache.decode_cost --results {{out}}/{{name}}.json --model"
 _MIX = f"-m {_PACKAGE}.collocation.interference --models {{out}}/experiment.yaml --runs 1"
-_BENCH = "-m controlplane.cli bench run {out}/experiment.yaml --quick --out {out}/{name}"
+_COMPARE = f"-m {_PACKAGE}.gpu_evidence.one_gpu {{out}}/experiment.yaml --out {{out}}/{{name}}"
 
 STEPS = (
     EvidenceStep(
@@ -79,8 +79,8 @@ STEPS = (
         f"{_MIX} --slices 1 --seconds 4 --rates 2", prints_json=True,
     ),
     EvidenceStep(
-        "head-to-head", "How much more load within the objectives does one device serve?",
-        _BENCH, 480, _BENCH,
+        "one-gpu", "How much more load within the objectives does one device serve?",
+        f"{_COMPARE} --seeds 0", 480, f"{_COMPARE} --quick",
     ),
     EvidenceStep(
         "kvcached", "Do quotas move bytes between the cache and the embeddings?",

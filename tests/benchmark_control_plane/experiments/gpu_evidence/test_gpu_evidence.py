@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmark_control_plane.experiments.gpu_evidence import comparison, random_models, run, served_load
+from benchmark_control_plane.experiments.gpu_evidence import one_gpu, random_models, run, served_load
 from benchmark_control_plane.experiments.gpu_evidence.steps import STEPS, EvidenceStep
 from benchmark_control_plane.judge.experiment_file import read_experiment
 from benchmark_control_plane.judge.system_schema import Live
@@ -126,19 +126,19 @@ def test_a_served_load_complains_of_faults_and_of_nothing_else() -> None:
 
 
 def test_the_comparison_runs_on_the_servers_that_it_describes(tmp_path: Path) -> None:
-    plan = read_experiment(comparison.EXPERIMENT, tmp_path).plan
+    plan = read_experiment(one_gpu.EXPERIMENT, tmp_path).plan
     live = Live(
         ChatModel("tandem/tiny-llama", name="chat", engine={"kv_cache_memory_bytes": 2**25}), EMBEDDING
     )
-    servers = comparison.described_servers(plan, live, tmp_path)
+    servers = one_gpu.described_servers(plan, live, tmp_path)
     tandem, vllm, embedding = servers
     config = yaml.safe_load((tmp_path / "tandem.yaml").read_text(encoding="utf-8"))
     assert config["classes"]["interactive"]["ttft_ms"] == plan.classes["interactive"].ttft_ms
     assert "priority" in vllm.command
 
     file = tmp_path / "experiment.yaml"
-    stated = yaml.safe_load(comparison.EXPERIMENT.read_text(encoding="utf-8"))
-    file.write_text(yaml.safe_dump(comparison.on_servers(stated, servers)), encoding="utf-8")
+    stated = yaml.safe_load(one_gpu.EXPERIMENT.read_text(encoding="utf-8"))
+    file.write_text(yaml.safe_dump(one_gpu.on_servers(stated, servers)), encoding="utf-8")
     found = {system.name: system.endpoints for system in read_experiment(file, tmp_path).plan.systems}
     assert {
         name: (at.chat.url, at.embeddings.url, at.classes, at.priorities) for name, at in found.items()
@@ -159,5 +159,5 @@ def test_random_models_have_the_size_that_they_state_and_valid_configurations(tm
     assert weights.stat().st_size == 8 + length + header["weights"]["data_offsets"][1]
     assert load(tmp_path / "serve.yaml").models.chat.engine["load_format"] == "dummy"
     assert load(tmp_path / "kvcached.yaml").pool.kv_allocator == "kvcached"
-    experiment = yaml.safe_load((tmp_path / "experiment.yaml").read_text(encoding="utf-8"))
-    assert Path(experiment["extends"]).exists()
+    experiment = read_experiment(tmp_path / "experiment.yaml", tmp_path).plan
+    assert experiment.live is not None and experiment.live.chat.served_name == "chat"
