@@ -18,12 +18,16 @@ def full(results: Results, picture: str | None, link: str) -> str:
     lines = [*_rates_table(ordered, loads[-1]), *_loads_table(ordered, loads)] if loads else []
     seeds = formats.several(len(aggregates.seeds(ordered)), "seed")
     environment = ordered["environment"]
-    machine = f"{environment['cpu']}, {environment['cores']} cores" if picture else "virtual time"
-    remarks = [f"{seeds}, medians", machine, link]
+    machine = ", ".join(
+        [environment["cpu"], f"{environment['cores']} cores", *filter(None, [environment.get("gpu")])]
+    )
+    remarks = [f"{seeds}, medians", machine if picture else "virtual time", link]
     if invalid := aggregates.invalid(ordered):
         remarks.append(f"{len(invalid)} of {len(ordered['runs'])} runs not valid and left out")
     if ordered["partial"]:
         remarks.append("**partial: the experiment was interrupted**")
+        if missing := _not_measured(ordered):
+            remarks.append(f"**not measured: {', '.join(missing)}**")
     chart = [f"![Attainment against load]({picture})", ""] if picture else []
     return "\n".join((headline(ordered), "", *chart, *lines, f"({'; '.join(remarks)}.)", ""))
 
@@ -48,6 +52,12 @@ def rates(results: Results) -> str:
     partial = "; **partial**" if ordered["partial"] else ""
     head = f"rate at {formats.share(goal)} attainment (attainment at {formats.load(load)} load)"
     return f"{head}, {seeds}{partial}:<br>" + "<br>".join(cells)
+
+
+def _not_measured(results: Results) -> list[str]:
+    """Systems of an interrupted experiment without a run."""
+    measured = {run["system"] for run in results["runs"]}
+    return [system["name"] for system in results["systems"] if system["name"] not in measured]
 
 
 def _system_text(system: SystemInfo) -> str:
@@ -96,7 +106,8 @@ def _loads_table(results: Results, loads: Sequence[float]) -> list[str]:
         own = attained[tandem, load] if tandem else []
         return f"{100 * (fmean(own) - best):+.1f}" if own and best is not None else formats.ABSENT
 
-    if tandem and baselines:
+    # Which baseline is the best is not known before each has run.
+    if tandem and baselines and not set(baselines) & set(_not_measured(results)):
         rows.append([f"{tandem} less the best baseline at this load, points", *map(lead, loads)])
     intro = "Mean attainment over the seeds at each load, in parentheses the lowest"
     if aggregates.has_bounds(results):

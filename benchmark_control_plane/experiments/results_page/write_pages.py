@@ -33,6 +33,7 @@ REAL_ENGINES = (
     "mix-documents.json",
     "head-to-head.json",
     "mix-compute-strict.json",
+    "one-gpu.json",
 )
 """Experiments with a chart; README.md quotes the first two of those with results."""
 IN_FULL = (

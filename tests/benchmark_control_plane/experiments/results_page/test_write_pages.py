@@ -115,6 +115,18 @@ def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
         file.unlink()
 
 
+def test_no_lead_is_stated_over_baselines_of_which_one_was_not_measured(tmp_path: Path) -> None:
+    file, lead = tmp_path / "mix-memory.json", "less the best baseline at this load"
+    content = experiments.results(loads=(1.0,), partial=True)
+    file.write_text(json.dumps(content))
+    assert lead in write_pages.results_page(tmp_path)
+    missing = next(system["name"] for system in content["systems"] if system["kind"] == "baseline")
+    content["runs"] = [run for run in content["runs"] if run["system"] != missing]
+    file.write_text(json.dumps(content))
+    page = write_pages.results_page(tmp_path)
+    assert lead not in page and f"**not measured: {missing}**" in page
+
+
 def test_an_unknown_experiment_is_quoted_by_its_rates(tmp_path: Path) -> None:
     content = experiments.results()
     (tmp_path / "other.json").write_text(json.dumps(content))
