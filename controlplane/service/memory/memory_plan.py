@@ -148,7 +148,7 @@ def memory_plan(
     kv = int(pool * (1 - (config.quota.embedding.min or 0.0) if is_elastic else config.quota.llm.nominal))
     max_model_tokens = 0
     if geometry is not None and chat is not None and chat_facts is not None:
-        kv = kv // geometry.bytes_per_block * geometry.bytes_per_block
+        kv = _stated_cache(chat.engine, kv) // geometry.bytes_per_block * geometry.bytes_per_block
         max_model_tokens = _max_model_tokens(chat.engine, chat_facts)
         if geometry.bytes(max_model_tokens) > kv:
             raise ConfigError(
@@ -161,6 +161,19 @@ def memory_plan(
         kv if geometry else 0, int(pool * config.quota.embedding.nominal) if embedding_facts else 0,
         geometry, max_model_tokens, _layers(chat_facts) if chat_facts else 0,
     )  # fmt: skip
+
+
+def _stated_cache(engine: Mapping[str, Any], share: int) -> int:
+    """The cache size that the engine's arguments state, or the LLM's share of the pool in bytes."""
+    stated = engine.get("kv_cache_memory_bytes")
+    if stated is None:
+        return share
+    if int(stated) > share:
+        raise ConfigError(
+            f"models.chat.engine.kv_cache_memory_bytes={stated}: quota.llm gives {share} bytes; lower it, "
+            "leave it out to use the whole share, or raise quota.llm.nominal or pool.memory"
+        )
+    return int(stated)
 
 
 def _geometry(config: Config, facts: ModelFacts) -> KvGeometry:
