@@ -40,6 +40,10 @@ BENCH_QUESTIONS: Mapping[str, tuple[str, str]] = {
     "mix-documents": (COLLOCATION, "Chat, batch and long documents on real engines"),
     "head-to-head": (COLLOCATION, "Chat, batch and document embeddings against tuned baselines"),
     "mix-compute-strict": (COLLOCATION, "The same with objectives half as long"),
+    "one-gpu": (
+        COLLOCATION,
+        "Chat, batch and document embeddings on one GPU, models of real sizes with random weights",
+    ),
     "simulated-mix-memory": (
         GATE,
         "The default arrangement without one mechanism each, KV-cache memory short",
