@@ -5,6 +5,7 @@
 #   make test       set up, then run all checks and tests, except those that need a GPU or take minutes
 #   make test-fast  tests that start no engine; browser tests are skipped without Chromium
 #   make test-engine  tests on real engines: first those independent of machine speed, two at a time, then the others
+#   make test-slow  tests that take minutes each, one at a time (half an hour)
 #   make kernels    compile all Triton kernels for A100 and H100 (needs no GPU)
 #   make test-gpu   tests and measurements that need a GPU (docs/gpu.md)
 #   make gpu-evidence   all that only a GPU can show, in 40 minutes; gpu-rehearsal tries it on the CPU (docs/gpu.md)
@@ -39,7 +40,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 SHARED_OUT := -n 2 --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-fast fuzz kernels test-engine test-gpu gpu-evidence gpu-rehearsal lint coverage faults soak clean
+.PHONY: setup serve test test-fast fuzz kernels test-engine test-slow test-gpu gpu-evidence gpu-rehearsal lint coverage faults soak clean
 
 setup: $(READY)
 
@@ -86,6 +87,9 @@ coverage: setup
 test-engine: setup
 	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) --no-loadscope-reorder -m "(engine and untimed or long or browser) and not (gpu or slow)"
 	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not untimed and not gpu and not slow"
+
+test-slow: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -m "slow and not gpu"
 
 # Uses $(PYTHON) instead of .venv, because `make setup` installs CPU builds.
 test-gpu:

@@ -22,15 +22,18 @@ looked up.
 - Up to 0.32 a step schedules no further request after a running request that preempted itself; 0.33
   continues with the next. Tandem's plan frees the blocks first, so this happens only if memory still runs
   out.
-- 0.32 has two model runners. If a request asks for the log probabilities of its prompt, the second computes
-  those of all tokens of the step, 1,024 at once, the first those of that prompt. Other releases were not
-  read.
+- 0.26 and 0.32 have two model runners; the second is the default on a GPU. If a request asks for the log
+  probabilities of its prompt, the second computes those of all tokens of the step, 1,024 at once, the first
+  those of that prompt. Other releases were not read.
+- On a CPU 0.26 frees the query, key and value weights that hidden states in the cache need.
+- 0.26 has no choice of the cache's layout (`compact_layouts`) and no `req_idx` in the attention metadata.
 - 0.31 introduced `max_num_active_seqs`, which may be less than `max_num_seqs` (see `max_running_requests`).
 - Token prompts (`tokens_input`), `Parser.parse_delta`, `SchedulerStats` and the constructor of `AsyncLLM`, as
   used here, are the same in all.
 """
 
 import re
+from importlib import import_module
 from typing import Any
 
 import vllm
@@ -46,6 +49,7 @@ __all__ = [
     "EngineGenerateError",
     "check_release",
     "client_message",
+    "compact_layouts",
     "max_prompt_logprobs",
     "max_running_requests",
 ]
@@ -56,6 +60,8 @@ CLIENT_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
+# For attention backends that state no cache layouts; vLLM also prefers the first.
+_LAYOUTS = ("LBNHC", "LBHNC", "BLNHC", "BLHNC")
 # `CHUNK_SIZE` of the second model runner's prompt_logprob.py.
 _LOGITS_AT_ONCE = 1024
 _CPP_LOG_PREFIX = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -96,3 +102,15 @@ def max_prompt_logprobs(config: Any) -> int:
     at_once = min(_LOGITS_AT_ONCE, config.scheduler_config.max_num_batched_tokens)
     longest: int = config.model_config.max_model_len
     return longest if measured >= at_once else 0
+
+
+def compact_layouts(backend: Any) -> tuple[Any, ...] | None:
+    """The cache layouts of an attention backend in which the elements of a block are contiguous.
+
+    None in a release without layouts, where they always are.
+    """
+    if not hasattr(backend, "supported_kv_cache_layouts"):
+        return None
+    known = import_module("vllm.v1.kv_cache_layout").KVCacheLayout
+    stated = backend.supported_kv_cache_layouts() or [known[name] for name in _LAYOUTS]
+    return tuple(layout for layout in stated if layout.is_block_compact)

@@ -11,14 +11,11 @@ from typing import Any
 import torch
 from hybridcache.layout import HeldTokens
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from backends.vllm.compat import compact_layouts
 from backends.vllm.hybrid import step_forms
 
-# For backends that state no layouts; vLLM also prefers the first.
-_LAYOUTS = (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC, KVCacheLayout.BLNHC, KVCacheLayout.BLHNC)
-
-# Fields of vLLM's CommonAttentionMetadata: device tensors, host tensors or arrays.
+# Fields of vLLM's CommonAttentionMetadata: device tensors, host tensors or arrays. 0.26 has no `req_idx`.
 _PER_REQUEST = ("seq_lens", "block_table_tensor", "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx")
 _PER_TOKEN = ("slot_mapping", "positions")
 _COMPUTED_LATER = ("_num_computed_tokens_cache", "_token_to_req_indices_cache")
@@ -78,10 +75,9 @@ def hybrid_backend(base: Any) -> Any:
     It supports only cache layouts in which the elements of a block are contiguous.
     """
     builder = type("SortingBuilder", (HybridMetadataBuilder, base.get_builder_cls()), {})
-    layouts = tuple(
-        layout for layout in base.supported_kv_cache_layouts() or _LAYOUTS if layout.is_block_compact
-    )
-    overrides = {"get_builder_cls": lambda: builder, "supported_kv_cache_layouts": lambda: layouts}
+    overrides: dict[str, Any] = {"get_builder_cls": lambda: builder}
+    if (layouts := compact_layouts(base)) is not None:
+        overrides["supported_kv_cache_layouts"] = lambda: layouts
     return type(
         f"Hybrid{base.__name__}",
         (base,),
@@ -168,7 +164,7 @@ class _SplitStep:
         tokens = self._tokens(self.plain_rows)
         queries = [self._queries(row) for row in self.plain_rows]
         starts = torch.tensor([0, *queries], dtype=common.query_start_loc.dtype).cumsum(0, dtype=torch.int32)
-        changes = {name: self._part(name, rows) for name in _PER_REQUEST}
+        changes = {name: self._part(name, rows) for name in _PER_REQUEST if hasattr(common, name)}
         changes |= {name: self._part(name, tokens) for name in _PER_TOKEN}
         changes |= dict.fromkeys(_COMPUTED_LATER)
         return common.replace(

@@ -27,9 +27,9 @@ _CHAT = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": False,
 }  # fmt: skip
-# With four heads of this size, vLLM 0.32 ends with an illegal instruction on a CPU with AMX.
+# If the intermediate size is a multiple of 32, vLLM 0.32 ends with an illegal instruction on CPUs with AMX.
 _TINY_CHAT = {
-    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 32, "tie_word_embeddings": False,
 }  # fmt: skip
 _EMBEDDING = {

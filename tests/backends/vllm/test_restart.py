@@ -65,7 +65,8 @@ async def test_a_start_that_hangs_can_be_cancelled(monkeypatch):
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
             await start
-    assert set(multiprocessing.active_children()) == before
+    # One that an earlier test killed may be reaped meanwhile.
+    assert set(multiprocessing.active_children()) <= before
 
 
 async def test_the_first_logprobs_and_structured_output_compile_nothing():

@@ -36,7 +36,11 @@ SILENCE_SECONDS = 300
 EXPECTED = LengthForecast((0.0, 1.0), (20.0, 30.0))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tandem/tiny-llama", "tandem/tiny-opt"])
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["tandem/tiny-llama", pytest.param("tandem/tiny-opt", marks=pytest.mark.slow)],
+)
 async def generator(request):
     async with running_vllm(
         request.param,

@@ -21,6 +21,13 @@ def test_both_systems_are_started_and_measured(tmp_path):
         "window": {"warmup_s": 0.5, "measured_s": 4, "drain_s": 30, "lateness_limit_ms": 60_000},
         "together": 2,
     }
+    for stream in ("chat", "jobs"):
+        content["streams"][stream]["output_tokens"] = {"between": [8, 32]}
+    # In the idle class the embedding workers would wait for whatever else runs on the cores.
+    content["live"]["embedding"]["idle_cpu_priority"] = False
+    for system in content["systems"]:
+        if "split" in system:
+            system["split"]["embedder"]["idle"] = False
     path = tmp_path / "live.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     assert main(["bench", "run", str(path), "--out", str(tmp_path / "out"), "--quick"]) == 0

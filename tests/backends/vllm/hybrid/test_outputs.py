@@ -66,7 +66,10 @@ os._exit(3)
 
 @pytest.mark.engine
 @pytest.mark.untimed
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("opt", "llama") else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS],
+)
 def test_outputs_and_logits_equal_those_of_unmodified_vllm(name, tmp_path):
     save_model(name, tmp_path)
     engine, found = _run_schedules(str(tmp_path), 3)
@@ -88,6 +91,7 @@ def test_outputs_and_logits_equal_those_of_unmodified_vllm(name, tmp_path):
 
 @pytest.mark.engine
 @pytest.mark.untimed
+@pytest.mark.slow
 def test_a_compiled_model_gives_the_same_outputs():
     """vLLM on a CPU compiles whole models, so a graph break would end the engine."""
     engine, found = _run_schedules("tandem/tiny-opt", 0, "compiled")

@@ -13,7 +13,14 @@ TINY = ["--boxes", "4", "--seconds", "1", "--seeds", "1", "--rate", "10"]
 # The event model is compiled where no earlier run has done it.
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("study", "rows"), [("staleness", 47), ("policies", 36), ("faults", 6), ("capacity", 2), ("scale", 1)]
+    ("study", "rows"),
+    [
+        pytest.param("staleness", 47, marks=pytest.mark.slow),
+        ("policies", 36),
+        ("faults", 6),
+        ("capacity", 2),
+        ("scale", 1),
+    ],
 )
 def test_a_study_writes_its_rows(study: str, rows: int, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
