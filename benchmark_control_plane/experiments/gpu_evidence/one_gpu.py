@@ -31,7 +31,6 @@ from benchmark_control_plane.judge.system_schema import Live, Split, SystemSecti
 from benchmark_control_plane.judge.systems import embedding_server, tandem_config, vllm_arguments
 
 EXPERIMENT = Path(__file__).resolve().parents[3] / "configs" / "bench" / "one-gpu.yaml"
-_RESERVE = {"pool": {"reserve": "3GiB"}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

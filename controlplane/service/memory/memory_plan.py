@@ -168,12 +168,17 @@ def _stated_cache(engine: Mapping[str, Any], share: int) -> int:
     stated = engine.get("kv_cache_memory_bytes")
     if stated is None:
         return share
-    if int(stated) > share:
+    if not isinstance(stated, int):
+        raise ConfigError(
+            f"models.chat.engine.kv_cache_memory_bytes={stated!r}: a whole number of bytes is needed, as "
+            f"vLLM takes it; write for example {2**30}"
+        )
+    if stated > share:
         raise ConfigError(
             f"models.chat.engine.kv_cache_memory_bytes={stated}: quota.llm gives {share} bytes; lower it, "
             "leave it out to use the whole share, or raise quota.llm.nominal or pool.memory"
         )
-    return int(stated)
+    return stated
 
 
 def _geometry(config: Config, facts: ModelFacts) -> KvGeometry:

@@ -13,7 +13,7 @@ LLAMA = {
 }  # fmt: skip
 
 
-def plan(engine: dict[str, int]) -> MemoryPlan:
+def plan(engine: dict[str, int | str]) -> MemoryPlan:
     config = parse(
         {
             "models": {"chat": {"model": "some/model", "engine": engine}},
@@ -34,3 +34,8 @@ def test_a_stated_cache_is_planned_instead_of_the_share() -> None:
 def test_a_cache_larger_than_the_share_is_refused_with_both_sizes() -> None:
     with pytest.raises(ConfigError, match=rf"kv_cache_memory_bytes={4 * GIB}: quota.llm gives \d+ bytes"):
         plan({"kv_cache_memory_bytes": 4 * GIB})
+
+
+def test_a_size_with_a_unit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes='4GiB': a whole number of bytes is needed"):
+        plan({"kv_cache_memory_bytes": "4GiB"})
