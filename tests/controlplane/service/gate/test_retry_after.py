@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from controlplane.core.clock import Instant, milliseconds, seconds
+from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.decision import Reason, Reject
 from controlplane.core.request import Owner
 from controlplane.service.gate.retry_after import RetrySpacer
@@ -32,3 +32,19 @@ def test_past_slots_do_not_delay_later_rejections():
 def test_rejections_without_retry_after_or_service_time_are_unchanged():
     assert retry_after(RetrySpacer(), None) is None
     assert retry_after(RetrySpacer(), seconds(2), work=None) == seconds(2)
+
+
+def test_a_late_slot_does_not_delay_requests_with_a_shorter_drain():
+    spacer = RetrySpacer()
+    assert retry_after(spacer, seconds(300)) > seconds(300)
+    assert retry_after(spacer, seconds(2)) < seconds(10)
+
+
+def test_a_slot_that_is_too_short_is_left_out():
+    spacer = RetrySpacer()
+    first = retry_after(spacer, seconds(2), work=seconds(1))
+    later = retry_after(spacer, Duration(seconds(2) + seconds(4)), work=seconds(1))
+    # Between the two a gap of one second is free; the third needs three seconds.
+    assert (first, later) == (seconds(4), seconds(8))
+    assert retry_after(spacer, seconds(2), work=seconds(1)) == seconds(11)
+    assert retry_after(spacer, seconds(2), work=milliseconds(300)) == seconds(7)
