@@ -153,8 +153,9 @@ class Share:
     the engine schedules by itself: the work of the requests that wait in it and precede this one;
     `engine_keeps` gives the leases that it would not preempt for this one (None: all). `calls` are the calls
     that a serial owner holds, each with its tokens to compute. `decode_load` is given for
-    generation once steps were observed. `wait_optimism` scales a predicted wait for memory
-    down to the one that recent requests undercut in one of ten cases; it is at most 1.
+    generation once steps were observed. `wait_optimism` scales the predicted time to
+    the first token of a request that waits for memory down to the one that recent requests undercut in one of
+    ten cases; it is at most 1.
     """
 
     ceiling: int

@@ -3,8 +3,8 @@
     python -m benchmark_control_plane.experiments.gate.retry_after_accuracy
 
 The live service on the simulated device: a TTFT objective, memory for about thirty requests, bursty arrivals
-(coefficient of variation 4) at the rate that the device sustains and twice that rate. Virtual time, so the
-figures are the same on any machine.
+(coefficient of variation 4) at the rate that the device sustains, 1.5 times and twice that rate.
+Virtual time, so the figures are the same on any machine.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmark_control_plane.experiments.gate.retry_after_accuracy", description=__doc__
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[8.0, 16.0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[8.0, 12.0, 16.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     add_results(parser)
     options = parser.parse_args(arguments)

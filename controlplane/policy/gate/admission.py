@@ -20,8 +20,8 @@ running requests down for nothing.
 
 An engine that schedules by itself manages its memory, and does step 3 itself. A request is forwarded to it
 at once, while its queue has room and the running requests meet their TPOT. It is rejected only if it is
-sheddable, would have to wait, and would be late even if the wait for memory were as short, compared with the
-estimate, as for the fastest tenth of recent requests (`Share.wait_optimism`).
+sheddable, would have to wait, and would be late even if its first token came as early, compared with the
+estimate, as in the fastest tenth of recent requests that waited (`Share.wait_optimism`).
 """
 
 from collections.abc import Callable, Sequence
@@ -180,10 +180,12 @@ class Admission:
         if share.engine_keeps is not None:
             look = LookAhead(share.engine_keeps(waiting))
         wait = predicted_wait(share, look, waiting, ahead=share.engine_work_ahead(waiting)) or Duration(0)
-        likely = scaled(wait, share.wait_optimism)
-        if (load := share.decode_load) is not None and load.sequences:
-            likely = Duration(likely + load.backlog)
-        if likely and self._is_surely_late(likely, share, waiting, now):
+        load = share.decode_load
+        backlog = load.backlog if load is not None and load.sequences else Duration(0)
+        # The factor is one of the whole time to the first token. Prompts take no less than forecast.
+        work = work_before_deadline(waiting.request, waiting.footprint, share.pace)
+        shortest = max(backlog, Duration(scaled(Duration(wait + work), share.wait_optimism) - work))
+        if (wait or backlog) and self._is_surely_late(shortest, share, waiting, now):
             return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait), wait=wait)
         if self._breaks_pace(share, waiting):
             return Reason.TPOT_GUARD

@@ -40,6 +40,10 @@ class EngineLeases:
         self._recorder = recorder
         self._held: dict[str, int] = {}
         self._last: EngineState | None = None
+        self._last_at: Instant | None = None
+        self.planned: Instant | None = None
+        """Time of the report before the last one: the engine has planned a step with all requests forwarded
+        before it. The last report may have been on its way when later ones were forwarded."""
         self.precedes = goes_before
         self.pace = ReportedPace(next((generator.step_cost for generator in generators.values()), None))
 
@@ -56,6 +60,7 @@ class EngineLeases:
 
     def _apply(self, state: EngineState, now: Instant) -> None:
         self._last = state
+        self.planned, self._last_at = self._last_at, now
         self.pace.pace = state.pace or self.pace.pace
         held = dict(state.held_bytes or {})
         for name in held.keys() | self._held.keys():

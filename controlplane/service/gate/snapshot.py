@@ -115,11 +115,9 @@ class SnapshotBuilder:
                 is_device_shared=ledger.count(Owner.LLM) > 0,
             )
         free_bytes = ledger.ceiling(owner) - ledger.held(owner)
-        share = partial(
-            share,
-            decode_load=decode_load(self.tickets.values(), leases, free_bytes, self.paces[owner], now),
-            wait_optimism=self.ttft.optimism,
-        )
+        planned = None if self.engine_leases is None else self.engine_leases.planned
+        load = decode_load(self.tickets.values(), leases, free_bytes, self.paces[owner], now, planned=planned)
+        share = partial(share, decode_load=load, wait_optimism=self.ttft.optimism)
         if self.engine_leases is None:
             return share(preemptible=lambda: self.preemptible(owner, now))
         return share(engine_work_ahead=self.engine_leases.work_ahead, engine_keeps=self.engine_leases.kept)
@@ -136,13 +134,18 @@ def embedding_calls_in_flight(tickets: Iterable[Ticket]) -> Iterator[tuple[Reque
 
 
 def decode_load(
-    tickets: Iterable[Ticket], leases: LeaseTable, free_bytes: int, paces: StepReports, now: Instant
+    tickets: Iterable[Ticket],
+    leases: LeaseTable,
+    free_bytes: int,
+    paces: StepReports,
+    now: Instant,
+    *,
+    planned: Instant | None = None,
 ) -> DecodeLoad | None:
     """Load of the LLM's steps now, and the TPOT budget left to each running request.
 
-    An engine with Tandem's scheduler starts requests itself: those without blocks count as long as they fit,
-    since they start in the next step; the others wait for memory and lengthen no step. None until enough
-    steps were reported, since an a-priori cost model must not delay requests.
+    `planned` is when the engine last planned a step whose report has arrived. None until enough steps were
+    reported, since an a-priori cost model must not delay requests.
     """
     if not paces.reports_steps:
         return None
@@ -151,18 +154,9 @@ def decode_load(
     tokens: list[float] = []
     tpots: list[Duration] = []
     priority: list[int] = []
-    # In columns, since this runs in every cycle and a lookup in the ledger per lease takes five times as
-    # long.
-    columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)
-    states = dict(zip(leases.ids, columns, strict=True))
-    for ticket in tickets:
-        if ticket.lease is None or (request := ticket.request).kind is not Kind.GENERATE:
-            continue
-        held, remaining = states[request.id]
-        if not held:
-            free_bytes -= ticket.footprint.base
-            if free_bytes < 0:
-                continue
+    started, free_bytes = _started_generations(tickets, leases, free_bytes, planned)
+    for ticket, remaining in started:
+        request = ticket.request
         done, first = ticket.timeline.output_tokens, ticket.timeline.first_token
         sequences += request.sequences
         cells += request.sequences * (request.prompt_tokens + done)
@@ -189,6 +183,36 @@ def decode_load(
         priority=np.array(priority, dtype=np.float64),
         unclaimed_bytes=max(0.0, free_bytes),
     )
+
+
+def _started_generations(
+    tickets: Iterable[Ticket], leases: LeaseTable, free_bytes: int, planned: Instant | None
+) -> tuple[list[tuple[Ticket, int]], int]:
+    """Generations that the next step computes, each with its remaining steps; and the bytes that stay free.
+
+    An engine with Tandem's scheduler starts requests itself: those without blocks count as long as they fit,
+    since they start in the next step; the others wait for memory and lengthen no step. Nor does a request
+    without blocks that was forwarded before `planned`: the engine has planned a step with it and does not
+    start it.
+    """
+    # In columns, since this runs in every cycle and a lookup in the ledger per lease takes five times as
+    # long.
+    columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)
+    states = dict(zip(leases.ids, columns, strict=True))
+    started = []
+    for ticket in tickets:
+        if ticket.lease is None or ticket.request.kind is not Kind.GENERATE:
+            continue
+        held, remaining = states[ticket.request.id]
+        if not held:
+            forwarded = ticket.timeline.dispatched
+            if planned is not None and forwarded is not None and forwarded < planned:
+                continue
+            free_bytes -= ticket.footprint.base
+            if free_bytes < 0:
+                continue
+        started.append((ticket, remaining))
+    return started, free_bytes
 
 
 def service_time(

@@ -52,6 +52,15 @@ def test_waiting_requests_have_their_own_ratios():
     assert time.predict(WorkAhead(0, 9.0), PACE).median == pytest.approx(milliseconds(400), rel=0.15)
 
 
+def test_optimism_is_low_until_requests_have_waited_and_then_their_tenth():
+    time, random = TtftModel(), Random(3)
+    serve(time, random, 1.0, 50)
+    assert time.optimism == 0.1
+    serve(time, random, 0.5, 200, waits=1.0)
+    # The tenth of a lognormal with deviation 0.2 is exp(-1.28 * 0.2) of its median.
+    assert time.optimism == pytest.approx(0.5 * 0.774, rel=0.15)
+
+
 def test_coverage_recovers_after_a_change():
     time, random = TtftModel(), Random(2)
     serve(time, random, 1.0, 300)

@@ -4,8 +4,10 @@ from benchmark_control_plane.experiments.gate.retry_after_accuracy import return
 
 
 def test_nine_of_ten_retries_are_admitted():
-    """At twice the rate that the device sustains; below it hardly any request is rejected."""
-    found = returns(16.0, seed=2, count=300)
-    assert found["turned_away"] > 20
-    assert found["then_admitted"] >= 0.9 * found["turned_away"]
-    assert 1 < found["median_wait_s"] <= found["longest_wait_s"] < 90
+    """At 1.5 times the rate that the device sustains; at that rate hardly any request is rejected."""
+    runs = [returns(12.0, seed, count=400) for seed in (1, 2, 3)]
+    rejected = sum(run["turned_away"] for run in runs)
+    assert rejected > 40
+    assert sum(run["then_admitted"] for run in runs) >= 0.9 * rejected
+    for run in runs:
+        assert 1 < run["median_wait_s"] < 10 and run["longest_wait_s"] < 180

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controlplane.core.clock import milliseconds
+from controlplane.core.clock import NO_TIME, milliseconds, seconds
 from controlplane.core.decision import Reason
 from controlplane.core.memory_ledger import Footprint
-from controlplane.core.pool_view import DecodeLoad, PoolView, Queue
+from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue
 from controlplane.core.request import Owner
 from controlplane.core.slo import Slo
 from controlplane.policy.gate.scheduling_cycle import run_cycle
@@ -133,6 +133,16 @@ def test_forwarding_rejects_only_what_is_late_by_an_optimistic_wait(optimism: fl
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 1, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish]), NOW, admission())
     assert (len(plan.rejections), len(plan.dispatches)) == (rejections, 1 - rejections)
+
+
+def test_the_whole_time_to_the_first_token_is_scaled() -> None:
+    """By the estimate the wait takes 3 s and the prompt 1 s; the TTFT is 2 s."""
+    share = replace(share_of([Footprint(10, steps=5)]), pace=Pace(seconds(1), NO_TIME))
+    ahead = 3.0 * share.ceiling
+    wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 1, "ago_ms": 0}
+    for optimism, rejections in ((0.6, 1), (0.5, 0)):
+        engine = replace(share, engine_work_ahead=lambda waiting: ahead, wait_optimism=optimism)
+        assert len(run_cycle(view_of(engine, [wish]), NOW, admission()).rejections) == rejections
 
 
 def test_the_prefill_backlog_is_not_scaled() -> None:

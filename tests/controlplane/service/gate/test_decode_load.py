@@ -1,5 +1,6 @@
 """The decode load that a snapshot states for the running generations."""
 
+from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.request import Owner
@@ -29,3 +30,28 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
             await answer.aclose()
 
     bench(scenario)
+
+
+def test_a_prompt_that_the_engine_does_not_start_is_no_backlog(bench):
+    """The engine has one slot, so it plans steps without the second request."""
+
+    async def scenario(b):
+        dispatcher = b.service.gate.dispatcher
+        running = await b.ask("hello", max_tokens=8)
+        for _ in range(16):
+            b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
+        await anext(running)
+        waiting = await b.ask("a prompt", max_tokens=8, service_class="batch")
+        found = []
+        for _ in range(5):
+            dispatcher.sync_engine_leases()
+            load = dispatcher.snapshots.share(Owner.LLM, 0, dispatcher._clock.now()).decode_load
+            found.append((load.sequences, load.prompt_tokens_pending))
+            await anext(running)
+        # It counts until the engine has planned a step with it.
+        assert (found[0], found[-1]) == ((2, 8), (1, 0))
+        for answer in (running, waiting):
+            await answer.aclose()
+
+    engine = ScriptedGenerator(has_own_scheduler=True, max_running=1, token_seconds=0.1)
+    bench(scenario, generator=engine, scheduling={"engine": {"ordering": "srmt"}})
