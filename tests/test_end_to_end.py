@@ -182,6 +182,7 @@ async def test_three_times_the_sustainable_rate_leaves_no_memory_behind(url):
     assert report["ready_after"] == 200
 
 
+@pytest.mark.untimed
 def test_check_prints_the_plan_and_refuses_invalid_arguments(tmp_path: Path):
     command = [sys.executable, "-m", "controlplane.cli", "check"]
     path = tmp_path / "wrong.yaml"
@@ -220,6 +221,7 @@ def until_logged(log: Path, text: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.untimed
 def test_running_request_survives_ctrl_c_and_then_the_process_exits(tmp_path: Path):
     config = {**CONFIG, "models": {"chat": CONFIG["models"]["chat"]}}
     path = tmp_path / "drain.yaml"
@@ -250,6 +252,7 @@ def children_of(process_id: int) -> list[int]:
     return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
+@pytest.mark.untimed
 def test_killed_server_leaves_no_process_behind(tmp_path: Path):
     path = tmp_path / "killed.yaml"
     path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")

@@ -110,7 +110,10 @@ async def metric(http: httpx.AsyncClient, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-@pytest.mark.parametrize("fault", ["kill", "hang", pytest.param("kill twice", marks=pytest.mark.slow)])
+SLOW = [pytest.param(fault, marks=pytest.mark.slow) for fault in ("hang", "kill twice")]
+
+
+@pytest.mark.parametrize("fault", ["kill", *SLOW])
 async def test_an_engine_that_dies_under_load_is_back_without_help(tmp_path: Path, fault: str):
     port = free_port()
     path = config_file(tmp_path, stall_ms=3_000)
@@ -163,6 +166,7 @@ def launched(path: Path, port: int, log: Path):
             process.kill()
 
 
+@pytest.mark.untimed
 async def test_without_restarts_the_process_ends_with_status_1(tmp_path: Path):
     port, log = free_port(), tmp_path / "log"
     with launched(config_file(tmp_path, restart="never"), port, log) as process:
@@ -180,6 +184,7 @@ async def test_without_restarts_the_process_ends_with_status_1(tmp_path: Path):
     assert "it is not restarted" in log.read_text()
 
 
+@pytest.mark.untimed
 async def test_deaths_during_the_start_leave_nothing_behind(tmp_path: Path):
     """First the server is killed, then the engine of its successor, which finds the files of the first."""
     base = run_directory().parent

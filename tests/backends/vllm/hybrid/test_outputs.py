@@ -68,7 +68,7 @@ os._exit(3)
 @pytest.mark.untimed
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("opt", "llama") else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS],
+    [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS],
 )
 def test_outputs_and_logits_equal_those_of_unmodified_vllm(name, tmp_path):
     save_model(name, tmp_path)

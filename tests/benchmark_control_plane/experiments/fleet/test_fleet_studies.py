@@ -16,7 +16,7 @@ TINY = ["--boxes", "4", "--seconds", "1", "--seeds", "1", "--rate", "10"]
     ("study", "rows"),
     [
         pytest.param("staleness", 47, marks=pytest.mark.slow),
-        ("policies", 36),
+        pytest.param("policies", 36, marks=pytest.mark.slow),
         ("faults", 6),
         ("capacity", 2),
         ("scale", 1),
