@@ -38,7 +38,7 @@ from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import DecisionFailed, Ticket
-from predictors.timing.online_step_time import rate_models
+from predictors.timing.embedding_pace import rate_models
 
 
 class Dispatcher:

@@ -10,7 +10,8 @@ from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.prediction.fail_open import FailOpen, Subject
-from predictors.timing.online_step_time import ModelPaces, ObservedPace, ReportedPace, StepWork
+from predictors.timing.embedding_pace import ModelPaces
+from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepWork
 
 
 class RateObserver:

@@ -11,7 +11,8 @@ from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner
-from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepTime, StepWork, rate_models
+from predictors.timing.embedding_pace import rate_models
+from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepTime, StepWork
 
 
 def test_no_pace_before_any_observation():
