@@ -170,6 +170,11 @@ class WorkerEmbedder(ModelProperties):
         return None if pending is None else pending.tokens
 
     @property
+    def pass_tokens(self) -> int:
+        """Most padded tokens of one pass."""
+        return self._options.batch_tokens
+
+    @property
     def workspace_bytes(self) -> int:
         """Bytes of the largest passes on all lanes."""
         return self.facts.workspace_bytes(self._options.batch_tokens)

@@ -116,6 +116,11 @@ class SimulatedEmbedder:
         return None if call is None else call.tokens
 
     @property
+    def pass_tokens(self) -> int:
+        """Most padded tokens of one pass."""
+        return self._batch_tokens
+
+    @property
     def workspace_bytes(self) -> int:
         """Bytes of the largest batch."""
         return self._batch_tokens * self._bytes_per_token

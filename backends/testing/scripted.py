@@ -315,6 +315,11 @@ class ScriptedEmbedder(ScriptedEngine):
         return None if run is None else sum(map(len, run.inputs))
 
     @property
+    def pass_tokens(self) -> int:
+        """Most padded tokens of one pass."""
+        return max(self._batch_tokens, self.max_input_tokens)
+
+    @property
     def workspace_bytes(self) -> int:
         """Bytes of the largest batch."""
         return max(self._batch_tokens, self.max_input_tokens) * self._bytes_per_token

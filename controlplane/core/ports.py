@@ -264,6 +264,11 @@ class Embedder(Protocol):
         ...
 
     @property
+    def pass_tokens(self) -> int:
+        """Most padded tokens of one pass."""
+        ...
+
+    @property
     def workspace_bytes(self) -> int:
         """Device bytes of the largest batches in flight at once."""
         ...

@@ -1,4 +1,4 @@
-"""Learns the present rate of each embedding model from its passes."""
+"""Learns the present pace of each embedding model from its passes."""
 
 from collections.abc import Iterable
 
@@ -7,18 +7,67 @@ from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
 from controlplane.core.ports import Embedder
 from controlplane.core.request import Owner
-from predictors.timing.online_step_time import ObservedPace, ReportedPace
+from predictors.timing.online_step_time import ObservedPace, ReportedPace, clipped
 
 # A full embedding batch, which gives the time per token under load: texts, and tokens of each.
 _PASSAGES, _PASSAGE_TOKENS = 32, 512
+# Variance of the sizes of passes, relative to their mean square, from which on they show a constant part.
+_LEAST_VARIANCE = 0.01
+_UNCLIPPED_PASSES = 5
 
 
-class ModelPaces(ObservedPace):
-    """Step rates of embedding models, one worker process each; `pace` is the rate over all of them."""
+class PassPace(ObservedPace):
+    """Pace of the passes of one embedding model: `step` for a pass, `per_prompt_token` for each token.
+
+    A pass takes a constant time, which holds the steps of the LLM before and after it, and a time per token.
+    Both are fitted by least squares over about the last `memory` passes, each time clipped to within a factor
+    of four of the expected one. Work of more than one pass has the constant time once per `limit` tokens, so
+    its share of that is part of the time per token.
+
+    Args:
+        limit: most tokens of a pass.
+        memory: passes in the exponential means.
+    """
+
+    def __init__(self, limit: int, *, memory: int = 64) -> None:
+        super().__init__(memory=memory)
+        self.limit = limit
+        # Decayed sums of 1, x, y, x^2 and x*y for passes of x tokens that took y ns.
+        self._sums = [0.0] * 5
+
+    @property
+    def pace(self) -> Pace | None:
+        """Times of a pass; None before the first. From passes of one size, all of it is time per token."""
+        count, x, y, xx, xy = self._sums
+        if not count:
+            return None
+        variance = xx / count - (x / count) ** 2
+        if variance <= _LEAST_VARIANCE * xx / count:
+            return Pace(Duration(0), Duration(round(y / x)))
+        per_token = max(0.0, (xy / count - x * y / count**2) / variance)
+        fixed = (y - per_token * x) / count
+        if fixed < 0.0:
+            fixed, per_token = 0.0, xy / xx
+        return Pace(Duration(round(fixed)), Duration(round(per_token + fixed / self.limit)))
+
+    def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
+        """Learns from a pass."""
+        if prompt_tokens <= 0:
+            return
+        seen = float(took)
+        if (pace := self.pace) is not None and self._prefills > _UNCLIPPED_PASSES:
+            seen = clipped(seen, float(pace.step + pace.per_prompt_token * prompt_tokens))
+        self._prefills += 1
+        new = (1.0, prompt_tokens, seen, prompt_tokens**2, prompt_tokens * seen)
+        self._sums = [(1 - self._rate) * old + part for old, part in zip(self._sums, new, strict=True)]
+
+
+class ModelPaces(PassPace):
+    """Paces of embedding models, one worker process each; `pace` is the one over all of them."""
 
     def __init__(self, embedders: Iterable[Embedder] = ()) -> None:
-        super().__init__()
-        self._of: dict[str, ObservedPace] = {}
+        super().__init__(limit=1)
+        self._of: dict[str, PassPace] = {}
         for embedder in embedders:
             self.add(embedder)
 
@@ -28,17 +77,18 @@ class ModelPaces(ObservedPace):
         The start-up profile counts as one observation only, because it was measured on an idle device, and a
         token takes longer while an LLM runs.
         """
-        self._of[embedder.model] = ObservedPace()
+        self._of[embedder.model] = PassPace(embedder.pass_tokens)
+        self.limit = max(self.limit, embedder.pass_tokens)
         lengths = [min(_PASSAGE_TOKENS, embedder.max_input_tokens)] * _PASSAGES
         if took := embedder.batch_time(lengths):
             self.observe_prefill(lengths[0], Duration(took // _PASSAGES), model=embedder.model)
 
     def pace_of(self, model: str) -> Pace | None:
-        """Step rate of one model, also after its removal, for the requests that it still has."""
+        """Pace of one model, also after its removal, for the requests that it still has."""
         return self._of[model].pace
 
     def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
-        """Learns from an embedding call of `model`."""
+        """Learns from a pass of `model`."""
         super().observe_prefill(prompt_tokens, took)
         if model is not None:
             self._of[model].observe_prefill(prompt_tokens, took)

@@ -118,7 +118,7 @@ class StepTime:
         self._errors.append(ratio - 1)
         if self.seen % _RECENT_STEPS == 0:
             self._detect_shift()
-        error = _clipped(ratio, 1.0) - 1
+        error = clipped(ratio, 1.0) - 1
         terms = [term / predicted for term in terms]
         precisions = [1 / (_PRIOR_DEVIATION * belief) ** 2 for belief in fit.beliefs]
         typical = self._typical_error**2
@@ -210,7 +210,7 @@ class StepReports:
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
         lost = work.prefill_tokens * self.steps.per_prompt_token
         self._record_loss(min(busy / 1e9, lost), busy / 1e9)
-        self._stretch += (_clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
+        self._stretch += (clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
     def _record_loss(self, lost: float, took: float) -> None:
         self._steps = _DECAY * self._steps + 1
@@ -277,7 +277,7 @@ class ObservedPace(StepReports):
         self._gaps += 1
         # An arithmetic mean at first, so that the first observation does not dominate.
         rate = max(self._rate, 1.0 / self._gaps)
-        self._step += rate * (_clipped(took, self._step) - self._step)
+        self._step += rate * (clipped(took, self._step) - self._step)
 
     def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
         """Learns from the time to the first token, or to the embedding, of `prompt_tokens` tokens."""
@@ -288,7 +288,7 @@ class ObservedPace(StepReports):
         self._weight += rate * (prompt_tokens - self._weight)
         share = min(1.0, rate * prompt_tokens / self._weight)
         seen = max(0.0, took - self._step) / prompt_tokens
-        self._per_token += share * (_clipped(seen, self._per_token) - self._per_token)
+        self._per_token += share * (clipped(seen, self._per_token) - self._per_token)
 
 
 class ReportedPace(StepReports):
@@ -318,7 +318,8 @@ def _duration(seconds: float) -> Duration:
     return Duration(round(seconds * 1e9))
 
 
-def _clipped(value: float, present: float) -> float:
+def clipped(value: float, present: float) -> float:
+    """`value` within a factor of four of `present`, or any if that is not positive."""
     if present <= 0.0:
         return value
     return min(max(value, present / _CLIP_FACTOR), present * _CLIP_FACTOR)

@@ -62,11 +62,12 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Load, admission, quota, memory-pressure, tpot, forecast, retry-after and one-gpu are of the present rules, one-gpu
-but for the gate's estimate ([0060](decisions/0060-time-to-first-token-is-scaled-as-a-whole.md)). Mix-memory,
-mix-compute, simulated-mix-prefill, workflow and the victims are of the present default arrangement, but precede
-it and two more changes of its rules
-([0058](decisions/0058-a-quarter-of-the-first-token-time-is-waited.md),
+Traces are of the present rules. Load, admission, quota, memory-pressure, tpot, forecast and retry-after
+are, too, but for the time of embedding passes
+([0061](decisions/0061-embedding-passes-take-an-affine-time.md)); one-gpu also precedes the present estimate
+of the wait ([0060](decisions/0060-time-to-first-token-is-scaled-as-a-whole.md)). Mix-memory, mix-compute,
+simulated-mix-prefill, workflow and the victims are of the present default arrangement, but precede these
+and two more changes ([0058](decisions/0058-a-quarter-of-the-first-token-time-is-waited.md),
 [0059](decisions/0059-the-price-of-a-pass-counts-prompts.md)).
 The other results with embeddings or a gate precede the arrangement itself
 ([0028](decisions/0028-one-default-arrangement.md),

@@ -91,10 +91,11 @@ class Admission:
         for model in dict.fromkeys(waiting.request.model for waiting in queue):
             if (pace := share.pace_of(model)) is None:
                 continue
-            per_token = float(pace.per_prompt_token)
+            # All calls that fit in one pass share its constant time.
+            start, per_token = after(now, pace.step), float(pace.per_prompt_token)
             held_jobs = [job_of(request, tokens) for request, tokens in share.calls if request.model == model]
             # The embedder computes late calls after all others, so they delay no other call.
-            jobs = [job for job in held_jobs if job is not None and job.ends_in_time(now, per_token)]
+            jobs = [job for job in held_jobs if job is not None and job.ends_in_time(start, per_token)]
             waiting_jobs = [
                 job_of(waiting.request, waiting.work) for waiting in queue if waiting.request.model == model
             ]
@@ -103,11 +104,11 @@ class Admission:
             jobs += [
                 job
                 for job in waiting_jobs
-                if job is not None and (is_busy or job.ends_in_time(now, per_token))
+                if job is not None and (is_busy or job.ends_in_time(start, per_token))
             ]
-            late = late_jobs(jobs, now, per_token)
+            late = late_jobs(jobs, start, per_token)
             kept_tokens = sum(job.tokens for job in jobs if job.name not in late)
-            wait = scaled(pace.per_prompt_token, kept_tokens)
+            wait = Duration(pace.step + scaled(pace.per_prompt_token, kept_tokens))
             # In order of deadlines: Retry-After is spaced in this order.
             late_in_order = [job.name for job in sorted(jobs) if job.name in late]
             reject = Reject(Reason.SLO_UNATTAINABLE, retry_after(wait), wait=wait)

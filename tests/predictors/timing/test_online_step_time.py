@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Owner
-from predictors.timing.embedding_pace import rate_models
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepTime, StepWork
 
 
@@ -243,24 +240,6 @@ def test_stalls_and_slowdown_keep_all_costs_plausible(seed):
         decoding = StepWork(0, 8, 2_000)
         assert 0.2 < steps.predict(decoding) / seconds_of(decoding, TRUE) < 10
         assert steps.per_prompt_token / TRUE.prompt_token < 20
-
-
-def test_embedding_models_start_from_their_profile():
-    models = [ScriptedEmbedder(token_seconds=cost, max_input_tokens=100) for cost in (1e-4, 3e-4)]
-    pace = rate_models(None, models)[Owner.EMBEDDING]
-    assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=1e-3)
-    # A short first batch is mostly fixed cost and says little about the cost per token.
-    pace.observe_prefill(8, milliseconds(8))
-    assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=0.2)
-    # A full batch dominates: the start-up profile was measured without an LLM on the device.
-    pace.observe_prefill(3_200, milliseconds(1_280))
-    assert pace.pace.per_prompt_token == pytest.approx(seconds(4e-4), rel=0.1)
-    for _ in range(8):
-        pace.observe_prefill(3_200, milliseconds(3_200))
-    assert pace.pace.per_prompt_token == pytest.approx(seconds(1e-3), rel=0.2)
-    assert rate_models(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, (
-        "nothing is known of its time"
-    )
 
 
 def paces_after(*steps: tuple[int, float, bool]) -> ObservedPace:

@@ -82,6 +82,12 @@ def test_a_late_call_is_rejected_although_memory_is_free():
     assert reject.retry_after == seconds(1), "0.9 s, and at least one"
 
 
+def test_calls_of_one_pass_share_its_constant_time():
+    """A pass takes 20 ms and 0.1 ms per token; the deadline is 2 s after arrival."""
+    assert admitted_and_rejected(decided([(INDEX, 9_000)], [(INDEX, 10_700)])) == (["w0"], [])
+    assert admitted_and_rejected(decided([(INDEX, 9_000)], [(INDEX, 10_900)])) == ([], ["w0"])
+
+
 def test_the_largest_call_is_rejected_for_a_smaller_one():
     assert admitted_and_rejected(decided([(INDEX, 12_000)], [(INDEX, 9_000)])) == (["w0"], ["h0"])
     # It also gets the memory of the rejected call.

@@ -1,0 +1,81 @@
+"""The pace of embedding passes: a constant part and a part per token."""
+
+from random import Random
+
+import pytest
+
+from backends.testing.scripted import ScriptedEmbedder
+from controlplane.core.clock import Duration, milliseconds, seconds
+from controlplane.core.request import Owner
+from predictors.timing.embedding_pace import PassPace, rate_models
+
+LIMIT = 16_000
+FIXED_MS, TOKEN_MS = 15.0, 0.003
+
+
+def observed(sizes, *, noise=0.0, stalls=0.0, seed=1) -> PassPace:
+    random, pace = Random(seed), PassPace(LIMIT)
+    for size in sizes:
+        took = (FIXED_MS + TOKEN_MS * size) * random.lognormvariate(0, noise)
+        pace.observe_prefill(size, milliseconds(took * (40 if random.random() < stalls else 1)))
+    return pace
+
+
+def test_both_parts_are_found():
+    random = Random(2)
+    pace = observed([random.randint(4, 3_000) for _ in range(100)], noise=0.1).pace
+    assert pace.step == pytest.approx(milliseconds(FIXED_MS), rel=0.1)
+    # What does not fit in one pass has the constant part again.
+    assert pace.per_prompt_token == pytest.approx(milliseconds(TOKEN_MS + FIXED_MS / LIMIT), rel=0.15)
+
+
+def test_a_stall_is_clipped():
+    random = Random(3)
+    sizes = [random.randint(4, 3_000) for _ in range(300)]
+    pace = observed(sizes, stalls=0.02).pace
+    whole = pace.step + 3_000 * pace.per_prompt_token
+    assert whole == pytest.approx(milliseconds(FIXED_MS + 3_000 * TOKEN_MS), rel=0.3)
+
+
+def test_passes_of_one_size_show_no_constant_part():
+    pace = observed([2_000] * 20).pace
+    assert pace.step == 0
+    assert 2_000 * pace.per_prompt_token == pytest.approx(milliseconds(FIXED_MS + 2_000 * TOKEN_MS), rel=1e-3)
+
+
+def test_no_part_is_negative():
+    pace = PassPace(LIMIT)
+    for size, took in ((100, 1), (1_000, 20), (2_000, 50), (100, 1)):
+        pace.observe_prefill(size, milliseconds(took))
+    assert pace.pace.step == 0 and pace.pace.per_prompt_token > 0
+    shrinking = PassPace(LIMIT)
+    for size, took in ((100, 50), (1_000, 40), (2_000, 30)):
+        shrinking.observe_prefill(size, milliseconds(took))
+    assert shrinking.pace.step > 0
+    assert shrinking.pace.per_prompt_token == pytest.approx(shrinking.pace.step / LIMIT, rel=0.01)
+
+
+def test_nothing_is_known_before_the_first_pass():
+    pace = PassPace(LIMIT)
+    pace.observe_prefill(0, Duration(5))
+    assert pace.pace is None
+
+
+def full_pass(paces) -> float:
+    return paces.pace.step + 3_200 * paces.pace.per_prompt_token
+
+
+def test_embedding_models_start_from_their_profile():
+    models = [ScriptedEmbedder(token_seconds=cost, max_input_tokens=100) for cost in (1e-4, 3e-4)]
+    pace = rate_models(None, models)[Owner.EMBEDDING]
+    assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=5e-3)
+    # A full pass dominates: the start-up profile was measured without an LLM on the device.
+    pace.observe_prefill(8, milliseconds(8))
+    pace.observe_prefill(3_200, milliseconds(1_280))
+    assert full_pass(pace) == pytest.approx(milliseconds(1_280), rel=0.1)
+    for _ in range(8):
+        pace.observe_prefill(3_200, milliseconds(3_200))
+    assert full_pass(pace) == pytest.approx(milliseconds(3_200), rel=0.1)
+    assert rate_models(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, (
+        "nothing is known of its time"
+    )
