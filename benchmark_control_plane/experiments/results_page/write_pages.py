@@ -62,7 +62,7 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Traces are of the present rules. Load, admission, quota, memory-pressure, tpot, forecast and retry-after
+Load and traces are of the present rules. Admission, quota, memory-pressure, tpot, forecast and retry-after
 are, too, but for the time of embedding passes
 ([0061](decisions/0061-embedding-passes-take-an-affine-time.md)); one-gpu also precedes the present estimate
 of the wait ([0060](decisions/0060-time-to-first-token-is-scaled-as-a-whole.md)). Mix-memory, mix-compute,
