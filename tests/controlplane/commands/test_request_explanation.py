@@ -34,7 +34,7 @@ def test_every_reason_has_the_dashboards_words():
 async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
     monkeypatch.setenv(KEY_VARIABLE, "root")
     async with staged(is_stepped=True, **SECTIONS) as stage, listening(stage.app) as url:
-        # Long, so that the predicted wait and with it the time to preempt in exceed any pause of a busy machine.
+        # Long, so that the predicted wait, and the time to preempt in, exceed a pause of a busy machine.
         stage.generator.default = Script(tokens=200)
 
         def ask(name: str, service_class: str, tokens: int) -> asyncio.Task:
