@@ -1,6 +1,6 @@
 """Computes Retry-After: spaces the retries of rejected requests so that they do not return in one burst."""
 
-from collections.abc import Iterable
+from bisect import bisect_right
 from dataclasses import replace
 
 from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
@@ -34,28 +34,26 @@ class RetrySpacer:
         extra = min(_MAX_EXTRA_DELAY, scaled(reject.retry_after, _SAFETY_FACTOR - 1))
         earliest = after(now, Duration(reject.retry_after + extra))
         length = scaled(service_time, _SAFETY_FACTOR)
-        taken = [slot for slot in self._taken.get(owner, ()) if slot[1] > now]
-        start = _first_gap(taken, earliest, length)
-        self._taken[owner] = _merged([*taken, (start, after(start, length))])
+        taken = self._taken.setdefault(owner, [])
+        while taken and taken[0][1] <= now:
+            taken.pop(0)
+        start = _take_first_gap(taken, earliest, length)
         return replace(reject, retry_after=between(now, start))
 
 
-def _first_gap(taken: Iterable[_Slot], earliest: Instant, length: Duration) -> Instant:
-    """Begin of the first gap of `length` from `earliest` on; `taken` ascends without overlaps."""
-    at = earliest
-    for start, end in taken:
-        if between(at, start) >= length:
-            break
-        at = max(at, end)
-    return at
+def _take_first_gap(taken: list[_Slot], earliest: Instant, length: Duration) -> Instant:
+    """Takes the first gap of `length` from `earliest` on and returns its begin.
 
-
-def _merged(slots: list[_Slot]) -> list[_Slot]:
-    """The slots in ascending order, those that touch as one."""
-    merged: list[_Slot] = []
-    for slot in sorted(slots):
-        if merged and slot[0] <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(slot[1], merged[-1][1]))
-        else:
-            merged.append(slot)
-    return merged
+    `taken` ascends; its slots neither overlap nor touch, so under overload there are few of them.
+    """
+    start, at = earliest, bisect_right(taken, earliest, key=lambda slot: slot[1])
+    while at < len(taken) and between(start, taken[at][0]) < length:
+        start = taken[at][1]
+        at += 1
+    begin, end, first, last = start, after(start, length), at, at
+    if at and taken[at - 1][1] == begin:
+        begin, first = taken[at - 1][0], at - 1
+    if at < len(taken) and taken[at][0] == end:
+        end, last = taken[at][1], at + 1
+    taken[first:last] = [(begin, end)]
+    return start
