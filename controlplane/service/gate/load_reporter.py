@@ -168,7 +168,7 @@ class LoadReporter:
             leases = share.engine_keeps(entry)
         wait = predicted_wait(share, LookAhead(leases), entry, ahead=ahead) or Duration(0)
         if share.is_serial:
-            return wait
+            return Duration(wait + share.pace.step)
         return Duration(self._dispatcher.ttft.expected_wait(wait) + backlog + share.pace.step)
 
     def _probe(self, owner: Owner, service_class: ServiceClass, now: Instant) -> Waiting:

@@ -41,7 +41,7 @@ def slacks(
     ahead = 0
     for deadline, ticket in sorted(embeddings, key=lambda e: (e[0], e[1].request.id)):
         ahead += ticket.request.prompt_tokens
-        work = Duration(0) if pace is None else scaled(pace.per_prompt_token, ahead)
+        work = Duration(0) if pace is None else Duration(pace.step + scaled(pace.per_prompt_token, ahead))
         objective = between(ticket.request.arrival, deadline)
         found[Owner.EMBEDDING].append(
             _scaled_slack(Duration(between(now, deadline) - work), objective, critical)

@@ -37,6 +37,13 @@ def test_an_embedding_waits_for_the_work_before_it_by_deadline():
     assert slack_ms([second, first], at_ms=1_500) == [-300, 100]
 
 
+def test_embeddings_of_one_pass_wait_for_its_constant_time_once():
+    paces = PACES | {Owner.EMBEDDING: Pace(milliseconds(50), milliseconds(0.1))}
+    calls = [ticket(name="a", e2e=2_000), ticket(name="b", e2e=1_500, tokens=3_000)]
+    found = slacks(calls, paces, Instant(0), CRITICAL)[Owner.EMBEDDING]
+    assert found == [milliseconds(1_150), milliseconds(1_550)]
+
+
 def test_a_request_without_objectives_is_never_urgent():
     assert slack_ms([ticket()]) == []
     assert slack_ms([ticket(Kind.GENERATE)], Owner.LLM) == []
