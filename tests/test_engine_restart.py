@@ -176,7 +176,7 @@ def launched(path: Path, port: int, log: Path):
             process.kill()
 
 
-@pytest.mark.untimed
+@pytest.mark.slow
 async def test_without_restarts_the_process_ends_with_status_1(tmp_path: Path):
     port, log = free_port(), tmp_path / "log"
     with launched(config_file(tmp_path, restart="never"), port, log) as process:
@@ -194,7 +194,7 @@ async def test_without_restarts_the_process_ends_with_status_1(tmp_path: Path):
     assert "it is not restarted" in log.read_text()
 
 
-@pytest.mark.untimed
+@pytest.mark.slow
 async def test_deaths_during_the_start_leave_nothing_behind(tmp_path: Path):
     """First the server is killed, then the engine of its successor, which finds the files of the first."""
     path = config_file(tmp_path)

@@ -17,7 +17,7 @@ TINY = ["--boxes", "4", "--seconds", "1", "--seeds", "1", "--rate", "10"]
     [
         pytest.param("staleness", 47, marks=pytest.mark.slow),
         pytest.param("policies", 36, marks=pytest.mark.slow),
-        ("faults", 6),
+        pytest.param("faults", 6, marks=pytest.mark.slow),
         ("capacity", 2),
         ("scale", 1),
     ],
