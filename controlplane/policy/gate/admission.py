@@ -16,7 +16,7 @@ Algorithm 1 of the collocation proposal, extended by growth and absolute times:
 A request that would be late even in an empty queue is admitted where it need not wait: rejecting it gains
 nothing, a retry would not help, and only its completion can show that the forecast was wrong. An embedding
 call in that state is rejected while generation runs: it would be computed faster alone, and it would slow the
-running requests down for nothing.
+running requests down for nothing. So is one in flight once its deadline is lost.
 
 An engine that schedules by itself manages its memory, and does step 3 itself. A request is forwarded to it
 at once, while its queue has room and the running requests meet their TPOT. It is rejected only if it is
@@ -93,20 +93,27 @@ class Admission:
                 continue
             # All calls that fit in one pass share its constant time.
             start, per_token = after(now, pace.step), float(pace.per_prompt_token)
-            held_jobs = [job_of(request, tokens) for request, tokens in share.calls if request.model == model]
+            calls = [job_of(request, tokens) for request, tokens in share.calls if request.model == model]
+            held_jobs = [job for job in calls if job is not None]
             # The embedder computes late calls after all others, so they delay no other call.
-            jobs = [job for job in held_jobs if job is not None and job.ends_in_time(start, per_token)]
+            jobs = [job for job in held_jobs if job.ends_in_time(start, per_token)]
             waiting_jobs = [
                 job_of(waiting.request, waiting.work) for waiting in queue if waiting.request.model == model
             ]
             # On an idle device even a request that will be late is admitted.
-            is_busy = bool(held_jobs) or share.is_device_shared
+            is_busy = bool(calls) or share.is_device_shared
             jobs += [
                 job
                 for job in waiting_jobs
                 if job is not None and (is_busy or job.ends_in_time(start, per_token))
             ]
             late = late_jobs(jobs, start, per_token)
+            if share.is_device_shared:
+                # A pass for a call whose deadline is lost would only delay the generations. The pass under
+                # way may hold it.
+                last_start = now - pace.step
+                jobs += (lost := [job for job in held_jobs if job.is_lost(last_start, per_token)])
+                late |= {job.name for job in lost}
             kept_tokens = sum(job.tokens for job in jobs if job.name not in late)
             wait = Duration(pace.step + scaled(pace.per_prompt_token, kept_tokens))
             # In order of deadlines: Retry-After is spaced in this order.

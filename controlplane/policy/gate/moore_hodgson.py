@@ -34,6 +34,10 @@ class DeadlineJob:
         """Whether the job meets its deadline if it starts at `start` (ns) with `per_token` ns per token."""
         return start + per_token * self.tokens <= self.deadline
 
+    def is_lost(self, start: float, per_token: float) -> bool:
+        """Whether the job may be rejected and misses its deadline; arguments as of `ends_in_time`."""
+        return self.priority is not None and not self.ends_in_time(start, per_token)
+
 
 def job_of(request: Request, tokens: float) -> DeadlineJob | None:
     """The job of `request`; None for a request without a deadline, which is computed last."""

@@ -1,5 +1,6 @@
 """Calls computed one after another: which are rejected, and in which order."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,9 +46,15 @@ def called(name: str, of: ServiceClass, tokens: int, model: str, ago_ms: float =
 
 
 def decided(
-    held: list[Call], asked: list[Call], *, model: str = "m", held_ago_ms: float = 0, memory: int = 1_000
+    held: list[Call],
+    asked: list[Call],
+    *,
+    model: str = "m",
+    held_ago_ms: float = 0,
+    memory: int = 1_000,
+    is_shared: bool = False,
 ) -> Plan:
-    """The plan with calls h0, h1, ... in flight and w0, w1, ... waiting."""
+    """The plan with calls h0, h1, ... in flight and w0, w1, ... waiting; `is_shared` with generations."""
     ledger = MemoryLedger({Owner.EMBEDDING: Quota(1_000)})
     calls = []
     for n, (of, tokens) in enumerate(held):
@@ -63,6 +70,7 @@ def decided(
     share = Share(
         ceiling=memory, held=10 * len(held), deficit=0, largest=1_000, free_slots=9,
         leases=ledger.table(Owner.EMBEDDING), pace=PACE, is_serial=True, calls=tuple(calls),
+        is_device_shared=is_shared,
     )  # fmt: skip
     view = PoolView({Owner.EMBEDDING: share}, {Owner.EMBEDDING: Queue(waiting, waiting)})
     return run_cycle(view, NOW, ADMISSION)
@@ -121,11 +129,27 @@ def test_no_call_is_rejected_for_a_call_that_is_late_anyway():
     assert admitted_and_rejected(decided([(INDEX, 1_000)], [(BACKUP, 30_000)])) == (["w0"], [])
 
 
-def test_late_calls_in_flight_are_not_rejected():
+def test_late_calls_in_flight_are_computed_where_they_delay_no_generation():
     assert admitted_and_rejected(decided([(INDEX, 12_000)], [(INDEX, 9_000)], held_ago_ms=1_900)) == (
         ["w0"],
         [],
     )
+
+
+@pytest.mark.parametrize(
+    ("of", "tokens", "ago_ms", "rejected"),
+    [
+        (INDEX, 12_000, 1_900, ["h0"]),
+        (BACKUP, 12_000, 1_900, []),
+        (NIGHT, 12_000, 1_900, []),
+        # 10 ms of work and a pass of 20 ms under way.
+        (INDEX, 100, 2_005, []),
+        (INDEX, 100, 2_015, ["h0"]),
+    ],
+)
+def test_late_calls_in_flight_are_rejected_beside_generations(of, tokens, ago_ms, rejected):
+    plan = decided([(of, tokens)], [(INDEX, 3_000)], held_ago_ms=ago_ms, is_shared=True)
+    assert admitted_and_rejected(plan) == (["w0"], rejected)
 
 
 def test_calls_of_other_models_do_not_count():
