@@ -46,16 +46,19 @@ def runs(name: str, done: int = 10, **life: float) -> RequestState:
     return state
 
 
-def plan(ordering: str, waiting: list[RequestState], running: list[RequestState], free: int) -> StepPlan:
+def view_of(running: list[RequestState], free: int) -> EngineView:
     for state in running:
         state.held = -(-state.tokens // BLOCK)
     used = sum(state.held for state in running)
     growth = sum(state.tokens % BLOCK == 0 for state in running)
-    view = EngineView(NOW, PACE, BLOCK, used + growth + free, used, growth, 64, RunningBatch(running))
+    return EngineView(NOW, PACE, BLOCK, used + growth + free, used, growth, 64, RunningBatch(running))
+
+
+def plan(ordering: str, waiting: list[RequestState], running: list[RequestState], free: int) -> StepPlan:
     policy = engine_policy(EngineOptions(ordering=ordering))
     for state in waiting:
         policy.enqueue(state, NOW)
-    return policy.plan(view)
+    return policy.plan(view_of(running, free))
 
 
 @pytest.mark.parametrize("ordering", ["srmt", "apt"])
