@@ -138,7 +138,7 @@ def test_a_saturated_system_is_told_from_a_wrong_model(tmp_path, capsys):
 
     def slower(row):
         if row["row"] == "steps" and row["llm"]:
-            row["llm"] |= {key: 1.3 * row["llm"][key] for key in ("step_s", "decode_s", "prompt_token_s")}
+            row["llm"] |= {key: 1.1 * row["llm"][key] for key in ("step_s", "decode_s", "prompt_token_s")}
         return row
 
     assert replay(rewritten(logged, rescaled, slower)) == 3
