@@ -64,7 +64,7 @@ def directory_of(server_id: int) -> Path:
     for descriptor in Path(f"/proc/{server_id}/fd").iterdir():
         # A file may be closed between its listing and its reading.
         with suppress(FileNotFoundError):
-            opened = Path(os.readlink(descriptor))
+            opened = descriptor.readlink()
             if opened.parent.name.startswith("tandem-run-"):
                 return opened.parent
     raise AssertionError(f"process {server_id} has no run directory")

@@ -117,6 +117,7 @@ def test_steps_with_a_conversion_do_not_update_the_hidden_state_cost(stepped):
     assert slow == _learned(stepped, forms=_LeaveOnce(), restoring=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="function")
 async def test_an_engine_process_gives_the_same_outputs_on_hidden_states():
     """Forms reach the worker, the models are registered there, and the cost is measured at the start."""

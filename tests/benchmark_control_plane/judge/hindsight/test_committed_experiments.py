@@ -9,22 +9,18 @@ import yaml
 from benchmark_control_plane.judge.run_experiment import run_experiment
 
 FOLDER = Path("configs/bench")
-SIMULATED = [
+SIMULATED = ["load", "simulated-mix-memory", "simulated-mix-prefill", "tpot", "workflow"]
+OTHERS = [
     "admission",
     "burstiness",
     "eviction",
     "forecast",
-    "load",
     "memory-pressure",
     "ordering",
     "quota",
     "scaling",
     "simulated-mix-compute",
     "simulated-mix-light",
-    "simulated-mix-memory",
-    "simulated-mix-prefill",
-    "tpot",
-    "workflow",
 ]
 SIZE = {
     "window": {"warmup_s": 1, "measured_s": 2, "drain_s": 20},
@@ -34,7 +30,9 @@ SIZE = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.parametrize(
+    "name", [*SIMULATED, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_no_system_exceeds_the_bound(name, tmp_path):
     base = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     for file in FOLDER.glob("*.yaml"):

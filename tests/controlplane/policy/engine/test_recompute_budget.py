@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controlplane.core.clock import after, milliseconds, seconds
+from controlplane.core.clock import after, seconds
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.recompute_budget import RecomputeBudget
 from controlplane.policy.registry import engine_policy
