@@ -32,7 +32,7 @@ TUNABLE: Mapping[str, tuple[Value, ...]] = {
     "scheduling.engine.starvation_ms": (5_000, 15_000, 30_000, 60_000),
     "scheduling.engine.aged_share": (0, 0.02, 0.05, 0.1, 0.2),
     "scheduling.engine.prefill_weight": (0, 0.5, 1, 2),
-    "scheduling.engine.recompute_share": (0.05, 0.15, 0.3, 1),
+    "scheduling.engine.recompute_weight": (0, 1, 3, 6),
     "scheduling.engine.missed_decay": (0, 0.25, 0.5, 1),
     "admission.policy": ("look-ahead", "fits-now"),
     "admission.tpot_guard": (True, False),

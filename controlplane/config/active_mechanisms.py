@@ -21,7 +21,7 @@ _STATIC_QUOTAS = (
 )
 _SRMT_KEYS = (
     "preempt_ratio", "urgency", "settle_steps", "size_cutoff_share", "size_cutoff_window", "starvation_ms",
-    "aged_share", "prefill_weight", "recompute_share",
+    "aged_share", "prefill_weight", "recompute_weight",
 )  # fmt: skip
 _ENGINE_RANK_KEYS = (
     "policy", "victims", "priority_head_start_ms", "default_deadline_ms",

@@ -60,9 +60,9 @@ class EngineOptions:
     """`srmt`: share of the memory for requests older than `starvation_ms`; 0 disables it. From 0 to 1."""
     prefill_weight: float = 1.0
     """`srmt`: weight of the prefill cost in a request's size; 0 counts memory-time alone. From 0 to 10."""
-    recompute_share: float = 0.15
-    """`srmt`: urgent requests preempt while this share of the time suffices to compute preempted tokens
-    again; 0 stops them after half a second's worth, 1 hardly ever binds. From 0 to 1."""
+    recompute_weight: float = 3.0
+    """`srmt`: weight of what a victim would compute again, against its remaining memory-time, as a multiple of
+    `prefill_weight`; 0 chooses victims by remaining memory-time alone. From 0 to 100."""
     missed_decay: float = 0.0
     """`apt`: value of a request that missed its objective, relative to one that can meet it. From 0 to 1."""
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -110,7 +110,7 @@ class EngineOptions:
             patience=milliseconds(self.starvation_ms),
             aged_share=self.aged_share,
             price=self.prefill_weight,
-            recompute_share=self.recompute_share,
+            recompute_weight=self.recompute_weight,
         )
 
 

@@ -9,8 +9,8 @@ higher class goes first unless it is larger by more than the ratio of the weight
 - *Timely* requests within the size cutoff start in order of their cost; while they have time, only where no
   preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
   has passed, such a request may preempt running requests that still need `preempt_ratio` times as much, or
-  any request of the two other lanes, while preempted tokens take less than `recompute_share` of the time to
-  compute again.
+  any request of the two other lanes. What the victim would compute again, times `recompute_weight`, counts
+  against it, unless it is lost: its progress is worth more than its memory where prompts are long.
 - *Timely* requests beyond the cutoff start up to the cutoff times one plus the free share of the memory, or
   in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
 - *Lost* requests (the SLO is missed; without one, `patience` is over): the smallest start if the look-ahead
@@ -28,12 +28,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 from math import inf
 
+import numpy as np
+
 from controlplane.core.clock import Duration, Instant, after, scaled, seconds
 from controlplane.policy.engine.aged_share import AgedShare
 from controlplane.policy.engine.column_store import Ints
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.plan_builder import LOST_LANE, OVERSIZED_LANE, PlanBuilder, Ranking
-from controlplane.policy.engine.recompute_budget import RecomputeBudget
 from controlplane.policy.engine.request_state import RequestState, memory_time
 from controlplane.policy.engine.size_cutoff import SizeCutoff
 from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
@@ -58,8 +59,7 @@ class SrmtOptions:
     `urgency` is the part of the time to the first token that must pass before a preemption is worth it. The
     size cutoff plans for `share` of the memory (0: no cutoff) over `window` arrivals. `aged_share` of the
     memory goes to requests lost for longer than `patience` (0: none). `price` scales the prefill cost added
-    to memory-time (0: memory-time only). Urgent requests preempt while `recompute_share` of the time suffices
-    to compute preempted tokens again.
+    to memory-time (0: memory-time only), and `recompute_weight` that of a victim's tokens (0: not counted).
     """
 
     preempt_ratio: float = 1.1
@@ -70,7 +70,7 @@ class SrmtOptions:
     patience: Duration = _PATIENCE
     aged_share: float = 0.02
     price: float = 1.0
-    recompute_share: float = 0.15
+    recompute_weight: float = 3.0
 
     def __post_init__(self) -> None:
         if self.preempt_ratio < 1:
@@ -82,7 +82,7 @@ class SrmtOptions:
             ("share", 0, 2),
             ("aged_share", 0, 1),
             ("price", 0, 10),
-            ("recompute_share", 0, 1),
+            ("recompute_weight", 0, 100),
             ("settle", 0, 1_000),
             ("window", 1, 100_000),
         ):
@@ -103,7 +103,6 @@ class ShortestRemainingMemoryTime:
         self._due: list[tuple[int, str]] = []
         self._is_lost: dict[str, bool] = {}
         self._aged = AgedShare(options.aged_share)
-        self._recompute = RecomputeBudget(options.recompute_share)
         self._new: list[RequestState] = []
         self._steps = 0
 
@@ -202,7 +201,6 @@ class ShortestRemainingMemoryTime:
         """Preempts for a shortage, then starts aged, preempted, unstarted and lost requests in this order."""
         self._sort_new(view)
         self._aged.account(view)
-        self._recompute.earn(view.now)
         if self._cutoff is not None:
             memory, use = view.quota * view.block_tokens, view.used / max(1, view.quota)
             self._cutoff.update(view.now, memory, view.pace.step, use)
@@ -219,7 +217,6 @@ class ShortestRemainingMemoryTime:
         self._steps += 1
         if builder.is_idle or self._steps % _START_LOST_EVERY == 0:
             self._start_lost(builder)
-        self._recompute.pay(builder.preempt, view)
         return StepPlan(builder.preempt, builder.offer, builder.ranked)
 
     def _is_oversized(self, state: RequestState, size: float) -> bool:
@@ -227,11 +224,15 @@ class ShortestRemainingMemoryTime:
 
     def _ranked(self, view: EngineView) -> Ranking:
         running = view.running
-        sizes, is_lost = running.memory_time() / running.weight, running.is_lost(view.now, view.pace.step)
+        is_lost, weights = running.is_lost(view.now, view.pace.step), running.weight
+        sizes = running.memory_time() / weights
+        price = self._options.recompute_weight * self._prefill_price * view.block_tokens
+        gains = np.where(is_lost, sizes, sizes - price * running.held / weights)
         if self._cutoff is not None:
-            sizes[(sizes > self._cutoff.size) & ~(running.is_guess | is_lost)] += OVERSIZED_LANE
-        sizes[is_lost] += LOST_LANE
-        return Ranking(running, sizes, spared=self._aged.running)
+            is_oversized = (sizes > self._cutoff.size) & ~(running.is_guess | is_lost)
+            gains[is_oversized & (gains > 0)] += OVERSIZED_LANE
+        gains[is_lost] += LOST_LANE
+        return Ranking(running, gains, spared=self._aged.running)
 
     def _start_aged(self, builder: PlanBuilder) -> None:
         """Starts the oldest request past its patience, by preemption if needed, if the share has credit."""
@@ -306,8 +307,6 @@ class ShortestRemainingMemoryTime:
         """
         if not self._is_urgent(state, builder.view.now) or builder.start(state):
             return unobtainable
-        if not self._recompute.has_time:
-            return 0
         return (
             NEVER
             if builder.start_by_preempting(state, self._options.preempt_ratio * size)
