@@ -61,8 +61,8 @@ class EngineOptions:
     prefill_weight: float = 1.0
     """`srmt`: weight of the prefill cost in a request's size; 0 counts memory-time alone. From 0 to 10."""
     recompute_weight: float = 3.0
-    """`srmt`: weight of what a victim would compute again, against its remaining memory-time, as a multiple of
-    `prefill_weight`; 0 chooses victims by remaining memory-time alone. From 0 to 100."""
+    """`srmt`: weight of what a victim would compute again, against its remaining memory-time, as a multiple
+    of `prefill_weight`; 0 chooses victims by remaining memory-time alone. From 0 to 100."""
     missed_decay: float = 0.0
     """`apt`: value of a request that missed its objective, relative to one that can meet it. From 0 to 1."""
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)

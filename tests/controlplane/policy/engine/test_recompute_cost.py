@@ -25,7 +25,7 @@ def planned(running: list[RequestState], weight: float = 3.0, free: int = 0) -> 
 
 
 def long_prompt(name: str, predicted: int = 300, **life: float) -> RequestState:
-    """3,000 tokens in the cache and 290 to come: 0.9 million token-steps, and 0.5 million to compute again."""
+    """3,000 tokens, and 290 to come: 0.9 million token-steps, and 0.5 million to compute again."""
     return runs(name, done=10, prompt=2_990, predicted=predicted, ttft_ms=None, **life)
 
 

@@ -32,7 +32,7 @@ CLASSES = {
 SECTIONS = {"classes": CLASSES, "admission": {"length_predictor": "history", "max_waiting": 4}}
 
 
-def offered(count=150, rate=40.0):
+def offered(count=150, rate=60.0):
     rng = np.random.default_rng(0)
     found = []
     for n, at in enumerate(arrival_times(rng, rate, count, variation=2.0)):
