@@ -62,9 +62,11 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Load and traces are of the present rules. Admission, quota, memory-pressure, tpot, forecast and retry-after
-are, too, but for the time of embedding passes
-([0061](decisions/0061-embedding-passes-take-an-affine-time.md)); one-gpu also precedes the present estimate
+Load and traces precede the eviction of late embedding calls
+([0062](decisions/0062-embedding-calls-that-lost-their-deadline-are-evicted.md)) and the present choice of
+victims ([0063](decisions/0063-recomputation-counts-in-the-choice-of-a-victim.md)). Admission, quota,
+memory-pressure, tpot, forecast and retry-after also precede the time of embedding passes
+([0061](decisions/0061-embedding-passes-take-an-affine-time.md)), and one-gpu also the present estimate
 of the wait ([0060](decisions/0060-time-to-first-token-is-scaled-as-a-whole.md)). Mix-memory, mix-compute,
 simulated-mix-prefill, workflow and the victims are of the present default arrangement, but precede these
 and two more changes ([0058](decisions/0058-a-quarter-of-the-first-token-time-is-waited.md),
