@@ -25,7 +25,8 @@ class Ranking:
     """The running requests except those in `spared`, in reverse order of preemption.
 
     `order` holds their positions in the batch: by lane and size, then request id; the last is preempted
-    first. `sizes` are indexed by position and include the offset of the lane.
+    first. `sizes` are indexed by position: what preempting each request is worth to the policy, with the
+    offset of the lane.
     """
 
     def __init__(self, batch: RunningBatch, sizes: Floats, spared: Collection[RequestState]) -> None:

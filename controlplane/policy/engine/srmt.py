@@ -9,8 +9,8 @@ higher class goes first unless it is larger by more than the ratio of the weight
 - *Timely* requests within the size cutoff start in order of their cost; while they have time, only where no
   preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
   has passed, such a request may preempt running requests that still need `preempt_ratio` times as much, or
-  any request of the two other lanes. What the victim would compute again, times `recompute_weight`, counts
-  against it, unless it is lost: its progress is worth more than its memory where prompts are long.
+  any request of the two other lanes. Unless the victim is lost, `recompute_weight` times the cost of
+  computing its tokens again is subtracted from what it needs: with long prompts it exceeds the gain.
 - *Timely* requests beyond the cutoff start up to the cutoff times one plus the free share of the memory, or
   in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
 - *Lost* requests (the SLO is missed; without one, `patience` is over): the smallest start if the look-ahead

@@ -1,4 +1,4 @@
-"""Whom an urgent request preempts where the victim's tokens must be computed again."""
+"""Which requests an urgent one preempts where the victim's tokens must be computed again."""
 
 from dataclasses import replace
 
@@ -24,9 +24,9 @@ def planned(running: list[RequestState], weight: float = 3.0, free: int = 0) -> 
     return policy.plan(full_memory(running, free))
 
 
-def long_prompt(name: str, predicted: int = 300, **life: float) -> RequestState:
-    """3,000 tokens, and 290 to come: 0.9 million token-steps, and 0.5 million to compute again."""
-    return runs(name, done=10, prompt=2_990, predicted=predicted, ttft_ms=None, **life)
+def long_prompt(name: str) -> RequestState:
+    """3,000 tokens, and 290 to come: 0.9 million token-steps to its end, 0.5 million to compute again."""
+    return runs(name, done=10, prompt=2_990, predicted=300, ttft_ms=None)
 
 
 def test_a_long_prompt_is_not_computed_again_for_a_short_answer():
@@ -35,7 +35,7 @@ def test_a_long_prompt_is_not_computed_again_for_a_short_answer():
     assert planned([victim], weight=0.0).preempt == [victim]
 
 
-def test_with_much_to_come_it_is_worth_it():
+def test_a_request_with_much_to_come_is_preempted():
     assert planned([victim := runs("a", done=10, prompt=90, predicted=390, ttft_ms=None)]).preempt == [victim]
 
 
@@ -53,7 +53,7 @@ def test_a_lost_request_is_preempted_whatever_it_would_compute_again():
     assert planned([lost]).preempt == [lost]
 
 
-def test_for_lack_of_memory_somebody_is_always_preempted():
+def test_for_lack_of_memory_a_request_is_always_preempted():
     running = [long_prompt("a"), long_prompt("b")]
     assert len(planned(running, free=-1).preempt) == 1
 
