@@ -8,10 +8,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from typing import Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.interval import IntervalTrigger
 
 from controlplane.core.clock import Instant, seconds
 
@@ -29,14 +31,34 @@ class PeriodicTimer(Protocol):
         """Cancels the runs in progress; no run begins after it."""
 
 
-class SchedulerTimer:
-    """Runs asynchronous work by APScheduler's interval trigger.
+_CLOCK_CHECK_SECONDS = 1.0
+# Slewing by NTP stays below 1 ms a second.
+_CLOCK_STEP_SECONDS = 0.2
 
-    A run that takes longer than its period delays the next one; missed runs are skipped.
+
+class SkippingTrigger(IntervalTrigger):  # type: ignore[misc]
+    """An interval that skips runs which the wall clock has passed.
+
+    APScheduler's own computes each of them: after a step of one day it blocked the event loop for two seconds.
+    """
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        """The next time after `now`, on the grid of the previous one unless a time of it was missed."""
+        due: datetime = super().get_next_fire_time(previous_fire_time, now)
+        return due if previous_fire_time is None or due > now else now + self.interval
+
+
+class SchedulerTimer:
+    """Runs asynchronous work by APScheduler at a fixed interval.
+
+    A run that takes longer than its period delays the next one; missed runs are skipped. APScheduler compares
+    times of the wall clock, so that without `_follow_clock` nothing would run for as long as it is set back.
     """
 
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler()
+        self._clock_check = LoopTimer()
+        self._wall_offset = 0.0
 
     def schedule_periodic(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         """Adds an interval job."""
@@ -51,19 +73,33 @@ class SchedulerTimer:
                 await work()
 
         # APScheduler runs a callable that is not a coroutine function in a thread, hence `run`.
-        scheduler.add_job(
-            run, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None
-        )
+        trigger = SkippingTrigger(seconds=seconds)
+        scheduler.add_job(run, trigger, max_instances=1, coalesce=True, misfire_grace_time=None)
         if not scheduler.running:
             scheduler.start()
+            self._wall_offset = _wall_offset()
+            self._clock_check.schedule_periodic(_CLOCK_CHECK_SECONDS, self._follow_clock)
 
     def stop(self) -> None:
         """Cancels all jobs; more may be added afterwards."""
         # `shutdown` takes effect in the next iteration of the loop; until then `running` stays true, and a
         # second shutdown would fail.
         scheduler, self._scheduler = self._scheduler, AsyncIOScheduler()
+        self._clock_check.stop()
         if scheduler.running:
             scheduler.shutdown(wait=False)
+
+    def _follow_clock(self) -> None:
+        """Makes all jobs due if the wall clock was set."""
+        before, self._wall_offset = self._wall_offset, _wall_offset()
+        if abs(self._wall_offset - before) > _CLOCK_STEP_SECONDS:
+            now = datetime.now(self._scheduler.timezone)
+            for job in self._scheduler.get_jobs():
+                job.modify(next_run_time=now)
+
+
+def _wall_offset() -> float:
+    return time.time() - time.monotonic()
 
 
 class LoopTimer:

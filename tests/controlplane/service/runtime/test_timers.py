@@ -1,9 +1,12 @@
 import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from unittest.mock import patch
 
 import pytest
 
 from benchmark_control_plane.simulator.virtual_time import run
-from controlplane.service.runtime.timers import LoopTimer, SchedulerTimer
+from controlplane.service.runtime.timers import LoopTimer, SchedulerTimer, SkippingTrigger
 
 
 async def test_work_is_repeated_until_stopped():
@@ -38,6 +41,43 @@ async def test_a_run_due_before_the_stop_does_nothing_after_it():
     ticks.stop()
     await job.func()
     assert runs == 1
+
+
+def test_runs_that_the_wall_clock_has_passed_are_skipped_at_once():
+    trigger, now = SkippingTrigger(seconds=0.05), datetime(2026, 1, 2, tzinfo=UTC)
+    period = timedelta(seconds=0.05)
+    assert trigger.get_next_fire_time(now - timedelta(days=1), now) == now + period
+    assert trigger.get_next_fire_time(now - period / 2, now) == now + period / 2
+
+
+@pytest.mark.parametrize("days", [1, -1])
+async def test_work_goes_on_when_the_wall_clock_is_set(days):
+    """Set ahead, the 43 million runs of the day must not be computed; set back, nobody waits for a day."""
+    again, runs, ticks, step = asyncio.Event(), 0, SchedulerTimer(), 0.0
+    real = time.time
+
+    class SetClock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.fromtimestamp(real() + step, tz)
+
+    async def work():
+        nonlocal runs, step
+        runs += 1
+        if runs == 3:
+            step = days * 86_400.0
+        if runs == 6:
+            again.set()
+
+    with (
+        patch("apscheduler.schedulers.base.datetime", SetClock),
+        patch("controlplane.service.runtime.timers.datetime", SetClock),
+        patch("controlplane.service.runtime.timers.time.time", lambda: real() + step),
+    ):
+        ticks.schedule_periodic(0.002, work)
+        await asyncio.wait_for(again.wait(), 10)
+        ticks.stop()
+    assert runs >= 6
 
 
 def test_a_loop_timer_runs_at_its_period_until_stopped():
