@@ -120,7 +120,7 @@ def faked_clock(folder: Path) -> dict[str, str] | None:
     return {
         "LD_PRELOAD": str(found[0]),
         "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
 

@@ -39,7 +39,7 @@ _CLOCK_STEP_SECONDS = 0.2
 class SkippingTrigger(IntervalTrigger):  # type: ignore[misc]
     """An interval that skips runs which the wall clock has passed.
 
-    APScheduler's own computes each of them: after a step of one day it blocked the event loop for two seconds.
+    APScheduler's own computes each of them: after a step of one day it blocked the loop for two seconds.
     """
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
