@@ -35,8 +35,12 @@ MAX_PARAM_BYTES = 128
 MAX_VALUE_CHARACTERS = 80
 # A list of texts or lists that is longer is refused for its length, and searching it takes 1 µs per item.
 _MAX_SEARCHED_ITEMS = 4_096
-# How long a model loads is not known.
-_START_RETRY_MS = 5_000
+_UNKNOWN_RETRY_MS = 5_000
+"""Retry-After of a 503 whose cause states no time.
+
+How long a model loads, or how soon memory is free, is not known. A client that comes back every five seconds
+costs next to nothing, and loses little of a start that takes a quarter of a minute or more.
+"""
 # A suggestion for a longer name would cost more than it helps.
 _MAX_SUGGESTION_CHARACTERS = 64
 # JSON writes each of them in six bytes.
@@ -48,6 +52,8 @@ _VALUES.maxstring = MAX_VALUE_CHARACTERS
 log = logging.getLogger(__name__)
 
 HEADER_DROPPED = "x-llm-d-request-dropped-reason"
+HEADER_RETRY_AFTER = "retry-after"
+_ABOUT_RETRY = {HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY}
 
 _DROPPED = {
     Reason.NO_MEMORY: "rejected-saturated",
@@ -111,6 +117,11 @@ class Failure:
     param: str | None = None
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Adds Retry-After to a 503 that says neither when to retry nor that it is vain."""
+        if self.status == HTTPStatus.SERVICE_UNAVAILABLE and not _ABOUT_RETRY & self.headers.keys():
+            object.__setattr__(self, "headers", self.headers | _retry_headers(_UNKNOWN_RETRY_MS))
 
     @property
     def body(self) -> bytes:
@@ -196,16 +207,21 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
 
 def _backend_down(error: BackendDown) -> Failure:
     log.warning("backend down: %s", error)
-    headers = {} if error.retry_after is None else _retry_headers(error.retry_after * 1_000)
+    headers = down_headers(error)
     if error.is_permanent:
-        remedy, headers = "use another server", {HEADER_SHOULD_RETRY: "false"}
-    elif error.retry_after is None:
-        remedy = "retry later"
+        remedy = "use another server"
     else:
-        remedy = f"retry after {_wait_ms(error.retry_after * 1_000) / 1_000:g} s"
+        remedy = f"retry after {int(headers[HEADER_RETRY_AFTER_MS]) / 1_000:g} s"
     # A request has no effect but its response.
     message = f"the model's engine is not running; the request can safely be sent again: {remedy}"
     return Failure(503, message, code="backend_down", headers=headers)
+
+
+def down_headers(error: BackendDown) -> dict[str, str]:
+    """The headers that say when to retry after this error, or that it is vain."""
+    if error.is_permanent:
+        return {HEADER_SHOULD_RETRY: "false"}
+    return _retry_headers(_UNKNOWN_RETRY_MS if error.retry_after is None else error.retry_after * 1_000)
 
 
 def _rejected(error: Rejected, overload_status: int) -> Failure:
@@ -251,13 +267,13 @@ def _wait_ms(after_ms: float) -> int:
 
 def _retry_headers(after_ms: float) -> dict[str, str]:
     wait_ms = _wait_ms(after_ms)
-    return {HEADER_RETRY_AFTER_MS: str(wait_ms), "retry-after": str(ceil(wait_ms / 1000))}
+    return {HEADER_RETRY_AFTER_MS: str(wait_ms), HEADER_RETRY_AFTER: str(ceil(wait_ms / 1000))}
 
 
 def starting_failure(progress: str) -> Failure:
     """The error of a request that came before the service had started; `progress` names its stages."""
-    message = f"the server is starting ({progress}); retry after {_START_RETRY_MS / 1_000:g} s"
-    return Failure(503, message, code="starting", headers=_retry_headers(_START_RETRY_MS))
+    message = f"the server is starting ({progress}); retry after {_UNKNOWN_RETRY_MS / 1_000:g} s"
+    return Failure(503, message, code="starting")
 
 
 def overload_failure(status: int) -> Failure:

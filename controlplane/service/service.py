@@ -245,7 +245,8 @@ class Service:
         if not self._is_started:
             raise BackendDown("the service is starting or stopping")
         if self.gate.is_closed:
-            raise BackendDown("the service was drained and accepts no requests; restart it")
+            message = "the service was drained and accepts no requests; restart it"
+            raise BackendDown(message, is_permanent=True)
         for supervisor in self._supervisors:
             supervisor.require_up()
             await supervisor.generator.check()

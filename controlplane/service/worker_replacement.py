@@ -140,7 +140,7 @@ class WorkerReplacement:
         Raises ConfigError, BackendDown.
         """
         if self._is_stopped:
-            raise BackendDown("the service is stopping; make the change in the file")
+            raise BackendDown("the service is stopping; make the change in the file", is_permanent=True)
         self._load = load = asyncio.create_task(self._load_all(plan))
         try:
             return await load
@@ -149,7 +149,8 @@ class WorkerReplacement:
             if load.done() and not load.cancelled() and load.exception() is None:
                 await self.abandon(load.result())
             if self._is_stopped:
-                raise BackendDown("the service was stopped while the new workers loaded") from None
+                message = "the service was stopped while the new workers loaded"
+                raise BackendDown(message, is_permanent=True) from None
             raise
         finally:
             self._load = None

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from controlplane.api.auth import require_admin
 from controlplane.api.body_parsing import parse_json
-from controlplane.api.errors import Problem
+from controlplane.api.errors import Problem, down_headers
 from controlplane.api.settings import settings_for
 from controlplane.config import ConfigError
 from controlplane.config.loader import yaml_content
@@ -79,7 +79,7 @@ async def _changed(change: Any) -> Response:
     except StaleVersion as error:
         raise Problem(412, str(error), code="stale_version") from None
     except BackendDown as error:
-        raise Problem(503, str(error), code="backend_down") from None
+        raise Problem(503, str(error), code="backend_down", headers=down_headers(error)) from None
     except BackendFailed as error:
         raise Problem(500, str(error), code="backend_failed") from None
     return _response(outcome.to_json())

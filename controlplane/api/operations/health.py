@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from controlplane import __version__
 from controlplane.api.auth import caller_of, require_metrics_key
-from controlplane.api.errors import Problem
+from controlplane.api.errors import Problem, down_headers
 from controlplane.api.settings import settings_for
 from controlplane.api.startup import starting_response
 from controlplane.core.errors import BackendDown
@@ -76,7 +76,8 @@ async def readiness(service: Service, timeout_s: float) -> Response:
         async with asyncio.timeout(timeout_s):
             await service.check()
     except BackendDown as error:
-        raise Problem(503, f"not ready: {error}", code="backend_down") from None
+        message, headers = f"not ready: {error}", down_headers(error)
+        raise Problem(503, message, code="backend_down", headers=headers) from None
     except TimeoutError:
         message = f"not ready: no reply from the engines within {timeout_s:g} s"
         raise Problem(503, message, code="backend_down") from None

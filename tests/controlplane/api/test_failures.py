@@ -252,7 +252,12 @@ def test_restarting_engine_gives_retry_after():
     found = failure_of(BackendDown("another is starting", retry_after=6.2), overload_status=429)
     assert (found.status, found.headers) == (503, {"retry-after-ms": "6200", "retry-after": "7"})
     assert "can safely be sent again: retry after 6.2 s" in found.message
-    assert not failure_of(BackendDown("it is dead"), overload_status=429).headers
+
+
+def test_engine_down_without_a_known_end_gives_a_default_retry_after():
+    found = failure_of(BackendDown("it is dead"), overload_status=429)
+    assert found.headers == {"retry-after-ms": "5000", "retry-after": "5"}
+    assert "retry after 5 s" in found.message
 
 
 @pytest.mark.parametrize("body", [chat(stream=True), text(stream=True), text(stream=True, prompt=["a", "b"])])
