@@ -64,6 +64,8 @@ def exploring(operation, mode: GenerationMode, url: str, seen: Counter[int]) -> 
     return send
 
 
+# `make fuzz` selects it by this mark and draws new examples, but no more of them: a run takes minutes.
+@pytest.mark.hypothesis
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 async def test_every_answer_is_described(mode: GenerationMode):

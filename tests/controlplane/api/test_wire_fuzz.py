@@ -6,6 +6,7 @@ import re
 import socket
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -86,6 +87,8 @@ def fuzz(address: tuple[str, int]) -> Counter[int]:
     return seen
 
 
+# Hypothesis marks only tests that have @given themselves; `make fuzz` selects by this mark.
+@pytest.mark.hypothesis
 async def test_no_bytes_end_the_server_or_get_an_undescribed_answer(caplog):
     caplog.set_level(logging.WARNING)
     async with hosted(limits={"header_timeout_ms": 2_000, "body_timeout_ms": 2_000}) as host:
