@@ -6,6 +6,7 @@ Each request is stamped with the time at which its first bytes reached the host;
 When the server ends, a client that uses its connection again gets a response that tells it to close it.
 """
 
+import re
 import socket
 import struct
 import time
@@ -20,17 +21,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from controlplane.api.errors import Failure, overload_failure
 from controlplane.api.load_shedding import LoadShedder
+from controlplane.api.protocol.path_kinds import KIND_OF_PATH
 from controlplane.api.settings import ARRIVAL, SettingsSource
 from controlplane.core.clock import Duration, Instant, after, milliseconds
-from controlplane.core.request import Kind
 
 # struct tcp_info: eight bytes, then 32-bit numbers, of which the twelfth is the time since data was received.
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 # The kernel counts this time in ticks of up to 10 ms.
 _TICK_MS = 10
 # Health checks, metrics and administration take little and are needed most under overload.
-_SHEDDABLE = b"POST /v1/"
-_EMBED = tuple(_SHEDDABLE + path for path in (b"embeddings", b"rerank", b"score"))
+_SHEDDABLE = re.compile(rb"POST (%s)[ ?]" % b"|".join(re.escape(path.encode()) for path in KIND_OF_PATH))
 # Requests that a client sends before the response of an earlier one.
 _MAX_PIPELINED = 16
 # How long a refused client may go on sending, and pause meanwhile (nginx's lingering_time and
@@ -84,8 +84,8 @@ class _Phase(Enum):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection.
 
-    Requests to `/v1/` that `shedder` rejects get the overload status before they are parsed. Each request is
-    bounded by the limits in force at its first byte.
+    Requests to paths of `KIND_OF_PATH` that `shedder` rejects get the overload status before they are parsed.
+    Each request is bounded by the limits in force at its first byte.
     """
 
     def __init__(
@@ -151,11 +151,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         phase_before = self._phase
         if phase_before is _Phase.BETWEEN_REQUESTS:
             delay = self._begin()
-            shedder = self._shedder if data.startswith(_SHEDDABLE) else None
-            kind = Kind.EMBED if data.startswith(_EMBED) else Kind.GENERATE
-            if shedder is not None and shedder.sheds(
-                kind, delay, after(self._arrival, delay), self._limits.max_queue_delay
-            ):
+            if self._is_shed(data, delay):
                 self._refuse(_overload_response(self._settings().overload_status))
                 return
         self._read_bytes = len(data)
@@ -168,6 +164,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(self._too_large())
         elif self._phase is not phase_before or self._timer is None:
             self._time_phase()
+
+    def _is_shed(self, data: bytes, delay: Duration) -> bool:
+        """Whether to reject the request that begins with `data`, which waited for `delay`."""
+        if self._shedder is None or (path := _SHEDDABLE.match(data)) is None:
+            return False
+        kind, now = KIND_OF_PATH[path[1].decode()], after(self._arrival, delay)
+        return self._shedder.sheds(kind, delay, now, self._limits.max_queue_delay)
 
     def _begin(self) -> Duration:
         """Stamps a request by its first bytes and returns how long they waited in the kernel."""

@@ -7,6 +7,8 @@ with a prompt of a megabyte would wait for two copies.
 from collections.abc import Iterable
 from urllib.parse import parse_qs
 
+from controlplane.api.protocol.path_kinds import KIND_OF_PATH
+from controlplane.core.request import Kind
 from controlplane.fleet.load_report import LoadReport
 from controlplane.fleet.router import RoutedRequest
 
@@ -24,14 +26,13 @@ HAPROXY_FORMAT = "&".join(
 )
 """The value of the header as a log format of HAProxy."""
 
-_EMBEDDING_PATHS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")
 _BYTES_PER_TOKEN = 4
 _MAX_DIGITS = 12
 
 
 def owner_of(query: str) -> str:
     """Which kind of work the path asks for: "llm" or "embedding"."""
-    return "embedding" if _first(parse_qs(query), "path") in _EMBEDDING_PATHS else "llm"
+    return "embedding" if KIND_OF_PATH.get(_first(parse_qs(query), "path")) is Kind.EMBED else "llm"
 
 
 def routed_request(query: str, reports: Iterable[LoadReport]) -> RoutedRequest:
