@@ -10,21 +10,38 @@ import os
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.executor import multiproc_executor, uniproc_executor
 
 from backends.run_directory import run_directory
 from backends.supervision import end_with_parent
 from backends.vllm.compat import EngineDeadError
 
 _SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"
+_MEETING_FILE = "get_file_store_init_method"
 _run_engine_core = EngineCoreProc.run_engine_core
 
 
 def run_engine_core(*args: Any, **kwargs: Any) -> None:
     """Runs EngineCore in a process that exits with its parent; the spawned process imports it by name."""
     end_with_parent()
+    _meet_in_run_directory()
     _run_engine_core(*args, **kwargs)
+
+
+def _meet_in_run_directory() -> None:
+    """Puts the file at which the engine's workers meet beside its sockets.
+
+    vLLM names one in the temporary folder (`get_file_store_init_method`); a killed engine leaves it there.
+    """
+    if (folder := os.environ.get(_SOCKET_FOLDER)) is None:
+        return
+    for executor in (uniproc_executor, multiproc_executor):
+        # Older releases of vLLM meet at a port.
+        if hasattr(executor, _MEETING_FILE):
+            setattr(executor, _MEETING_FILE, lambda: f"file://{folder}/vllm_dist_{uuid4().hex}")
 
 
 @contextmanager
