@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from controlplane.api.operations.health_responder import _NICENESS
 from controlplane.config import load
 from controlplane.metrics import Metrics
 from controlplane.vllm_metric_names import DESCRIPTIONS
@@ -142,3 +143,11 @@ def test_what_the_images_start_is_understood_without_a_builder(kind: str) -> Non
 def test_configurations_of_ops_are_valid() -> None:
     config = load(OPS / "kubernetes/example/tandem.yaml")
     assert config.server.vllm_metric_names and config.server.health_port == 8001
+
+
+def test_the_unit_permits_the_niceness_of_the_health_process_without_a_capability():
+    unit = (OPS / "systemd/tandem.service").read_text(encoding="utf-8")
+    assert f"\nLimitNICE={_NICENESS}\n" in unit and "\nCapabilityBoundingSet=\n" in unit
+    # The limit is stated as a number elsewhere; the kernel counts from 20 downwards.
+    guide = (ROOT / "docs/operator-guide.md").read_text(encoding="utf-8")
+    assert f"--ulimit nice={20 - _NICENESS}" in guide
