@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from controlplane.cli import _parser, main
 from controlplane.commands.exit_status import MEANINGS, ExitStatus
 from controlplane.commands.output import print_table
 from controlplane.commands.reference_page import command_line_markdown, commands, described
+from controlplane.config.limits_section import LimitsSection
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
 
@@ -36,6 +38,25 @@ def test_check_prints_its_facts_as_json(config, capsys):
     assert facts["classes"]["fast"]["objectives_ms"] == {"ttft": 200}
     assert {"name", "is_active", "reason"} == set(facts["mechanisms"][0])
     assert facts["engine_arguments"].startswith(("known", "not validated"))
+
+
+def test_check_prints_every_limit_with_its_value(config, capsys):
+    config.write_text(
+        config.read_text(encoding="utf-8") + "server: {limits: {max_name: 99, max_body: 2MiB}}\n",
+        encoding="utf-8",
+    )
+    assert main(["check", str(config)]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    printed = dict(line.split(": ", 1) for line in lines if line.startswith("server.limits."))
+    assert [key.removeprefix("server.limits.") for key in printed] == [
+        one.name for one in fields(LimitsSection)
+    ]
+    assert printed["server.limits.max_name"] == "99"
+    assert printed["server.limits.max_body"] == "2,097,152"
+    # It follows from the models' context.
+    assert printed["server.limits.max_values"].endswith(" (by default)")
+    assert main(["check", str(config), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["limits"] == [": ".join(one) for one in printed.items()]
 
 
 def test_error_replaces_the_plan(config, capsys, monkeypatch):

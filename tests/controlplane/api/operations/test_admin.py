@@ -9,7 +9,9 @@ import pytest
 from controlplane.api.settings import ApiSettings
 from controlplane.core.errors import Refused
 from controlplane.core.request import Owner
+from controlplane.service.memory.monitor import MemoryMonitor
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, staged, until
+from tests.controlplane.service.test_service import DeviceWithFreeBytes
 
 ADMIN = {"authorization": "Bearer root"}
 SETTINGS = ApiSettings(admin_key_sha256=sha256(b"root").hexdigest())
@@ -56,6 +58,27 @@ async def test_admin_needs_the_admin_key():
         assert (await stage.http.put("/admin/config", json={})).status_code == 401
         answer = await stage.http.put("/admin/config", content=b"{", headers=ADMIN)
         assert answer.json()["error"]["code"] == "invalid_json"
+
+
+async def test_readiness_names_memory_that_is_withheld():
+    async with staged(SETTINGS) as stage:
+        device = DeviceWithFreeBytes(free=1_000)
+        monitor = MemoryMonitor(device, lambda: 0, lambda _: None, 1_000)
+        stage.service.status.monitor = monitor
+        monitor.sample()
+        assert (await stage.http.get("/ready")).json() == {"status": "ready"}
+        device.free = 999
+        monitor.sample()
+        ready = await stage.http.get("/ready")
+        assert (ready.status_code, ready.json()) == (
+            200,
+            {"status": "ready", "impaired": {"memory": "withheld"}},
+        )
+        state = (await stage.http.get("/admin/state", headers=ADMIN)).json()
+        assert state["device"]["withheld"] == 1
+        device.free = 1_000
+        monitor.sample()
+        assert (await stage.http.get("/ready")).json() == {"status": "ready"}
 
 
 ASKED = {"model": CHAT_MODEL, "prompt_tokens": 16, "max_tokens": 8}
