@@ -80,6 +80,31 @@ def test_an_excess_is_withheld_as_far_as_free_memory_does_not_cover_it(free: int
     assert (monitor.disagreement, monitor.withheld, monitor.alerts) == (300, withheld, 1)
 
 
+def test_the_baseline_outlives_a_restarted_engine_and_a_replaced_worker():
+    """The engine has 60 of 100 bytes at the start; the pool grants 500, a worker's weights come out of it."""
+    bench = Bench()
+    monitor = bench.monitor()
+    monitor.sample()
+    # Embeddings use the whole pool; the engine dies, and its successor is up while they still do.
+    for ours in (600, 540, 600):
+        bench.probe.own_bytes = ours
+        monitor.sample()
+        assert (monitor.disagreement, monitor.withheld) == (0, 0)
+    # A worker of 80 bytes more, for which the quotas lost 80; then something keeps 300 beyond all grants.
+    for ours, excess in ((520 + 80, 0), (900, 300)):
+        bench.probe.own_bytes, bench.probe.free = ours, 5_000
+        monitor.sample()
+        assert (monitor.disagreement, monitor.withheld) == (excess, 0)
+    # Another restart does not make the kept bytes part of what is allowed.
+    for ours, excess in ((840, 240), (900, 300)):
+        bench.probe.own_bytes = ours
+        monitor.sample()
+        assert monitor.disagreement == excess
+    bench.probe.free = 300
+    monitor.sample()
+    assert monitor.withheld == 250
+
+
 def test_free_memory_taken_by_others_is_withheld():
     bench = Bench()
     monitor = bench.monitor()
