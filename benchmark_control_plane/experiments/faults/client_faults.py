@@ -25,6 +25,8 @@ from benchmark_control_plane.experiments.faults.trial import FaultRow, Trial
 from benchmark_control_plane.experiments.gate import hostile_input
 
 _SLOW, _IDLE, _DISCONNECTS, _AT_ONCE = 50, 2_000, 1_000, 100
+# As many as the engine runs beside the load.
+_STREAMS = 16
 # Longer than every limit of time in the configuration of the suite.
 _BEYOND_LIMITS_S = 5.0
 _CAPACITY_CLIENTS, _CAPACITY_S, _OVERLOAD_S = 16, 3.0, 10.0
@@ -106,17 +108,44 @@ async def _silent(trial: Trial) -> None:
     _close(connections)
 
 
+async def _has_token(stream: Connection) -> bool:
+    """Whether a stream's first token came; its connection may have ended before."""
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        await stream[0].readuntil(b"data: ")
+        return True
+    return False
+
+
 async def _half_closed(trial: Trial) -> None:
-    """Clients that close their side after the request get an answer or a closed connection."""
-    connections = [await _connected(trial.server) for _ in range(_SLOW)]
-    for _, writer in connections:
-        writer.write(request_bytes(PROBE, "load"))
-        writer.write_eof()
+    """Clients that close their sending side count as gone, after the request and during its stream.
+
+    Their connections end without an answer or in the middle of it, and the streams' requests as aborted.
+    """
+    before = await asyncio.to_thread(trial.server.outcomes)
+    connections = [await _connected(trial.server) for _ in range(_SLOW + _STREAMS)]
+    streams, silent = connections[:_STREAMS], connections[_STREAMS:]
+    for _, writer in streams:
+        # So long that none ends before its client leaves.
+        writer.write(request_bytes({**LOAD, "max_tokens": 800}, "load"))
     async with asyncio.timeout(30):
-        answers = [await reader.read() for reader, _ in connections]
-    statuses = Counter(answer[9:12].decode() or "closed" for answer in answers)
-    trial.notes["statuses of half-closed clients"] = dict(statuses)
+        # The others are rejected, since the machine may be too busy for all.
+        begun = [stream for stream in streams if await _has_token(stream)]
+        for _, writer in silent:
+            writer.write(request_bytes(PROBE, "load"))
+        for _, writer in silent + begun:
+            writer.write_eof()
+        statuses = Counter([(await reader.read())[9:12].decode() or "closed" for reader, _ in silent])
+        whole = sum([b"[DONE]" in await reader.read() for reader, _ in begun])
     _close(connections)
+    trial.notes |= {"statuses of half-closed clients": dict(statuses), "half-closed streams": len(begun)}
+    trial.failures += [
+        f"{n} half-closed clients got {how!r}" for how, n in statuses.items() if how != "closed"
+    ]
+    trial.failures += [f"{whole} half-closed streams went on to their end"] if whole else []
+    trial.failures += [] if begun else ["no stream began, so none was half-closed"]
+    async with asyncio.timeout(_BEYOND_LIMITS_S):
+        while (await asyncio.to_thread(trial.server.outcomes) - before)["aborted"] < len(begun):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
 
 
 async def _idle(trial: Trial) -> None:

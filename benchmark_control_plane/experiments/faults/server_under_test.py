@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from benchmark_control_plane.common.servers import free_port
 from benchmark_control_plane.experiments.gate.hostile_input import memory_mb
@@ -93,13 +95,24 @@ class ServerUnderTest:
 
     def metrics(self) -> dict[str, float]:
         """Each series of /metrics, summed over its labels."""
+        found: dict[str, float] = {}
+        for sample in self._samples():
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
+
+    def outcomes(self) -> Counter[str]:
+        """How many requests ended with each outcome."""
+        found: Counter[str] = Counter()
+        for sample in self._samples():
+            if sample.name == "tandem_requests_total":
+                found[sample.labels["outcome"]] += int(sample.value)
+        return found
+
+    def _samples(self) -> Iterator[Sample]:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as page:
             text = page.read().decode()
-        found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
-        return found
+            yield from family.samples
 
     def memory_mb(self, key: str = "VmRSS") -> float:
         """A size of the server process, see `memory_mb`."""
