@@ -238,7 +238,7 @@ class BatchDispatcher:
         tokens = sum(item.tokens for item in batch.items)
         self._rate.pass_finished(now, tokens)
         self._last_end = now
-        if not self._in_flight and not self._queue.has_calls:
+        if not self._in_flight:
             self._rate.idle()
         handover = 0 if sent.is_ahead else max(0, between(sent.at, now) - result.elapsed_ns)
         elapsed = seconds(result.elapsed_ns / 1e9 / concurrent)

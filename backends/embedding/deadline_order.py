@@ -76,10 +76,11 @@ def _tardy_cutoff(now: Instant) -> Instant:
 
 @dataclass(slots=True)
 class ServiceRate:
-    """Recent service time per token, measured from the end of one pass to the end of the next.
+    """Recent service time per token, measured while a pass is in flight.
 
-    Idle time is excluded. Lanes that run concurrently and other work on the device are included. Older passes
-    decay exponentially, with a memory of 32 passes.
+    Lanes that run concurrently and other work on the device are included. The time between two passes is not:
+    calls with time to spare wait then for the generations, and urgent ones would not. Older passes decay
+    exponentially, with a memory of 32 passes.
     """
 
     _busy_ns: float = 0.0
@@ -105,5 +106,5 @@ class ServiceRate:
             self._last_end = now
 
     def idle(self) -> None:
-        """Stops the measurement: no work is pending, or no worker is ready."""
+        """Stops the measurement: no pass is in flight."""
         self._last_end = None

@@ -282,8 +282,7 @@ class SimulatedEmbedder:
                 call.done.set_result(None)
         tokens, self._last_end = sum(length for _, length in self._batch), self._device.now()
         self._rate.pass_finished(self._last_end, tokens)
-        if not self._queue:
-            self._rate.idle()
+        self._rate.idle()
         if self.on_pass is not None and self._batch:
             self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
 

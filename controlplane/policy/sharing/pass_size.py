@@ -1,11 +1,12 @@
 """Decides how long the next embedding pass is, by the promises that it keeps and breaks.
 
-A pass delays the next engine step. `PauseCosts` predicts, from the length distribution of each running
-request, how many promises that delay breaks, weighted by class. A pass keeps promises, too: each input is
-worth its share of its call's promise, scaled by the share of the device that the pending calls need from now
-on to be on time. With time to spare a pass is worth little and waits for a step at which it costs nothing;
-close to a deadline it is worth as much as the class's weight. The pass takes the most urgent inputs up to the
-number at which its worth less its cost is highest; at zero inputs no pass starts.
+A pass delays the next engine step. `PauseCosts` predicts how many promises that delay breaks, weighted by
+class: from the length distribution of each running request, and from the time left to each that waits for a
+place in the engine. A pass keeps promises, too: each input is worth its share of its call's promise, scaled
+by the share of the device that the pending calls need from now on to be on time. With time to spare a pass is
+worth little and waits for a step at which it costs nothing; close to a deadline it is worth as much as the
+class's weight. The pass takes the most urgent inputs up to the number at which its worth less its cost is
+highest; at zero inputs no pass starts.
 
 Neither side starves. An engine waits for passes no longer than its TPOT objectives allow (`decode_pacing`).
 Calls that are late or have no deadline are worth a small fixed share, and 5 % of the time since the last pass
@@ -18,6 +19,7 @@ same inputs in several.
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from controlplane.core.clock import Duration, to_seconds
@@ -103,7 +105,7 @@ class MeanPace(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """The objectives of one running request, which are kept or broken together; `weight` of its class."""
+    """The objectives of one request, which are kept or broken together; `weight` of its class."""
 
     weight: float
     objectives: tuple[TimeLeft | MeanPace, ...]
@@ -115,27 +117,47 @@ class Promise(NamedTuple):
             return found[0] if found else None
         return list(map(max, *found))
 
+    @property
+    def least_spare(self) -> float:
+        """Seconds to the first fixed deadline that can still be met; infinite if there is none."""
+        left = (each.spare for each in self.objectives if isinstance(each, TimeLeft) and each.spare > 0.0)
+        return min(left, default=inf)
+
 
 class PauseCosts:
-    """Expected number of promises to running requests that a pause breaks, weighted by class.
+    """Expected number of promises to requests in the engine that a pause breaks, weighted by class.
 
-    Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the running
-    requests by `stretch` seconds.
+    When a request that waits for a place gets it is not known, so each part of its spare time is as likely as
+    the others to be needed: a pause breaks its promise with the probability pause / spare time.
+
+    Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the requests by
+    `stretch` seconds.
     """
 
-    def __init__(self, promises: Iterable[Promise], stretch: float = 1.0) -> None:
-        self._promises = list(promises)
+    def __init__(
+        self, running: Iterable[Promise], waiting: Iterable[Promise] = (), stretch: float = 1.0
+    ) -> None:
+        self._running = list(running)
         self._stretch = stretch
+        by_spare = sorted((promise.least_spare, promise.weight) for promise in waiting)
+        self._spares = [spare for spare, _ in by_spare]
+        # Of the first n: their weights, and what each second costs.
+        self._weights = [0.0, *accumulate(weight for _, weight in by_spare)]
+        self._rates = [0.0, *accumulate(weight / spare for spare, weight in by_spare)]
 
     def __call__(self, pauses: Sequence[float]) -> list[float]:
         """The expected number for each of some pauses from now on, in seconds, ascending."""
         pauses = [self._stretch * pause for pause in pauses]
+        costs = [self._cost_to_waiting(pause) for pause in pauses]
         # Plain floats: most promises bear every pause, and for the few others numpy takes longer.
-        costs = [0.0] * len(pauses)
-        for promise in self._promises:
+        for promise in self._running:
             if (risks := promise.added_risk(pauses)) is not None:
                 costs = [cost + promise.weight * risk for cost, risk in zip(costs, risks, strict=True)]
         return costs
+
+    def _cost_to_waiting(self, pause: float) -> float:
+        taken = bisect_right(self._spares, pause)
+        return self._weights[taken] + pause * (self._rates[-1] - self._rates[taken])
 
 
 class PendingWork(NamedTuple):

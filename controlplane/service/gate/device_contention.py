@@ -1,6 +1,6 @@
-"""Prices the pauses of running requests for `pass_size`, and signals device contention."""
+"""Prices pauses of the engine for `pass_size`, and signals device contention."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from controlplane.core.clock import Duration, Instant, after, between, to_seconds
@@ -17,11 +17,20 @@ _MAX_STRETCH = 20.0
 
 
 def pause_costs(
-    tickets: Iterable[Ticket], ledger: MemoryLedger, paces: ObservedPace | ReportedPace, now: Instant
+    tickets: Iterable[Ticket],
+    ledger: MemoryLedger,
+    paces: ObservedPace | ReportedPace,
+    now: Instant,
+    has_started: Callable[[Ticket], bool],
 ) -> PauseCost | None:
-    """What a pause of the engine costs the running requests; None if none runs.
+    """What a pause of the engine costs the requests in it; None if there is none.
 
-    `paces` are those of the LLM, `tickets` in order of arrival.
+    Args:
+        tickets: in order of arrival.
+        ledger: has a lease for each request in the engine.
+        paces: those of the LLM.
+        now: time from which the pause is.
+        has_started: whether the engine has given a request a place.
     """
     pace = paces.pace
     mean_step = Duration(0) if pace is None else pace.step
@@ -32,7 +41,7 @@ def pause_costs(
     per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
     leases = ledger.table(Owner.LLM)
     remaining = dict(zip(leases.ids, map(int, leases.steps.tolist()), strict=True))
-    promises, prompt_tokens = [], 0
+    running, waiting, prompt_tokens = list[Promise](), list[Promise](), 0
     for ticket in tickets:
         request = ticket.request
         if ticket.lease is None or request.kind is not Kind.GENERATE:
@@ -42,15 +51,16 @@ def pause_costs(
             # Prompts that arrived before are computed before, in the same step at the latest.
             prompt_tokens += max(0, request.prompt_tokens - request.cached_tokens)
             first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
-        objectives = _objectives(ticket, remaining[request.id], first, step, now)
-        promises.append(Promise(request.service_class.weight, tuple(objectives)))
-    return PauseCosts(promises, stretch) if promises else None
+        objectives = tuple(_objectives(ticket, remaining[request.id], first, step, now))
+        promise = Promise(request.service_class.weight, objectives)
+        (running if has_started(ticket) else waiting).append(promise)
+    return PauseCosts(running, waiting, stretch) if running or waiting else None
 
 
 def _objectives(
     ticket: Ticket, remaining: int, first: float, step: float, now: Instant
 ) -> Iterator[TimeLeft | MeanPace]:
-    """The objectives of a running request.
+    """The objectives of a request in the engine.
 
     `first` is the time to its first token and `step` that of a step with the share that prefills take, both
     in seconds without a pause.

@@ -78,7 +78,7 @@ def test_a_call_late_by_a_minute_comes_first():
     assert names(waiting, minute + 6, 0.0) == [0, 2, 1]
 
 
-def test_service_rate_excludes_idle_time():
+def test_service_rate_excludes_the_time_between_passes():
     rate = ServiceRate()
     assert rate.ns_per_token == 0.0
     rate.pass_started(Instant(1_000))

@@ -47,6 +47,13 @@ def test_a_pause_breaks_a_deadline_that_leaves_less_time_unless_it_is_lost_alrea
     assert risk(TimeLeft(spare), 0.02) == expected
 
 
+def test_a_pause_takes_its_part_of_the_spare_time_of_each_that_waits():
+    promises = [Promise(2.0, (TimeLeft(0.1), TimeLeft(0.4))), Promise(1.0, (TimeLeft(-0.1), TimeLeft(0.2)))]
+    without_a_deadline = Promise(4.0, (pace(),))
+    costs = PauseCosts([], [*promises, without_a_deadline, Promise(1.0, (TimeLeft(-1.0),))])
+    assert costs([0.05, 0.1, 0.15, 1.0]) == pytest.approx([1.0 + 0.25, 2.0 + 0.5, 2.0 + 0.75, 3.0])
+
+
 def test_a_mean_pace_is_at_risk_if_the_output_may_end_before_the_pause_is_regained():
     # 0.2 s take 20 tokens of 10 ms to regain; 19 % of the outputs end before that.
     assert risk(pace(), 0.2) == pytest.approx(0.19)

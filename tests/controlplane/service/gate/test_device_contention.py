@@ -24,6 +24,7 @@ class Bench:
             pace=Pace(milliseconds(10), milliseconds(0.1)), own_step=milliseconds(10), lost_share=lost_share
         )
         self.tickets: list[Ticket] = []
+        self.waiting: list[Ticket] = []
 
     def add(self, prompt_tokens: int, *, cached: int = 0, outputs: int = 0, **slo_ms: float) -> None:
         slo = Slo(**{part: milliseconds(value) for part, value in slo_ms.items()})
@@ -41,14 +42,14 @@ class Bench:
         self.tickets.append(ticket)
 
     def cost(self, *pauses_ms: float) -> list[float]:
-        found = pause_costs(self.tickets, self.ledger, self.paces, NOW)
+        found = pause_costs(self.tickets, self.ledger, self.paces, NOW, lambda each: each not in self.waiting)
         assert found is not None
         return found([pause / 1e3 for pause in pauses_ms])
 
 
 def test_nothing_that_runs_means_no_cost():
     bench = Bench()
-    assert pause_costs(bench.tickets, bench.ledger, bench.paces, NOW) is None
+    assert pause_costs(bench.tickets, bench.ledger, bench.paces, NOW, lambda ticket: True) is None
 
 
 def test_a_first_token_needs_its_prompt_and_those_before_it():
@@ -57,6 +58,17 @@ def test_a_first_token_needs_its_prompt_and_those_before_it():
     bench.add(300, cached=100, ttft=100)
     # Of 100 ms, 10 have passed, 200 + 200 prompt tokens take 40 ms and the step 10 ms.
     assert bench.cost(39, 41) == pytest.approx([0.0, 1.0])
+
+
+def test_a_pause_delays_those_that_wait_for_a_place_by_their_part_of_the_time_left():
+    bench = Bench()
+    bench.add(200, ttft=130)
+    bench.waiting = bench.tickets
+    # Of 130 ms, 10 have passed; the prompt takes 20 ms and the step 10 ms, so 90 ms may be waited.
+    assert bench.cost(9, 45, 200) == pytest.approx([0.1, 0.5, 1.0])
+    bench.add(900, ttft=50)
+    bench.waiting = bench.tickets
+    assert bench.cost(9) == pytest.approx([0.1]), "the second is late in any case"
 
 
 def test_prompts_that_have_been_computed_delay_no_first_token():
