@@ -1,7 +1,9 @@
 """The server of the fault suite: its configuration, its processes and what it states about itself."""
 
 import contextlib
+import gzip
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark_control_plane.common.servers import free_port
 from benchmark_control_plane.experiments.gate.hostile_input import memory_mb
+from controlplane.service.decision_log.segment_files import segments
 
 KEYS = {"load": "load-key", "other": "other-key", "attacker": "attacker-key"}
 ADMIN_KEY = "admin-key"
@@ -113,6 +116,18 @@ class ServerUnderTest:
         """Open descriptors of the server process."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
+    def last_sample(self) -> float:
+        """Time of the last sample in the decision log, which a job takes each second; 0 without one."""
+        for file in reversed(segments(self.disk / "decisions")):
+            # A full segment is replaced by a compressed one.
+            with contextlib.suppress(FileNotFoundError):
+                content = file.read_bytes()
+                lines = (gzip.decompress(content) if file.suffix == ".gz" else content).splitlines()
+                found = [json.loads(line)["at"] for line in lines if b'"row":"sample"' in line]
+                if found:
+                    return float(found[-1])
+        return 0.0
+
     def rewrite_config(self, changes: Mapping[str, Any]) -> None:
         """Replaces sections of the configuration file."""
         content = yaml.safe_load(self.config_file.read_text(encoding="utf-8")) | changes
@@ -135,7 +150,6 @@ def started(
     is_real: bool,
     has_grammars: bool = False,
     disk: Path | None = None,
-    environment: Mapping[str, str] | None = None,
 ) -> Iterator[ServerUnderTest]:
     """Starts a server in a process group of its own, which ends with the block.
 
@@ -144,7 +158,6 @@ def started(
         is_real: real engines; else simulated ones in the server's process.
         has_grammars: with the process that compiles grammars, which takes 15 s of a core to load.
         disk: for its log, checkpoint and decision log; `folder` by default.
-        environment: further variables.
     """
     disk = disk or folder
     port, health_port = free_port(), free_port()
@@ -159,7 +172,7 @@ def started(
             [sys.executable, "-m", *command, str(path)],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ, **(environment or {})},
+            env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
             start_new_session=True,
         )
     try:
