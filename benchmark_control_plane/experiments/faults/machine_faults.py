@@ -46,7 +46,10 @@ async def _child(server: ServerUnderTest, named: str, *, but: int | None = None)
 
 
 def _signalled(named: str, number: signal.Signals, *, times: int = 1) -> FaultRow:
-    """A fault that sends the signal to the engine or the worker, and again to its successors."""
+    """A fault that sends the signal to the engine or the worker, and again to its successors.
+
+    A successor is killed as soon as it appears, and stopped when it serves: a start has no bound for a hang.
+    """
 
     async def inject(trial: Trial) -> None:
         last: int | None = None
@@ -55,6 +58,8 @@ def _signalled(named: str, number: signal.Signals, *, times: int = 1) -> FaultRo
             os.kill(last, number)
             trial.died()
             await trial.until_down()
+            if number == signal.SIGSTOP:
+                await trial.until_back()
 
     return FaultRow(inject, is_death=number == signal.SIGKILL)
 
@@ -182,11 +187,13 @@ ENGINE_FAULTS: Mapping[str, FaultRow] = {
     "engine killed": _signalled(ENGINE, signal.SIGKILL),
     "engine stopped": _signalled(ENGINE, signal.SIGSTOP),
     "engine killed, and its successor": _signalled(ENGINE, signal.SIGKILL, times=2),
+    "engine stopped, and its successor": _signalled(ENGINE, signal.SIGSTOP, times=2),
 }
 WORKER_FAULTS: Mapping[str, FaultRow] = {
     "worker killed": _signalled(WORKER, signal.SIGKILL),
     "worker stopped": _signalled(WORKER, signal.SIGSTOP),
     "worker killed, and its successor": _signalled(WORKER, signal.SIGKILL, times=2),
+    "worker stopped, and its successor": _signalled(WORKER, signal.SIGSTOP, times=2),
     "worker without memory": FaultRow(_without_memory),
 }
 DISK: Mapping[str, FaultRow] = {"full disk": FaultRow(_full_disk)}

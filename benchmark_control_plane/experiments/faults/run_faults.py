@@ -2,7 +2,8 @@
 
 Each row prints: requests sent and lost (without an answer or an error), bytes and requests that the ledger
 still holds after, seconds until `/ready` stated a death and until it was 200 again, and the longest waits of
-another tenant for `/health` and a short chat. Rows whose fault is in a process, a text or the speed of the
+another tenant for `/health` and a short chat, memory of the server and its children above that before, and
+what is above its limit. Rows whose fault is in a process, a text or the speed of the
 engines run on real ones (tiny-llama and MiniLM on the CPU), the others on simulated engines. Rows that are in
 `--results` already are not repeated.
 
@@ -116,7 +117,7 @@ def _trial(row: str, number: int, server: ServerUnderTest, folder: Path) -> Foun
 
 HEAD = (
     f"{'row':38} run  sent lost  held open  503 after  back after  exit  /health ms  own port  chat ms  "
-    "MB peak, left  failures"
+    "MB peak, left  failures; above a limit"
 )
 
 
@@ -135,6 +136,7 @@ def line(trial: Mapping[str, Any]) -> str:
         f"{shown(trial['exit_status']):>5} {trial['health_ms']:11g} "
         f"{trial['health_port_ms']:9g} {trial['other_chat_ms']:8g} {shown(after['peak_growth_mb']):>8} "
         f"{shown(after['growth_mb']):>5}  {'; '.join(trial['failures']) or 'none'}"
+        f"; {'; '.join(trial['slow']) or 'none'}"
     )
 
 

@@ -19,14 +19,17 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmark_control_plane.common.process_memory import TreeMemory
 from benchmark_control_plane.common.servers import free_port
-from benchmark_control_plane.experiments.gate.hostile_input import memory_mb
 from controlplane.service.decision_log.segment_files import segments
 
-KEYS = {"load": "load-key", "other": "other-key", "attacker": "attacker-key"}
+KEYS = {"load": "load-key", "other": "other-key", "attacker": "attacker-key", "limited": "limited-key"}
 ADMIN_KEY = "admin-key"
 CHAT_MODEL, EMBED_MODEL = "tiny-llama", "minilm"
 STALL_MS = 3_000
+TTFT_MS = 1_000
+LIMITED_TOKENS = 2_000
+"""Tokens per minute of the tenant `limited`."""
 # Limits of time as short as the suite can afford; only their defaults are longer.
 _LIMITS = {"header_timeout_ms": 2_000, "body_timeout_ms": 3_000, "idle_timeout_ms": 3_000}
 _START_SECONDS = 600.0
@@ -40,6 +43,8 @@ def _digest(key: str) -> str:
 
 def configuration(port: int, health_port: int, disk: Path, *, has_grammars: bool) -> dict[str, Any]:
     """The configuration of a server whose files are in `disk`; `has_grammars`: it compiles them first."""
+    tenants: dict[str, Any] = {name: {"api_keys_sha256": [_digest(key)]} for name, key in KEYS.items()}
+    tenants["limited"]["tokens_per_minute"] = LIMITED_TOKENS
     return {
         "server": {
             "port": port, "health_port": health_port, "drain_ms": 5_000, "stalled_client_ms": 3_000,
@@ -60,10 +65,10 @@ def configuration(port: int, health_port: int, disk: Path, *, has_grammars: bool
         "pool": {"memory": "2GiB"},
         "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
         "classes": {"batch": {"priority": 0, "sheddable": False, "default": True},
-                    "interactive": {"priority": 2, "ttft_ms": 1_000}},
+                    "interactive": {"priority": 2, "ttft_ms": TTFT_MS}},
         # What the engine has not started by then is evicted, so that under overload each request is answered.
         "admission": {"max_wait_ms": 1_500},
-        "tenants": {name: {"api_keys_sha256": [_digest(key)]} for name, key in KEYS.items()},
+        "tenants": tenants,
         "predictors": {"file": str(disk / "lengths"), "train_every_ms": 1_000},
         "decision_log": {"dir": str(disk / "decisions"), "keep": "2MiB"},
     }  # fmt: skip
@@ -104,13 +109,9 @@ class ServerUnderTest:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
 
-    def memory_mb(self, key: str = "VmRSS") -> float:
-        """A size of the server process, see `memory_mb`."""
-        return memory_mb(self.process.pid, key)
-
-    def reset_peak_memory(self) -> None:
-        """Makes VmHWM count from now on."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5", encoding="ascii")
+    def memory(self) -> TreeMemory:
+        """Memory of the server and its children from now on."""
+        return TreeMemory(self.process.pid)
 
     def descriptors(self) -> int:
         """Open descriptors of the server process."""
