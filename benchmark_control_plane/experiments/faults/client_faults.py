@@ -8,7 +8,7 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -16,13 +16,15 @@ import uvloop
 
 from benchmark_control_plane.experiments.faults.clients import (
     COMPLETIONS,
+    EMBEDDINGS,
     LOAD,
     LOST,
     PROBE,
+    TEXTS,
 )
 from benchmark_control_plane.experiments.faults.server_under_test import KEYS, ServerUnderTest
 from benchmark_control_plane.experiments.faults.trial import FaultRow, Trial
-from benchmark_control_plane.experiments.gate import hostile_input
+from benchmark_control_plane.experiments.gate import hostile_requests
 
 _SLOW, _IDLE, _DISCONNECTS, _AT_ONCE = 50, 2_000, 1_000, 100
 # As many as the engine runs beside the load.
@@ -38,11 +40,13 @@ _LARGE = {**LOAD, "n": 4, "logprobs": 5, "max_tokens": 800}
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def request_bytes(body: Mapping[str, Any], tenant: str, *, service_class: str = "batch") -> bytes:
-    """A completion request as bytes, the only one of its connection."""
+def request_bytes(
+    body: Mapping[str, Any], tenant: str, *, service_class: str = "batch", path: str = COMPLETIONS
+) -> bytes:
+    """A request as bytes, the only one of its connection."""
     content = json.dumps(body).encode()
     head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEYS[tenant]}\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEYS[tenant]}\r\n"
         f"x-service-class: {service_class}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(content)}\r\nconnection: close\r\n\r\n"
     )
@@ -70,6 +74,25 @@ async def _slow_readers(trial: Trial) -> None:
         writer.write(request_bytes(_LARGE, "load"))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
     await asyncio.sleep(2 * _BEYOND_LIMITS_S)
+    _close(connections)
+
+
+async def _slow_reading(trial: Trial) -> None:
+    """Clients that read 256 bytes of a long stream every 0.2 s."""
+    connections = [await _connected(trial.server, receive_bytes=4_096) for _ in range(4)]
+    for _, writer in connections:
+        writer.write(request_bytes(_LARGE, "load"))
+
+    async def read(reader: asyncio.StreamReader) -> int:
+        size, end = 0, time.monotonic() + 2 * _BEYOND_LIMITS_S
+        # The server may end what it takes too long to send.
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < end:
+                size += len(await reader.read(256))
+                await asyncio.sleep(0.2)
+        return size
+
+    trial.notes["bytes read slowly"] = await asyncio.gather(*(read(reader) for reader, _ in connections))
     _close(connections)
 
 
@@ -166,40 +189,46 @@ async def _idle(trial: Trial) -> None:
 
 
 async def _disconnect_at_random(trial: Trial) -> None:
-    """1,000 requests whose clients leave after a random time of up to half a second."""
+    """1,000 requests, half of them for embeddings, whose clients leave after up to half a second."""
     draw, slots = random.Random(trial.server.port), asyncio.Semaphore(_AT_ONCE)
 
-    async def leave(after_s: float) -> None:
+    requests = (request_bytes(LOAD, "load"), request_bytes(TEXTS, "load", path=EMBEDDINGS))
+
+    async def leave(number: int, after_s: float) -> None:
         async with slots:
             connection = await _connected(trial.server)
-            connection[1].write(request_bytes(LOAD, "load"))
+            connection[1].write(requests[number % 2])
             await asyncio.sleep(after_s)
             _close([connection])
 
-    await asyncio.gather(*(leave(draw.uniform(0, 0.5)) for _ in range(_DISCONNECTS)))
+    await asyncio.gather(*(leave(number, draw.uniform(0, 0.5)) for number in range(_DISCONNECTS)))
 
 
-async def _hostile_bodies(trial: Trial) -> None:
-    """Every body of `hostile_input`, one after the other, from another tenant."""
-    replies: dict[str, list[float]] = {}
-    # While this process built a body of 32 MB, its clients would neither send nor read for seconds.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker:
-        for name in hostile_input.BODIES:
-            sending = asyncio.get_running_loop().run_in_executor(attacker, _attack, trial.server.port, name)
-            size, status, seconds = await sending
-            replies[name] = [status, round(seconds, 3)]
-            # A body too large by its length is not read, and its reply may be lost with the connection.
-            if status == 500 or (status == 0 and size <= _MAX_BODY):
-                trial.failures.append(f"{name}: status {status}")
-    trial.notes["status and seconds of each body"] = replies
+def _hostile(names: Sequence[str]) -> FaultRow:
+    """Requests of `hostile_requests`, one after the other, from another tenant."""
+
+    async def inject(trial: Trial) -> None:
+        replies: dict[str, list[float]] = {}
+        # While this process built a body of 32 MB, its clients would neither send nor read for seconds.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker:
+            for name in names:
+                sending = asyncio.get_running_loop().run_in_executor(
+                    attacker, _attack, trial.server.port, name
+                )
+                size, reply = await sending
+                replies[name] = [reply.status, round(reply.seconds, 3)]
+                # What is too large by its length is not read, and its reply may be lost with the connection.
+                if reply.status == 500 or (reply.status == 0 and size <= _MAX_BODY):
+                    trial.failures.append(f"{name}: status {reply.status}")
+        trial.notes["status and seconds of each"] = replies
+
+    return FaultRow(inject)
 
 
-def _attack(port: int, name: str) -> tuple[int, int, float]:
-    """Sends a body of `hostile_input`: its bytes, and the status and seconds of the reply."""
-    path, body = hostile_input.BODIES[name]()
-    found: list[tuple[int, float, int]] = []
-    hostile_input.send(port, path, body, found, KEYS["attacker"])
-    return len(body), found[0][0], found[0][1]
+def _attack(port: int, name: str) -> tuple[int, hostile_requests.Reply]:
+    """Sends a request of `hostile_requests`; its bytes and the reply."""
+    request = hostile_requests.request_of(name, KEYS[hostile_requests.sender_of(name)])
+    return len(request), hostile_requests.send(port, request)
 
 
 async def _capacity(port: int) -> float:
@@ -279,9 +308,10 @@ def _overload(factor: float) -> FaultRow:
     return FaultRow(inject)
 
 
-BODIES: Mapping[str, FaultRow] = {"hostile bodies": FaultRow(_hostile_bodies)}
+BODIES: Mapping[str, FaultRow] = {"hostile bodies": _hostile(hostile_requests.BODIES)}
 REAL: Mapping[str, FaultRow] = {
     "clients that read nothing": FaultRow(_slow_readers),
+    "clients that read slowly": FaultRow(_slow_reading),
     "3 times the capacity": _overload(3.0),
     "10 times the capacity": _overload(10.0),
 }
@@ -289,6 +319,7 @@ REAL: Mapping[str, FaultRow] = {
 SIMULATED: Mapping[str, FaultRow] = {
     "clients that send slowly": FaultRow(_slow_writers),
     "clients that send nothing": FaultRow(_silent),
+    "headers without end": _hostile(hostile_requests.HEADERS),
     "half-closed connections": FaultRow(_half_closed),
     "2,000 idle connections": FaultRow(_idle),
     "1,000 disconnects at random": FaultRow(_disconnect_at_random),

@@ -118,14 +118,18 @@ async def status_of(port: int, path: str) -> int:
     return int(line.split()[1]) if line.startswith(b"HTTP/1.1 ") else 0
 
 
+def before_others() -> None:
+    """Raises this process's priority where that is permitted: a probe must not wait for a core itself."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _PROBE_NICENESS)
+
+
 def watch_health(ports: Sequence[int], pipe: Connection) -> None:
     """Asks each port for /health until a message comes, then sends the waits of each port in seconds.
 
     It is for a process of its own: beside the clients of the load it would measure how long they compute.
     """
-    # Nor how long it waits for a core itself.
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, _PROBE_NICENESS)
+    before_others()
     pipe.send(None)
     pipe.send(asyncio.run(_health_waits(ports, pipe)))
 
@@ -133,10 +137,11 @@ def watch_health(ports: Sequence[int], pipe: Connection) -> None:
 async def _health_waits(ports: Sequence[int], pipe: Connection) -> list[list[float]]:
     end = asyncio.Event()
     asyncio.get_running_loop().add_reader(pipe.fileno(), end.set)
-    return list(await asyncio.gather(*(_waits_of(port, end) for port in ports)))
+    return list(await asyncio.gather(*(waits_of(port, end) for port in ports)))
 
 
-async def _waits_of(port: int, end: asyncio.Event) -> list[float]:
+async def waits_of(port: int, end: asyncio.Event) -> list[float]:
+    """Waits of /health on one port until `end`, in seconds."""
     waits: list[float] = []
     while not end.is_set():
         start = time.monotonic()

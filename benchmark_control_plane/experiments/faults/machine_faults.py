@@ -20,6 +20,7 @@ from benchmark_control_plane.experiments.faults.server_under_test import (
     ServerUnderTest,
     started,
 )
+from benchmark_control_plane.experiments.faults.simulated_server import CLOCK_FILE, CLOCK_SIGNAL
 from benchmark_control_plane.experiments.faults.trial import FaultRow, Found, Trial
 
 # An engine has its name only once it has imported vLLM, for which a busy machine takes more than a minute.
@@ -28,6 +29,8 @@ _POLL_S = 0.02
 _DISK_BYTES = 16 * 2**20
 # A server that cannot start ends within this time, also while other processes use the cores.
 _ENDS_S = 60.0
+# Three samples of one a second, with as much again for a busy machine.
+_GOES_ON_S = 6.0
 # The largest pass needs more than is spared; the worker then halves it.
 _SPARE_BYTES = 8 * 2**20
 _LONG_TEXTS = {"model": EMBED_MODEL, "input": ["memory " * 200] * 32}
@@ -43,7 +46,10 @@ async def _child(server: ServerUnderTest, named: str, *, but: int | None = None)
 
 
 def _signalled(named: str, number: signal.Signals, *, times: int = 1) -> FaultRow:
-    """A fault that sends the signal to the engine or the worker, and again to its successors."""
+    """A fault that sends the signal to the engine or the worker, and again to its successors.
+
+    A successor is killed as soon as it appears, and stopped when it serves: a start has no bound for a hang.
+    """
 
     async def inject(trial: Trial) -> None:
         last: int | None = None
@@ -52,6 +58,8 @@ def _signalled(named: str, number: signal.Signals, *, times: int = 1) -> FaultRo
             os.kill(last, number)
             trial.died()
             await trial.until_down()
+            if number == signal.SIGSTOP:
+                await trial.until_back()
 
     return FaultRow(inject, is_death=number == signal.SIGKILL)
 
@@ -111,25 +119,22 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def faked_clock(folder: Path) -> dict[str, str] | None:
-    """Variables under which a server reads its wall clock through libfaketime; None where it is missing."""
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    if not found:
-        return None
-    (folder / "clock").write_text("+0", encoding="ascii")
-    return {
-        "LD_PRELOAD": str(found[0]),
-        "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
-        "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-
-
 async def _clock_jumps(trial: Trial) -> None:
-    """The wall clock goes a day ahead and then two days back."""
-    for offset in ("+1d", "-1d", "+0"):
-        (trial.folder / "clock").write_text(offset, encoding="ascii")
-        await asyncio.sleep(2.0)
+    """The wall clock goes a day ahead, two days back and to the right time, and periodic work goes on."""
+    server = trial.server
+    for days in (1, -1, 0):
+        server.config_file.with_name(CLOCK_FILE).write_text(str(86_400.0 * days), encoding="ascii")
+        begin, before = time.monotonic(), server.last_sample()
+        os.kill(server.process.pid, CLOCK_SIGNAL)
+        samples = {before}
+        # The first sample may have been due before the clock was set.
+        while len(samples) < 4 and time.monotonic() < begin + _GOES_ON_S:
+            await asyncio.sleep(_POLL_S)
+            samples.add(server.last_sample())
+        took = round(time.monotonic() - begin, 2)
+        trial.notes[f"seconds until the third sample at {days:+} d"] = took
+        if len(samples) < 4:
+            trial.failures.append(f"{len(samples) - 1} samples within {took} s with the clock at {days:+} d")
 
 
 def _ended_at_start(named: str, number: signal.Signals, folder: Path) -> Mapping[str, object]:
@@ -182,15 +187,17 @@ ENGINE_FAULTS: Mapping[str, FaultRow] = {
     "engine killed": _signalled(ENGINE, signal.SIGKILL),
     "engine stopped": _signalled(ENGINE, signal.SIGSTOP),
     "engine killed, and its successor": _signalled(ENGINE, signal.SIGKILL, times=2),
+    "engine stopped, and its successor": _signalled(ENGINE, signal.SIGSTOP, times=2),
 }
 WORKER_FAULTS: Mapping[str, FaultRow] = {
     "worker killed": _signalled(WORKER, signal.SIGKILL),
     "worker stopped": _signalled(WORKER, signal.SIGSTOP),
     "worker killed, and its successor": _signalled(WORKER, signal.SIGKILL, times=2),
+    "worker stopped, and its successor": _signalled(WORKER, signal.SIGSTOP, times=2),
     "worker without memory": FaultRow(_without_memory),
 }
 DISK: Mapping[str, FaultRow] = {"full disk": FaultRow(_full_disk)}
-CLOCK: Mapping[str, FaultRow] = {"wall clock jumps": FaultRow(_clock_jumps)}
+SIMULATED: Mapping[str, FaultRow] = {"wall clock jumps": FaultRow(_clock_jumps)}
 AT_START: Mapping[str, tuple[str, signal.Signals, int]] = {
     "engine killed at start": (ENGINE, signal.SIGKILL, 1),
     "engine stopped at start, then SIGTERM": (ENGINE, signal.SIGSTOP, 0),

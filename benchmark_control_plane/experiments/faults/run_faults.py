@@ -2,7 +2,8 @@
 
 Each row prints: requests sent and lost (without an answer or an error), bytes and requests that the ledger
 still holds after, seconds until `/ready` stated a death and until it was 200 again, and the longest waits of
-another tenant for `/health` and a short chat. Rows whose fault is in a process, a text or the speed of the
+another tenant for `/health` and a short chat, memory of the server and its children above that before, and
+what is above its limit. Rows whose fault is in a process, a text or the speed of the
 engines run on real ones (tiny-llama and MiniLM on the CPU), the others on simulated engines. Rows that are in
 `--results` already are not repeated.
 
@@ -30,8 +31,8 @@ from benchmark_control_plane.experiments.faults.server_under_test import (
 )
 from benchmark_control_plane.experiments.faults.trial import FaultRow, Found, run_trial
 
-SIMULATED = {**client_faults.SIMULATED, **control_faults.SIMULATED}
-ENDING, CLOCK, AT_START = control_faults.ENDING, machine_faults.CLOCK, machine_faults.AT_START
+SIMULATED = {**client_faults.SIMULATED, **control_faults.SIMULATED, **machine_faults.SIMULATED}
+ENDING, AT_START = control_faults.ENDING, machine_faults.AT_START
 REAL: Mapping[str, Mapping[str, FaultRow]] = {
     "engine": machine_faults.ENGINE_FAULTS,
     "worker": {**machine_faults.WORKER_FAULTS, **machine_faults.DISK},
@@ -42,14 +43,12 @@ GROUPS: Mapping[str, Sequence[str]] = {
     **{group: tuple(rows) for group, rows in REAL.items()},
     "simulated": tuple(SIMULATED),
     "ending": tuple(ENDING),
-    "clock": tuple(CLOCK),
     "start": tuple(AT_START),
 }
 ROWS: Mapping[str, FaultRow] = {
     **{row: fault for rows in REAL.values() for row, fault in rows.items()},
     **SIMULATED,
     **ENDING,
-    **CLOCK,
 }
 
 
@@ -93,28 +92,21 @@ def _trials(group: str, rows: Sequence[str], number: int) -> Iterator[Found]:
                 with _serving(folder, group) as server:
                     yield _trial(row, number, server, folder)
             return
-        disk, environment = None, None
+        disk = None
         if group == "worker":
             disk = stack.enter_context(machine_faults.small_disk(folder))
             if disk is None:
                 print("full disk: left out, because only root may mount a file system", flush=True)
                 rows = [row for row in rows if row not in machine_faults.DISK]
-        if group == "clock":
-            environment = machine_faults.faked_clock(folder)
-            if environment is None:
-                print("wall clock jumps: left out, because libfaketime is not installed", flush=True)
-                return
-        server = stack.enter_context(_serving(folder, group, disk, environment))
+        server = stack.enter_context(_serving(folder, group, disk))
         for row in rows:
             yield _trial(row, number, server, folder)
 
 
 @contextmanager
-def _serving(
-    folder: Path, group: str, disk: Path | None = None, environment: Mapping[str, str] | None = None
-) -> Iterator[ServerUnderTest]:
+def _serving(folder: Path, group: str, disk: Path | None = None) -> Iterator[ServerUnderTest]:
     kind = {"is_real": group in REAL, "has_grammars": group == "bodies"}
-    with started(folder, **kind, disk=disk, environment=environment) as server:
+    with started(folder, **kind, disk=disk) as server:
         wait_until_ready(server)
         yield server
 
@@ -125,7 +117,7 @@ def _trial(row: str, number: int, server: ServerUnderTest, folder: Path) -> Foun
 
 HEAD = (
     f"{'row':38} run  sent lost  held open  503 after  back after  exit  /health ms  own port  chat ms  "
-    "MB peak, left  failures"
+    "MB peak, left  failures; above a limit"
 )
 
 
@@ -144,6 +136,7 @@ def line(trial: Mapping[str, Any]) -> str:
         f"{shown(trial['exit_status']):>5} {trial['health_ms']:11g} "
         f"{trial['health_port_ms']:9g} {trial['other_chat_ms']:8g} {shown(after['peak_growth_mb']):>8} "
         f"{shown(after['growth_mb']):>5}  {'; '.join(trial['failures']) or 'none'}"
+        f"; {'; '.join(trial['slow']) or 'none'}"
     )
 
 

@@ -1,7 +1,9 @@
 """The server of the fault suite: its configuration, its processes and what it states about itself."""
 
 import contextlib
+import gzip
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -19,13 +21,17 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from benchmark_control_plane.common.process_memory import TreeMemory
 from benchmark_control_plane.common.servers import free_port
-from benchmark_control_plane.experiments.gate.hostile_input import memory_mb
+from controlplane.service.decision_log.segment_files import segments
 
-KEYS = {"load": "load-key", "other": "other-key", "attacker": "attacker-key"}
+KEYS = {"load": "load-key", "other": "other-key", "attacker": "attacker-key", "limited": "limited-key"}
 ADMIN_KEY = "admin-key"
 CHAT_MODEL, EMBED_MODEL = "tiny-llama", "minilm"
 STALL_MS = 3_000
+TTFT_MS = 1_000
+LIMITED_TOKENS = 2_000
+"""Tokens per minute of the tenant `limited`."""
 # Limits of time as short as the suite can afford; only their defaults are longer.
 _LIMITS = {"header_timeout_ms": 2_000, "body_timeout_ms": 3_000, "idle_timeout_ms": 3_000}
 _START_SECONDS = 600.0
@@ -39,6 +45,8 @@ def _digest(key: str) -> str:
 
 def configuration(port: int, health_port: int, disk: Path, *, has_grammars: bool) -> dict[str, Any]:
     """The configuration of a server whose files are in `disk`; `has_grammars`: it compiles them first."""
+    tenants: dict[str, Any] = {name: {"api_keys_sha256": [_digest(key)]} for name, key in KEYS.items()}
+    tenants["limited"]["tokens_per_minute"] = LIMITED_TOKENS
     return {
         "server": {
             "port": port, "health_port": health_port, "drain_ms": 5_000, "stalled_client_ms": 3_000,
@@ -59,10 +67,10 @@ def configuration(port: int, health_port: int, disk: Path, *, has_grammars: bool
         "pool": {"memory": "2GiB"},
         "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
         "classes": {"batch": {"priority": 0, "sheddable": False, "default": True},
-                    "interactive": {"priority": 2, "ttft_ms": 1_000}},
+                    "interactive": {"priority": 2, "ttft_ms": TTFT_MS}},
         # What the engine has not started by then is evicted, so that under overload each request is answered.
         "admission": {"max_wait_ms": 1_500},
-        "tenants": {name: {"api_keys_sha256": [_digest(key)]} for name, key in KEYS.items()},
+        "tenants": tenants,
         "predictors": {"file": str(disk / "lengths"), "train_every_ms": 1_000},
         "decision_log": {"dir": str(disk / "decisions"), "keep": "2MiB"},
     }  # fmt: skip
@@ -114,17 +122,25 @@ class ServerUnderTest:
         for family in text_string_to_metric_families(text):
             yield from family.samples
 
-    def memory_mb(self, key: str = "VmRSS") -> float:
-        """A size of the server process, see `memory_mb`."""
-        return memory_mb(self.process.pid, key)
-
-    def reset_peak_memory(self) -> None:
-        """Makes VmHWM count from now on."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5", encoding="ascii")
+    def memory(self) -> TreeMemory:
+        """Memory of the server and its children from now on."""
+        return TreeMemory(self.process.pid)
 
     def descriptors(self) -> int:
         """Open descriptors of the server process."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def last_sample(self) -> float:
+        """Time of the last sample in the decision log, which a job takes each second; 0 without one."""
+        for file in reversed(segments(self.disk / "decisions")):
+            # A full segment is replaced by a compressed one.
+            with contextlib.suppress(FileNotFoundError):
+                content = file.read_bytes()
+                lines = (gzip.decompress(content) if file.suffix == ".gz" else content).splitlines()
+                found = [json.loads(line)["at"] for line in lines if b'"row":"sample"' in line]
+                if found:
+                    return float(found[-1])
+        return 0.0
 
     def rewrite_config(self, changes: Mapping[str, Any]) -> None:
         """Replaces sections of the configuration file."""
@@ -148,7 +164,6 @@ def started(
     is_real: bool,
     has_grammars: bool = False,
     disk: Path | None = None,
-    environment: Mapping[str, str] | None = None,
 ) -> Iterator[ServerUnderTest]:
     """Starts a server in a process group of its own, which ends with the block.
 
@@ -157,7 +172,6 @@ def started(
         is_real: real engines; else simulated ones in the server's process.
         has_grammars: with the process that compiles grammars, which takes 15 s of a core to load.
         disk: for its log, checkpoint and decision log; `folder` by default.
-        environment: further variables.
     """
     disk = disk or folder
     port, health_port = free_port(), free_port()
@@ -172,7 +186,7 @@ def started(
             [sys.executable, "-m", *command, str(path)],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ, **(environment or {})},
+            env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
             start_new_session=True,
         )
     try:

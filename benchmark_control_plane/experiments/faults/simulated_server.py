@@ -1,11 +1,19 @@
 """Serves simulated engines in the server's own process, for faults that need no real engine.
 
-python -m benchmark_control_plane.experiments.faults.simulated_server CONFIG_FILE
+On SIGUSR2 its wall clock is set: the file `clock` beside the configuration holds the seconds that it then is
+ahead of the machine's. The monotonic clock stays, as when the time of a machine is set.
+
+    python -m benchmark_control_plane.experiments.faults.simulated_server CONFIG_FILE
 """
 
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, tzinfo
 from pathlib import Path
+from unittest.mock import patch
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from backends.simulated.embedder import SimulatedEmbedder
@@ -19,6 +27,39 @@ from controlplane.service.bootstrap import build_service
 # 20 ms a step, and 10 us a token of an embedding.
 _STEP = sequential(llm_only(affine(0.02, 1e-4, 1e-4, 1e-7)), embedding_line(0.005, 1e-5))
 _KV_BYTES = 64 * 2**20
+CLOCK_FILE, CLOCK_SIGNAL = "clock", signal.SIGUSR2
+# What the server reads the wall clock by: its own modules call functions of `time`, APScheduler calls these.
+_DATETIMES = (
+    "apscheduler.schedulers.base",
+    "apscheduler.executors.base",
+    "controlplane.service.runtime.timers",
+)
+
+
+@contextmanager
+def _settable_clock(file: Path) -> Iterator[None]:
+    """Sets the wall clock by the seconds in `file` at each CLOCK_SIGNAL."""
+    ahead_s, read = 0.0, time.time
+
+    def now() -> float:
+        return read() + ahead_s
+
+    class SetDatetime(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.fromtimestamp(now(), tz)
+
+    def set_clock(*_: object) -> None:
+        nonlocal ahead_s
+        ahead_s = float(file.read_text(encoding="ascii"))
+
+    with ExitStack() as stack:
+        stack.enter_context(patch("time.time", now))
+        stack.enter_context(patch("time.time_ns", lambda: int(1e9 * now())))
+        for module in _DATETIMES:
+            stack.enter_context(patch(f"{module}.datetime", SetDatetime))
+        signal.signal(CLOCK_SIGNAL, set_clock)
+        yield
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     embedder = SimulatedEmbedder(device, model=embedding.served_name)
     service = build_service(config, [generator], [embedder], workspace_bytes=embedder.budget_bytes)
-    return host_forever(service, config, Hosting(file))
+    with _settable_clock(Path(path).with_name(CLOCK_FILE)):
+        return host_forever(service, config, Hosting(file))
 
 
 if __name__ == "__main__":

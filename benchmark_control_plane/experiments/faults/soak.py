@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmark_control_plane.common.process_memory import memory_mb
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.experiments.faults.clients import (
@@ -43,7 +44,6 @@ from benchmark_control_plane.experiments.faults.server_under_test import (
     wait_until_ready,
 )
 from benchmark_control_plane.experiments.faults.trial import settled
-from benchmark_control_plane.experiments.gate.hostile_input import memory_mb
 
 MOST_MB_PER_HOUR = 5.0
 _SAMPLE_S = 10.0

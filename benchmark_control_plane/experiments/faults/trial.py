@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmark_control_plane.common.process_memory import TreeMemory
 from benchmark_control_plane.experiments.faults.clients import (
     COMPLETIONS,
     DONE,
@@ -25,9 +26,12 @@ from benchmark_control_plane.experiments.faults.server_under_test import ServerU
 
 READY_WITHIN_S = 2.0
 """After a death, /ready is 503 within this time."""
+HEALTH_WITHIN_MS, MOST_GROWTH_MB = 100.0, 300.0
+"""Longest wait of /health on its own port, and most memory of server and children above that before."""
 _RECOVERY_S = 120.0
 _SETTLE_S = 20.0
 _POLL_S = 0.1
+_MEMORY_PERIOD_S = 0.2
 # Files that the server opens late, such as those of its checkpoint.
 _DESCRIPTORS = 20
 _HELD = ("tandem_held_bytes", "tandem_requests_running", "tandem_requests_waiting")
@@ -69,6 +73,13 @@ class Trial:
             while not self._is_stated():  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S / 10)
 
+    async def until_back(self) -> None:
+        """Waits until /ready is 200 on both ports after it was not. Raises TimeoutError."""
+        begin = time.monotonic()
+        async with asyncio.timeout(_RECOVERY_S):
+            while self.probes.seconds_until(is_ready=True, after=begin) is None:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S / 10)
+
 
 Injection = Callable[[Trial], Awaitable[None]]
 
@@ -90,7 +101,11 @@ class FaultRow:
 
 @dataclass(frozen=True, slots=True)
 class StateAfter:
-    """State of a server after a trial; MB are 10^6 bytes, above those before. None where it has ended."""
+    """State of a server after a trial. None where it has ended.
+
+    MB are 10^6 bytes of the server and its children, above those before; earlier results are of the server
+    alone.
+    """
 
     held_bytes: float | None = None
     open_requests: float | None = None
@@ -110,7 +125,11 @@ class StateAfter:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of one trial; waits are the longest. `failures` are the claims that do not hold."""
+    """Result of one trial; waits are the longest.
+
+    `failures` are the claims that do not hold. `slow` are waits and memory above their limits, which a busy
+    machine causes as well.
+    """
 
     row: str
     run: int
@@ -127,6 +146,7 @@ class Found:
     other_chats: dict[str, int] = field(default_factory=dict)
     other_chat_ms: float = 0.0
     after: StateAfter = StateAfter()
+    slow: list[str] = field(default_factory=list)
 
 
 async def run_trial(name: str, number: int, fault: FaultRow, server: ServerUnderTest, folder: Path) -> Found:
@@ -134,8 +154,8 @@ async def run_trial(name: str, number: int, fault: FaultRow, server: ServerUnder
 
     A fault that does not have its effect is a failure, so that the rows after it are still run.
     """
-    before_mb, descriptors = server.memory_mb(), server.descriptors()
-    server.reset_peak_memory()
+    memory, descriptors = server.memory(), server.descriptors()
+    memory.reset_peak()
     load, probes = BackgroundLoad(server), Probes(server)
     trial = Trial(server, probes, folder)
     failures: list[str] = []
@@ -143,6 +163,7 @@ async def run_trial(name: str, number: int, fault: FaultRow, server: ServerUnder
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(probes.running())
         await stack.enter_async_context(load.running())
+        await stack.enter_async_context(_sampled(memory))
         try:
             await fault.inject(trial)
         except TimeoutError:
@@ -158,21 +179,48 @@ async def run_trial(name: str, number: int, fault: FaultRow, server: ServerUnder
     if status != fault.exit_status:
         failures.append(f"exit status {status} instead of {fault.exit_status}")
     elif status is None:
-        after = await _state_after(server, before_mb, descriptors)
+        after = await _state_after(server, memory, descriptors)
         failures += after.failures()
     down, back = _readiness(trial)
     if fault.is_death and (down is None or down > READY_WITHIN_S):
         failures.append(f"/ready states the death after {down} s")
     if trial.death is not None and back is None:
         failures.append("/ready is not 200 again")
+    health_port_ms = _longest_ms(probes.health_port_s)
     return Found(
         row=name, run=number, failures=failures, notes=trial.notes, exit_status=status,
         sent=load.endings.total() - load.endings[NOT_CONNECTED],
         endings=dict(load.endings), lost=lost.total(), not_ready_s=_rounded(down),
         back_s=_rounded(back), health_ms=_longest_ms(probes.health_s),
-        health_port_ms=_longest_ms(probes.health_port_s), other_chats=dict(probes.chats),
-        other_chat_ms=_longest_ms(probes.chat_s), after=after,
+        health_port_ms=health_port_ms, other_chats=dict(probes.chats),
+        other_chat_ms=_longest_ms(probes.chat_s), after=after, slow=list(exceeded(health_port_ms, after)),
     )  # fmt: skip
+
+
+def exceeded(health_port_ms: float, after: StateAfter) -> Iterator[str]:
+    """The waits and the memory that are above their limits."""
+    if health_port_ms > HEALTH_WITHIN_MS:
+        yield f"/health on its own port waited {health_port_ms:g} ms"
+    for when, growth in (("meanwhile", after.peak_growth_mb), ("after", after.growth_mb)):
+        if growth is not None and growth > MOST_GROWTH_MB:
+            yield f"{growth:g} MB more {when}"
+
+
+@asynccontextmanager
+async def _sampled(memory: TreeMemory) -> AsyncIterator[None]:
+    """Reads the memory until the block ends."""
+
+    async def sample() -> None:
+        while True:
+            await asyncio.to_thread(memory.sample)
+            await asyncio.sleep(_MEMORY_PERIOD_S)
+
+    sampling = asyncio.create_task(sample())
+    try:
+        yield
+    finally:
+        sampling.cancel()
+        await asyncio.gather(sampling, return_exceptions=True)
 
 
 def _readiness(trial: Trial) -> tuple[float | None, float | None]:
@@ -183,11 +231,10 @@ def _readiness(trial: Trial) -> tuple[float | None, float | None]:
     return down, trial.probes.seconds_until(is_ready=True, after=trial.death + (down or 0.0))
 
 
-async def _state_after(server: ServerUnderTest, before_mb: float, descriptors: int) -> StateAfter:
+async def _state_after(server: ServerUnderTest, memory: TreeMemory, descriptors: int) -> StateAfter:
     held, opened = await settled(server)
     more = await _more_descriptors(server, descriptors)
-    peak, growth = server.memory_mb("VmHWM") - before_mb, server.memory_mb() - before_mb
-    return StateAfter(held, opened, round(peak, 1), round(growth, 1), more)
+    return StateAfter(held, opened, memory.peak_growth_mb(), memory.growth_mb(), more)
 
 
 async def _serves_again(server: ServerUnderTest, probes: Probes) -> bool:

@@ -1,258 +1,330 @@
-"""Sends bodies that are meant to exhaust the server, and measures what they cost it and other clients.
+"""Lets attackers send requests that are meant to exhaust the server, and measures what others notice of it.
 
-For each body: its status, seconds from its last byte to the reply, the longest waits of `/health` on its own
-port and on that of the API and of another tenant's embedding meanwhile, the size of the reply, and how much
-the server's memory grew at most and after.
+Each request of `hostile_requests` is sent once alone, and then by `--senders` processes for `--seconds`, each
+again half a second after its reply. Meanwhile a process of raised priority asks for `/health` on both ports
+and streams short completions of another tenant in the interactive class. What does not hold of the
+following is named, and the last lines count it:
 
-    python -m benchmark_control_plane.experiments.gate.hostile_input [--body NAME ...] [--senders 1]
-        [--results FILE]
+- alone, a refusal comes within 100 ms of the last byte (a 429 by a limit of time or rate may come later);
+- `/health` never waits longer than 100 ms;
+- of the other tenant's promises at most 5 % more are missed than before the attacks;
+- the memory of the server and its children is at most 300 MB above that at rest, during the attack and after.
+
+    python -m benchmark_control_plane.experiments.gate.hostile_input
+        [--names NAME ...] [--senders 10] [--seconds 10] [--runs 1] [--results FILE]
 """
 
 import argparse
-import hashlib
-import http.client
+import asyncio
 import json
+import multiprocessing
+import os
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmark_control_plane.common.results_file import add_results, write_json
-from benchmark_control_plane.common.servers import (
-    Server,
-    free_port,
-    interrupt_on_sigterm,
-    serving,
-    tandem_server,
+from benchmark_control_plane.common.process_memory import TreeMemory
+from benchmark_control_plane.common.results_file import add_results, read_previous, write_json
+from benchmark_control_plane.common.servers import interrupt_on_sigterm
+from benchmark_control_plane.experiments.faults.client_faults import request_bytes
+from benchmark_control_plane.experiments.faults.clients import PROBE, before_others, waits_of
+from benchmark_control_plane.experiments.faults.server_under_test import (
+    KEYS,
+    TTFT_MS,
+    ServerUnderTest,
+    started,
+    wait_until_ready,
+)
+from benchmark_control_plane.experiments.gate.hostile_requests import (
+    NAMES,
+    Reply,
+    request_of,
+    send,
+    sender_of,
 )
 
-_KEYS = {"attacker": "attacker-key", "other": "other-key"}
-_TENANTS: dict[str, Any] = {
-    name: {"api_keys_sha256": [hashlib.sha256(key.encode()).hexdigest()]} for name, key in _KEYS.items()
-}
-_TENANTS["attacker"]["tokens_per_minute"] = 2_000
-CONFIG: dict[str, Any] = {
-    "models": {
-        "chat": {
-            "model": "tandem/tiny-llama",
-            "name": "tiny-llama",
-            "engine": {"max_model_len": 2048, "max_num_seqs": 16, "enforce_eager": True, "block_size": 32,
-                       "kv_cache_memory_bytes": 64 * 2**20},
-        },
-        "embeddings": [{"model": "tandem/minilm", "name": "minilm", "batch_tokens": 4096, "threads": 1,
-                        # At idle priority the other tenant would wait for any process of the machine.
-                        "idle_cpu_priority": False}],
-    },
-    "pool": {"memory": "2GiB"},
-    "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
-    "tenants": _TENANTS,
-}  # fmt: skip
-CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-_REST_SECONDS = 0.5
-
-
-def _chat(content: str, **fields: object) -> bytes:
-    messages = [{"role": "user", "content": content}]
-    return json.dumps({"model": "tiny-llama", "messages": messages, **fields}).encode()
-
-
-def _embed(given: object) -> bytes:
-    return json.dumps({"model": "minilm", "input": given}, separators=(",", ":")).encode()
-
-
-def _schema(schema: dict[str, object]) -> tuple[str, bytes]:
-    named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    return CHAT, _chat("hi", max_tokens=2, response_format=named)
-
-
-def _object(properties: int, *, optional: bool = False) -> dict[str, object]:
-    names = [f"p{number}" for number in range(properties)]
-    required = {} if optional else {"required": names}
-    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, **required}
-
-
-def _structured(**constraint: object) -> tuple[str, bytes]:
-    return CHAT, _chat("hi", max_tokens=2, structured_outputs=constraint)
-
-
-def _keys(count: int) -> dict[str, object]:
-    return {f"k{number}": 1 for number in range(count)}
-
-
-# Name: path and body. A body of more than 4.8 MB is beyond the default `server.limits.max_body`.
-BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
-    "harmless": lambda: (EMBED, _embed("hello")),
-    "32 MB of texts": lambda: (EMBED, _embed(["a"] * 8_000_000)),
-    "28 MB of unknown keys": lambda: (CHAT, _chat("hi", **_keys(2_200_000))),
-    "30 MB key": lambda: (CHAT, _chat("hi", **{"k" * 30_000_000: 1})),
-    "30 MB text": lambda: (CHAT, _chat("word " * 6_000_000)),
-    "million negative ids": lambda: (EMBED, _embed([-1] * 1_000_000)),
-    "4.7 MB of brackets": lambda: (CHAT, b"[" * 4_700_000),
-    "4.7 MB of texts": lambda: (EMBED, _embed(["a"] * 1_170_000)),
-    "400,000 negative ids": lambda: (EMBED, _embed([-1] * 399_000)),
-    "negative id at the end": lambda: (EMBED, _embed([1] * 399_000 + [-1])),
-    "19,000 unknown keys": lambda: (CHAT, _chat("hi", **_keys(19_000))),
-    "4.7 MB key": lambda: (CHAT, _chat("hi", **{"k" * 4_700_000: 1})),
-    "4.7 MB value": lambda: (CHAT, _chat("hi", temperature="v" * 4_700_000)),
-    "4.7 MB text": lambda: (CHAT, _chat("word " * 940_000)),
-    "2.4 MB text": lambda: (TEXT, json.dumps({"model": "tiny-llama", "prompt": "x" * 2_400_000}).encode()),
-    "32 KB text": lambda: (CHAT, _chat("x" * 32_000)),
-    "schema": lambda: _schema(_object(10)),
-    "known schema": lambda: _schema(_object(10)),
-    "2,000 optional properties": lambda: _schema(_object(2_000, optional=True)),
-    "1,000 optional properties": lambda: _schema(_object(1_000, optional=True)),
-    "20,000 properties": lambda: _schema({"allOf": [_object(900) for _ in range(22)]}),
-    "maxLength of a million": lambda: _schema({"type": "string", "maxLength": 1_000_000}),
-    "100,000 choices": lambda: _structured(choice=[f"choice {number}" for number in range(100_000)]),
-    "200 KB regular expression": lambda: _structured(regex="a" * 200_000),
-    "60 KB regular expression": lambda: _structured(regex="|".join(f"w{n}x[a-z]+" for n in range(5_000))),
-    "ambiguous grammar": lambda: _structured(
-        grammar="root ::= a a a a a a a a\na ::= [a-z]* [a-z ]* [a-z]* [a-z ]*"
-    ),
-    "n and logprobs": lambda: (CHAT, _chat("hi", n=128, logprobs=True, top_logprobs=20, max_tokens=400)),
-}
+MOST_WAIT_MS, MOST_GROWTH_MB, MOST_MISSED_MORE = 100.0, 300.0, 0.05
+_HARMLESS = "harmless"
+_CHATS_PER_S = 4.0
+_PATIENCE_S = 15.0
+_PAUSE_S = 0.5
+_SAMPLE_S = 0.05
+_REST_S = 2.0
+# Attackers are other machines: the server does not compete with them for a core.
+_ATTACKER_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class BodyCost:
-    """Cost of one body; MB are 10^6 bytes, waits are the longest while it was in the server."""
+class Seen:
+    """What another tenant sees during a phase: the longest waits of /health, and its completions."""
+
+    health_wait_ms: float
+    health_port_wait_ms: float
+    chats: int
+    kept: int
+
+    @property
+    def missed_share(self) -> float:
+        """Part of the completions that came late or not at all."""
+        return 1 - self.kept / max(1, self.chats)
+
+
+@dataclass(frozen=True, slots=True)
+class AttackCost:
+    """Cost of one hostile request in one run; MB are 10^6 bytes.
+
+    Attributes:
+        status, reply_s: of the request sent alone; status 0: closed without a reply.
+        replies: number of replies to the attackers, by status.
+        slowest_reply_s: of the attackers' requests.
+        before: what the other tenant saw before all attacks.
+        missed: part of its promises that were missed during this one.
+        peak_growth_mb, growth_mb: memory of server and children above that at rest, at most and after.
+        not_held: what does not hold.
+    """
 
     name: str
-    body_mb: float
+    run: int
+    sent_mb: float
     status: int
     reply_s: float
+    replies: dict[str, int]
+    slowest_reply_s: float
+    reply_bytes: int
     health_port_wait_ms: float
     health_wait_ms: float
-    other_wait_ms: float
-    reply_bytes: int
+    chats: int
+    before: Seen
+    missed: float
     peak_growth_mb: float
     growth_mb: float
+    not_held: tuple[str, ...] = ()
+
+    def broken(self) -> Iterator[str]:
+        """Names what does not hold."""
+        if self.status == 500 or (self.status not in (200, 429) and 1e3 * self.reply_s > MOST_WAIT_MS):
+            yield "refusal"
+        if self.health_port_wait_ms > MOST_WAIT_MS:
+            yield "health on its own port"
+        if self.health_wait_ms > MOST_WAIT_MS:
+            yield "health on the port of the API"
+        if self.missed - self.before.missed_share > MOST_MISSED_MORE:
+            yield "promises"
+        if self.peak_growth_mb > MOST_GROWTH_MB:
+            yield "memory meanwhile"
+        if self.growth_mb > MOST_GROWTH_MB:
+            yield "memory after"
 
 
-class Prober:
-    """Sends one request after the other on a kept-alive connection and keeps the longest wait."""
+def watch(ports: tuple[int, int], pipe: Connection) -> None:
+    """Reports `Seen` for each phase, which begins with a message True and ends with the next message.
 
-    def __init__(self, port: int, method: str, path: str, body: bytes | None = None) -> None:
-        self.longest = 0.0
-        self._request = (method, path, body, {"authorization": f"Bearer {_KEYS['other']}"})
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._end.is_set():
-            start = time.perf_counter()
-            self._connection.request(*self._request)
-            response = self._connection.getresponse()
-            response.read()
-            self.longest = max(self.longest, time.perf_counter() - start)
-            if response.status != 200:
-                raise RuntimeError(f"{self._request[1]} returned {response.status}")
-            self._end.wait(0.005)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Probes until the block ends."""
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._end.set()
-            self._thread.join()
+    It is for a process of its own, which a message False ends. `ports`: of the API and of health alone.
+    """
+    before_others()
+    pipe.send(None)
+    while pipe.recv():
+        pipe.send(asyncio.run(_phase(ports, pipe)))
 
 
-def memory_mb(process_id: int, key: str = "VmRSS") -> float:
-    """A size of /proc/PID/status: VmRSS, or VmHWM, the largest one since the last reset."""
-    status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
-    line = next(line for line in status.splitlines() if line.startswith(f"{key}:"))
-    return int(line.split()[1]) * 1_024 / 1e6
-
-
-def send(
-    port: int,
-    path: str,
-    body: bytes,
-    replies: list[tuple[int, float, int]],
-    key: str = _KEYS["attacker"],
-) -> None:
-    """Posts one body and appends its status (0: closed without a reply), seconds and bytes of the reply."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    connection.putrequest("POST", path)
-    connection.putheader("authorization", f"Bearer {key}")
-    connection.putheader("content-type", "application/json")
-    connection.putheader("content-length", str(len(body)))
-    connection.endheaders()
-    # A body refused by its length is not read; the reply may still be.
-    with suppress(ConnectionError):
-        connection.send(body)
-    start = time.perf_counter()
-    try:
-        response = connection.getresponse()
-        reply = (response.status, time.perf_counter() - start, len(response.read()))
-    except ConnectionError:
-        reply = (0, time.perf_counter() - start, 0)
-    connection.close()
-    replies.append(reply)
-
-
-def cost_of(server: Server, health_port: int, name: str, senders: int) -> BodyCost:
-    """Sends one body from `senders` connections at once."""
-    path, body = BODIES[name]()
-    process_id = server.process_id
-    if process_id is None:
-        raise RuntimeError(f"{server.name} is not running")
-    before = memory_mb(process_id, "VmRSS")
-    Path(f"/proc/{process_id}/clear_refs").write_text("5", encoding="ascii")
-    replies: list[tuple[int, float, int]] = []
-    own, health = Prober(health_port, "GET", "/health"), Prober(server.port, "GET", "/health")
-    other = Prober(server.port, "POST", EMBED, _embed("hello"))
-    with own.running(), health.running(), other.running():
-        sending = [
-            threading.Thread(target=send, args=(server.port, path, body, replies)) for _ in range(senders)
-        ]
-        for thread in sending:
-            thread.start()
-        for thread in sending:
-            thread.join()
-        time.sleep(_REST_SECONDS)
-    return BodyCost(
-        name=name,
-        body_mb=round(len(body) / 1e6, 2),
-        status=max(status for status, _, _ in replies),
-        reply_s=round(max(seconds for _, seconds, _ in replies), 3),
-        health_port_wait_ms=round(1e3 * own.longest, 1),
-        health_wait_ms=round(1e3 * health.longest, 1),
-        other_wait_ms=round(1e3 * other.longest, 1),
-        reply_bytes=max(size for _, _, size in replies),
-        peak_growth_mb=round(memory_mb(process_id, "VmHWM") - before, 1),
-        growth_mb=round(memory_mb(process_id, "VmRSS") - before, 1),
+async def _phase(ports: tuple[int, int], pipe: Connection) -> Seen:
+    end = asyncio.Event()
+    asyncio.get_running_loop().add_reader(pipe.fileno(), end.set)
+    (api, own), chats = await asyncio.gather(
+        asyncio.gather(*(waits_of(port, end) for port in ports)), _chats(ports[0], end)
     )
+    asyncio.get_running_loop().remove_reader(pipe.fileno())
+    pipe.recv()
+    return Seen(_longest_ms(api), _longest_ms(own), len(chats), sum(chats))
+
+
+def _longest_ms(waits: Sequence[float]) -> float:
+    return round(1e3 * max(waits, default=0.0), 1)
+
+
+async def _chats(port: int, end: asyncio.Event) -> list[bool]:
+    """Sends completions at a constant rate; whether each was whole and its first token in time."""
+    sent: list[asyncio.Task[bool]] = []
+    begin = time.monotonic()
+    while not end.is_set():
+        sent.append(asyncio.create_task(_is_kept(port)))
+        await asyncio.sleep(max(0.0, begin + len(sent) / _CHATS_PER_S - time.monotonic()))
+    return list(await asyncio.gather(*sent))
+
+
+async def _is_kept(port: int) -> bool:
+    request = request_bytes({**PROBE, "stream": True}, "other", service_class="interactive")
+    begin, first, seen = time.monotonic(), None, b""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request)
+            while part := await reader.read(65_536):
+                seen += part
+                if first is None and b"data: " in seen:
+                    first = time.monotonic() - begin
+            writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return first is not None and 1e3 * first <= TTFT_MS and b"data: [DONE]" in seen
+
+
+class Watcher:
+    """The process of `watch`."""
+
+    def __init__(self, server: ServerUnderTest) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        ports = (server.port, server.health_port)
+        self._process = context.Process(target=watch, args=(ports, theirs), daemon=True)
+        self._process.start()
+        self._pipe.recv()
+
+    def begin(self) -> None:
+        """Begins a phase."""
+        self._pipe.send(True)
+
+    def end(self) -> Seen:
+        """Ends the phase."""
+        self._pipe.send(True)
+        seen: Seen = self._pipe.recv()
+        return seen
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._pipe.send(False)
+        self._process.join()
+
+
+def _attack(port: int, file: Path, seconds: float) -> list[Reply]:
+    """Sends the request in `file` for so long, at least once."""
+    os.setpriority(os.PRIO_PROCESS, 0, _ATTACKER_NICENESS)
+    request, end = file.read_bytes(), time.monotonic() + seconds
+    replies = [send(port, request)]
+    while time.monotonic() + _PAUSE_S < end:
+        time.sleep(_PAUSE_S)
+        replies.append(send(port, request))
+    return replies
+
+
+@dataclass(frozen=True, slots=True)
+class AttackBench:
+    """A server at rest, the other tenant and what it saw before the attacks, and the attackers."""
+
+    server: ServerUnderTest
+    watcher: Watcher
+    attackers: ProcessPoolExecutor
+    memory: TreeMemory
+    before: Seen
+    folder: Path
+
+    def cost_of(self, name: str, run: int, senders: int, seconds: float) -> AttackCost:
+        """Sends one request alone and then from all senders."""
+        file, port = self.folder / "request", self.server.port
+        file.write_bytes(request_of(name, KEYS[sender_of(name)]))
+        self.memory.reset_peak()
+        (alone,) = self.attackers.submit(_attack, port, file, 0.0).result()
+        self.watcher.begin()
+        attacks = [self.attackers.submit(_attack, port, file, seconds) for _ in range(senders)]
+        while not all(attack.done() for attack in attacks):
+            self.memory.sample()
+            time.sleep(_SAMPLE_S)
+        seen = self.watcher.end()
+        time.sleep(_REST_S)
+        replies = [reply for attack in attacks for reply in attack.result()]
+        found = AttackCost(
+            name=name,
+            run=run,
+            sent_mb=round(file.stat().st_size / 1e6, 2),
+            status=alone.status,
+            reply_s=round(alone.seconds, 3),
+            replies=dict(Counter(str(reply.status) for reply in replies)),
+            slowest_reply_s=round(max(reply.seconds for reply in replies), 3),
+            reply_bytes=max(reply.size for reply in [alone, *replies]),
+            health_port_wait_ms=seen.health_port_wait_ms,
+            health_wait_ms=seen.health_wait_ms,
+            chats=seen.chats,
+            before=self.before,
+            missed=round(seen.missed_share, 4),
+            peak_growth_mb=self.memory.peak_growth_mb(),
+            growth_mb=self.memory.growth_mb(),
+        )
+        return replace(found, not_held=tuple(found.broken()))
+
+
+@contextmanager
+def _bench(folder: Path, senders: int, seconds: float) -> Iterator[AttackBench]:
+    """Starts the server, and watches it for `seconds` before any attack."""
+    context = multiprocessing.get_context("spawn")
+    with (
+        started(folder, is_real=True, has_grammars=True) as server,
+        ProcessPoolExecutor(senders, context) as attackers,
+    ):
+        wait_until_ready(server)
+        file = folder / "request"
+        file.write_bytes(request_of(_HARMLESS, KEYS[sender_of(_HARMLESS)]))
+        # Starts the processes of the attackers, and loads what the server loads at its first request.
+        for attack in [attackers.submit(_attack, server.port, file, 2.0) for _ in range(senders)]:
+            attack.result()
+        watcher = Watcher(server)
+        try:
+            watcher.begin()
+            time.sleep(seconds)
+            before = watcher.end()
+            print(f"before the attacks: {json.dumps(asdict(before))}", flush=True)
+            yield AttackBench(server, watcher, attackers, server.memory(), before, folder)
+        finally:
+            watcher.stop()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if everything holds, 1 if something does not."""
     parser = argparse.ArgumentParser(prog="hostile_input", description=__doc__)
-    parser.add_argument("--body", nargs="*", choices=list(BODIES), default=list(BODIES))
-    parser.add_argument("--senders", type=int, default=1, help="connections that send each body at once")
+    parser.add_argument("--names", nargs="*", choices=NAMES, default=list(NAMES), metavar="NAME")
+    parser.add_argument("--senders", type=int, default=10, help="processes that send each request")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each attack")
+    parser.add_argument("--runs", type=int, default=1, help="what is in the results already is not repeated")
     add_results(parser)
     options = parser.parse_args(arguments)
     interrupt_on_sigterm()
-    with tempfile.TemporaryDirectory() as folder:
-        health_port = free_port()
-        config = CONFIG | {"server": {"health_port": health_port}}
-        described = tandem_server(config, Path(folder) / "tandem.yaml")
-        with serving(described, Path(folder) / "tandem.log") as server:
-            found = []
-            for name in options.body:
-                found.append(asdict(cost_of(server, health_port, name, options.senders)))
+    found: list[dict[str, Any]] = read_previous(options.results).get("attacks", [])
+    seen = {(attack["name"], attack["run"]) for attack in found}
+    for run in range(options.runs):
+        names = [name for name in options.names if (name, run) not in seen]
+        if not names:
+            continue
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _bench(Path(folder), options.senders, options.seconds) as bench,
+        ):
+            for name in names:
+                found.append(asdict(bench.cost_of(name, run, options.senders, options.seconds)))
                 print(json.dumps(found[-1]), flush=True)
-    if options.results is not None:
-        write_json(options.results, {"senders": options.senders, "bodies": found})
-    return 0
+                if options.results is not None:
+                    write_json(options.results, {"senders": options.senders, "attacks": found})
+    return _summarised(found)
+
+
+def _summarised(found: Sequence[dict[str, Any]]) -> int:
+    """Prints what does not hold, and how often; 1 if there is anything."""
+    broken: Counter[tuple[str, str]] = Counter()
+    for attack in found:
+        broken.update((attack["name"], claim) for claim in attack["not_held"])
+    for (name, claim), times in sorted(broken.items()):
+        runs = sum(attack["name"] == name for attack in found)
+        print(f"{name}: {claim} does not hold in {times} of {runs} runs")
+    print(
+        f"{len(found)} attacks, {sum(bool(attack['not_held']) for attack in found)} with what does not hold"
+    )
+    return int(bool(broken))
 
 
 if __name__ == "__main__":

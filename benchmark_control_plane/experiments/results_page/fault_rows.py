@@ -1,5 +1,6 @@
 """Quotes of the fault suite, of overload by new connections and of hostile bodies for docs/results.md."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -23,11 +24,17 @@ def _fault_facts(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     def worst(key: str) -> float | None:
         return max((trial[key] for trial in trials if trial[key] is not None), default=None)
 
+    after = [trial["after"] for trial in trials]
+    # Earlier results state the memory of the server without its children, and no limits.
+    has_limits = all("slow" in trial for trial in trials)
     if sent := sum(trial["sent"] for trial in trials):
         yield f"{sum(trial['lost'] for trial in trials)} of {sent:,} requests lost"
-    if all(trial["after"]["held_bytes"] is not None for trial in trials):
-        held = sum(trial["after"]["held_bytes"] for trial in trials)
-        yield f"{held:,.0f} bytes held after"
+        yield f"endings {_endings(trials)}"
+    if all(state["held_bytes"] is not None for state in after):
+        yield f"{sum(state['held_bytes'] for state in after):,.0f} bytes held after"
+        if has_limits:
+            yield f"memory of all processes {_most(after, 'peak_growth_mb')} MB at most"
+            yield f"{_most(after, 'growth_mb')} MB after"
     if (down := worst("not_ready_s")) is not None:
         yield f"`/ready` 503 after {formats.figure(down)} s"
     if (back := worst("back_s")) is not None:
@@ -40,6 +47,20 @@ def _fault_facts(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"of another tenant's chat {worst('other_chat_ms'):,.0f} ms"
     failed = sum(bool(trial["failures"]) for trial in trials)
     yield f"{formats.several(len(trials), 'run')}, {failed} with a claim that does not hold"
+    if has_limits:
+        yield f"{sum(bool(trial['slow']) for trial in trials)} with a wait or memory above its limit"
+
+
+def _most(states: Sequence[Mapping[str, Any]], key: str) -> str:
+    return f"{max(state[key] for state in states):+,.0f}"
+
+
+def _endings(trials: Sequence[Mapping[str, Any]]) -> str:
+    """How the requests of the load ended, the most frequent first."""
+    endings: Counter[str] = Counter()
+    for trial in trials:
+        endings.update(trial["endings"])
+    return " ".join(f"{how} {times:,}" for how, times in endings.most_common())
 
 
 def new_connections(content: Mapping[str, Any]) -> Rows:
@@ -58,18 +79,26 @@ def new_connections(content: Mapping[str, Any]) -> Rows:
 
 
 def hostile_input(content: Mapping[str, Any]) -> Rows:
-    bodies = [body for body in content["bodies"] if body["name"] != "harmless"]
+    attacks = [attack for attack in content["attacks"] if attack["name"] != "harmless"]
+    kinds = len({attack["name"] for attack in attacks})
     for key, words, unit in (
-        ("reply_s", "time to the reply", "s"),
+        ("reply_s", "time from the last byte to the reply, sent alone", "s"),
         ("health_port_wait_ms", "wait of `/health` on its own port", "ms"),
         ("health_wait_ms", "wait of `/health` on the port of the API", "ms"),
-        ("other_wait_ms", "wait of another tenant's embedding", "ms"),
         ("peak_growth_mb", "growth of memory meanwhile", "MB"),
         ("growth_mb", "growth of memory after", "MB"),
     ):
-        found = sorted((body[key], body["name"]) for body in bodies)
+        found = sorted((attack[key], attack["name"]) for attack in attacks)
         middle, (most, name) = median(value for value, _ in found), found[-1]
         yield (
-            f"{content['senders']} senders of each of {len(bodies)} hostile bodies at once: {words}",
+            f"{content['senders']} senders of each of {kinds} hostile requests: {words}",
             f"median {formats.figure(middle)} {unit}, most {formats.figure(most)} {unit} ({name})",
         )
+    broken: Counter[str] = Counter()
+    for attack in attacks:
+        broken.update(attack["not_held"])
+    yield (
+        f"{content['senders']} senders of each of {kinds} hostile requests: what does not hold",
+        ", ".join(f"{claim} {times}" for claim, times in broken.most_common())
+        + f"{'; ' if broken else 'nothing '}in {len(attacks)} attacks",
+    )

@@ -6,12 +6,14 @@ import platform
 import threading
 from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from controlplane.api import body_parsing
 from controlplane.api.body_parsing import (
     BodyParser,
     Structure,
@@ -61,6 +63,15 @@ def test_structure_of_any_value(option: int, value: Any):
     assert found.max_depth == depth(value)
     assert found.max_members == members(value)
     assert items(value) <= found.max_values <= items(value) + text.count(b"[]") + text.count(b"{}")
+
+
+@given(values)
+@pytest.mark.parametrize("part_bytes", [1, 2, 5])
+def test_a_text_measured_in_parts_has_the_structure_of_the_whole(part_bytes: int, value: Any):
+    text = orjson.dumps(value)
+    with patch.object(body_parsing, "_PART_BYTES", part_bytes):
+        in_parts = structure_of(text)
+    assert in_parts == structure_of(text)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from benchmark_control_plane.experiments.faults.clients import (
     ask,
     new_client,
 )
-from benchmark_control_plane.experiments.faults.trial import StateAfter
+from benchmark_control_plane.experiments.faults.trial import StateAfter, exceeded
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -84,11 +84,30 @@ def test_what_is_left_behind_is_a_failure():
     assert left == ["32 bytes held", "1 requests open", "100 more descriptors are open"]
 
 
+def test_waits_and_memory_above_their_limits_are_no_failures():
+    after = StateAfter(held_bytes=0, open_requests=0, peak_growth_mb=301.0, growth_mb=2.0, more_descriptors=0)
+    assert list(after.failures()) == []
+    assert list(exceeded(120.0, after)) == [
+        "/health on its own port waited 120 ms",
+        "301 MB more meanwhile",
+    ]
+    assert list(exceeded(99.0, StateAfter())) == []
+
+
 def trials(tmp_path: Path, *arguments: str) -> Sequence[dict]:
     """Results of the suite with these arguments; no claim may fail."""
     file = tmp_path / "faults.json"
     assert run_faults.main([*arguments, "--runs", "1", "--results", str(file)]) == 0, file.read_text()
     return json.loads(file.read_text(encoding="utf-8"))["trials"]
+
+
+@pytest.mark.long
+def test_some_faults_of_clients(tmp_path: Path):
+    rows = ("headers without end", "half-closed connections")
+    headers, _ = found = trials(tmp_path, "--groups", "simulated", "--rows", *rows)
+    assert all(trial["sent"] > 0 and trial["lost"] == 0 for trial in found)
+    statuses = {name: status for name, (status, _) in headers["notes"]["status and seconds of each"].items()}
+    assert statuses["100,000 headers"] == 431 and statuses["content-length of 5,001 digits"] == 400
 
 
 @pytest.mark.long

@@ -1,0 +1,131 @@
+"""Requests that are meant to exhaust a server: large, deep or costly bodies, and headers without end."""
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+_MB_IN_HEADER = 66
+_TIMEOUT_S = 300.0
+
+
+def _chat(content: str, **fields: object) -> bytes:
+    messages = [{"role": "user", "content": content}]
+    return json.dumps({"model": "tiny-llama", "messages": messages, **fields}).encode()
+
+
+def _embed(given: object, **fields: object) -> bytes:
+    return json.dumps({"model": "minilm", "input": given, **fields}, separators=(",", ":")).encode()
+
+
+def _schema(schema: dict[str, object]) -> tuple[str, bytes]:
+    named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return CHAT, _chat("hi", max_tokens=2, response_format=named)
+
+
+def _object(properties: int, *, optional: bool = False) -> dict[str, object]:
+    names = [f"p{number}" for number in range(properties)]
+    required = {} if optional else {"required": names}
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, **required}
+
+
+def _structured(**constraint: object) -> tuple[str, bytes]:
+    return CHAT, _chat("hi", max_tokens=2, structured_outputs=constraint)
+
+
+def _keys(count: int) -> dict[str, object]:
+    return {f"k{number}": 1 for number in range(count)}
+
+
+# Name: path and body. A body of more than 4.8 MB is beyond the default `server.limits.max_body`.
+_BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "harmless": lambda: (EMBED, _embed("hello")),
+    "32 MB of texts": lambda: (EMBED, _embed(["a"] * 8_000_000)),
+    "28 MB of unknown keys": lambda: (CHAT, _chat("hi", **_keys(2_200_000))),
+    "30 MB key": lambda: (CHAT, _chat("hi", **{"k" * 30_000_000: 1})),
+    "30 MB text": lambda: (CHAT, _chat("word " * 6_000_000)),
+    "million negative ids": lambda: (EMBED, _embed([-1] * 1_000_000)),
+    "4.7 MB of brackets": lambda: (CHAT, b"[" * 4_700_000),
+    "4.7 MB of texts": lambda: (EMBED, _embed(["a"] * 1_170_000)),
+    "400,000 negative ids": lambda: (EMBED, _embed([-1] * 399_000)),
+    "negative id at the end": lambda: (EMBED, _embed([1] * 399_000 + [-1])),
+    "19,000 unknown keys": lambda: (CHAT, _chat("hi", **_keys(19_000))),
+    "4.7 MB key": lambda: (CHAT, _chat("hi", **{"k" * 4_700_000: 1})),
+    "4.7 MB value": lambda: (CHAT, _chat("hi", temperature="v" * 4_700_000)),
+    "4.7 MB text": lambda: (CHAT, _chat("word " * 940_000)),
+    "2.4 MB text": lambda: (TEXT, json.dumps({"model": "tiny-llama", "prompt": "x" * 2_400_000}).encode()),
+    # Its tokens are cut to the model's, so that no number of characters is too many for the context.
+    "2.4 MB text to cut": lambda: (EMBED, _embed("word " * 480_000, truncate_prompt_tokens=-1)),
+    "32 KB text": lambda: (CHAT, _chat("x" * 32_000)),
+    "schema": lambda: _schema(_object(10)),
+    "known schema": lambda: _schema(_object(10)),
+    "2,000 optional properties": lambda: _schema(_object(2_000, optional=True)),
+    "1,000 optional properties": lambda: _schema(_object(1_000, optional=True)),
+    "20,000 properties": lambda: _schema({"allOf": [_object(900) for _ in range(22)]}),
+    "maxLength of a million": lambda: _schema({"type": "string", "maxLength": 1_000_000}),
+    "100,000 choices": lambda: _structured(choice=[f"choice {number}" for number in range(100_000)]),
+    "200 KB regular expression": lambda: _structured(regex="a" * 200_000),
+    "60 KB regular expression": lambda: _structured(regex="|".join(f"w{n}x[a-z]+" for n in range(5_000))),
+    "ambiguous grammar": lambda: _structured(
+        grammar="root ::= a a a a a a a a\na ::= [a-z]* [a-z ]* [a-z]* [a-z ]*"
+    ),
+    "n and logprobs": lambda: (CHAT, _chat("hi", n=128, logprobs=True, top_logprobs=20, max_tokens=400)),
+    "16 answers with logprobs": lambda: (
+        CHAT,
+        _chat("hi", n=16, logprobs=True, top_logprobs=20, max_tokens=100, ignore_eos=True),
+    ),
+}
+# Name: lines after the request line. Keys are checked after the headers.
+_HEADERS: dict[str, Callable[[], bytes]] = {
+    "66 MiB header": lambda: b"x-filler: " + b"h" * (_MB_IN_HEADER * 2**20),
+    "100,000 headers": lambda: b"\r\n".join([b"x-filler: h"] * 100_000),
+    "content-length of 5,001 digits": lambda: b"content-length: " + b"9" * 5_001,
+}
+BODIES, HEADERS = tuple(_BODIES), tuple(_HEADERS)
+NAMES = (*BODIES, *HEADERS)
+# Where what costs is the work before the rate is charged; the other attackers have no rate limit, so that a
+# request has its cost whatever was sent before it.
+_RATE_LIMITED = {"2.4 MB text to cut"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Status (0: closed without a reply), seconds from the last byte sent to the reply, and bytes of it."""
+
+    status: int
+    seconds: float
+    size: int
+
+
+def sender_of(name: str) -> str:
+    """The tenant that sends this request: `attacker`, or `limited` with few tokens a minute."""
+    return "limited" if name in _RATE_LIMITED else "attacker"
+
+
+def request_of(name: str, key: str) -> bytes:
+    """The request of this name, with the API key of a tenant."""
+    path, body = _BODIES[name]() if name in _BODIES else (CHAT, b"")
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"authorization: Bearer {key}"]
+    if name in _BODIES:
+        lines += ["content-type: application/json", f"content-length: {len(body)}"]
+    head = [line.encode() for line in lines] + ([] if name in _BODIES else [_HEADERS[name]()])
+    return b"\r\n".join([*head, b"", body])
+
+
+def send(port: int, request: bytes) -> Reply:
+    """Sends a request on a connection of its own."""
+    with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as connection:
+        # What is refused by its length is not read; the reply may still be.
+        with suppress(ConnectionError):
+            connection.sendall(request)
+        start = time.monotonic()
+        try:
+            response = http.client.HTTPResponse(connection, method="POST")
+            response.begin()
+            return Reply(response.status, time.monotonic() - start, len(response.read()))
+        except (ConnectionError, http.client.HTTPException):
+            return Reply(0, time.monotonic() - start, 0)

@@ -1,0 +1,52 @@
+"""Rows of docs/results.md about faults and hostile requests."""
+
+from typing import Any
+
+from benchmark_control_plane.experiments.results_page.fault_rows import fault_suite, hostile_input
+
+
+def trial(**changes: Any) -> dict[str, Any]:
+    after = {"held_bytes": 0.0, "open_requests": 0.0, "peak_growth_mb": 12.4, "growth_mb": -3.0}
+    return {
+        "row": "worker killed", "run": 0, "failures": [], "exit_status": None, "sent": 100, "lost": 0,
+        "endings": {"done": 90, "429": 10}, "not_ready_s": 0.5, "back_s": 4.0, "health_ms": 30.0,
+        "health_port_ms": 20.0, "other_chat_ms": 400.0, "after": after, **changes,
+    }  # fmt: skip
+
+
+def test_a_fault_states_outcomes_memory_and_what_exceeds_a_limit():
+    slow = trial(run=1, slow=["/health on its own port waited 120 ms"], health_port_ms=120.0)
+    ((_, text),) = fault_suite({"trials": [trial(slow=[]), slow]})
+    for fact in (
+        "0 of 200 requests lost, endings done 180 429 20",
+        "memory of all processes +12 MB at most, -3 MB after",
+        "longest wait of `/health` 120 ms on its own port",
+        "2 runs, 0 with a claim that does not hold, 1 with a wait or memory above its limit",
+    ):
+        assert fact in text
+
+
+def test_earlier_results_and_ended_servers_are_read():
+    ended = trial(after=dict.fromkeys(trial()["after"]), exit_status=0, not_ready_s=None, back_s=None)
+    for earlier in (trial(), ended):
+        ((_, text),) = fault_suite({"trials": [earlier]})
+        assert text.endswith("1 run, 0 with a claim that does not hold") and "memory" not in text
+
+
+def test_hostile_requests_name_the_costliest():
+    costs = {"health_port_wait_ms": 10.0, "health_wait_ms": 20.0, "peak_growth_mb": 5.0, "growth_mb": 1.0}
+    attacks = [
+        {"name": "harmless", "run": 0, "reply_s": 9.0, "not_held": ["refusal"], **costs},
+        {"name": "4.7 MB key", "run": 0, "reply_s": 0.02, "not_held": [], **costs},
+        {"name": "66 MiB header", "run": 0, "reply_s": 0.2, "not_held": ["refusal"], **costs},
+    ]
+    rows = dict(hostile_input({"senders": 10, "attacks": attacks}))
+    head = "10 senders of each of 2 hostile requests"
+    assert "most 0.2 s (66 MiB header)" in rows[f"{head}: time from the last byte to the reply, sent alone"]
+    assert rows[f"{head}: what does not hold"] == "refusal 1; in 2 attacks"
+    assert (
+        dict(hostile_input({"senders": 10, "attacks": attacks[1:2]}))[
+            "10 senders of each of 1 hostile requests: what does not hold"
+        ]
+        == "nothing in 1 attacks"
+    )
