@@ -6,9 +6,11 @@ Each request is stamped with the time at which its first bytes reached the host;
 When the server ends, a client that uses its connection again gets a response that tells it to close it.
 """
 
+import fcntl
 import re
 import socket
 import struct
+import termios
 import time
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
@@ -40,6 +42,8 @@ _LINGER_S, _LINGER_PAUSE_S = 30.0, 5.0
 # How long a connection that is idle while the server ends stays open. Its client may be sending a request at
 # that moment, which a closed connection would lose; one that uses it again is told to close it.
 _LAST_REQUEST_S = 0.5
+# uvloop runs timers before it reads: what arrived in time is read within this.
+_LATE_LOOP_S = 0.1
 
 
 def raw_response(failure: Failure) -> bytes:
@@ -53,6 +57,10 @@ def raw_response(failure: Failure) -> bytes:
     }
     lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
     return b"".join([STATUS_LINE[failure.status], *lines, b"\r\n", body])
+
+
+# An event loop runs its timers before it reads: what has arrived in time is read within this.
+_LATE_LOOP_S = 0.1
 
 
 def _slow(part: str, key: str) -> bytes:
@@ -243,7 +251,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _arm(self, seconds: float, act: Callable[[], None]) -> None:
         self._disarm()
-        self._timer = self.loop.call_later(seconds, act)
+        self._timer = self.loop.call_later(seconds, self._expire, act)
+
+    def _expire(self, act: Callable[[], None]) -> None:
+        """Acts unless bytes wait in the kernel: then the event loop is late, not the client."""
+        if self._has_unread():
+            self._arm(_LATE_LOOP_S, act)
+        else:
+            act()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes an idle connection, as `_expire` does."""
+        if self._has_unread():
+            self.timeout_keep_alive_task = self.loop.call_later(_LATE_LOOP_S, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _has_unread(self) -> bool:
+        if self.transport.is_closing():
+            return False
+        (unread,) = struct.unpack("=i", fcntl.ioctl(self._socket.fileno(), termios.FIONREAD, bytes(4)))
+        return bool(unread)
 
     def _disarm(self) -> None:
         if self._timer is not None:
