@@ -259,7 +259,7 @@ def _content(message: Mapping[str, Any]) -> str:
         return content
     texts = [part["text"] for part in content if part.get("type") == "text"]
     if len(texts) != len(content):
-        raise Refused("the scripted model accepts text only; remove the other parts", param="messages")
+        raise Refused("only text is passed on to a model; remove the other parts", param="messages")
     return "".join(texts)
 
 

@@ -11,6 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from backends.vllm.argument_names import check_arguments
+from backends.vllm.prompt_logits import EXTENSION
 
 # On a GPU vLLM refuses to start unless `gpu_memory_utilization` of the device is free, even if the size of
 # the KV cache is given. The default of 92 % is not free while an embedding model loads.
@@ -30,7 +31,12 @@ def engine_args(
         name: nested[name](**value) if name in nested and isinstance(value, Mapping) else value
         for name, value in arguments.items()
     }
-    defaults: dict[str, Any] = {"model": model, "served_model_name": served_name, "disable_log_stats": True}
+    defaults: dict[str, Any] = {
+        "model": model,
+        "served_model_name": served_name,
+        "disable_log_stats": True,
+        "worker_extension_cls": EXTENSION,
+    }
     if reasoning_parser is not None:
         defaults["reasoning_parser"] = reasoning_parser
     if "kv_cache_memory_bytes" in arguments:

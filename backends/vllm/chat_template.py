@@ -63,7 +63,7 @@ def _text(content: Any, at: int) -> str:
         if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text", "refusal"):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise Refused(
-                f"messages[{at}].content has a part of type {kind!r}; this model accepts text only",
+                f"messages[{at}].content has a part of type {kind!r}; only text is passed on to a model",
                 param="messages",
             )
         pieces.append(str(part.get("text") or part.get("refusal") or ""))

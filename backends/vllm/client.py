@@ -159,7 +159,6 @@ class VllmGenerator:
         self._engine, self._tokenizer = engine, engine.tokenizer
         self.geometry, self.kv_bytes = engine.geometry, engine.kv_bytes
         self.max_model_tokens, self.max_running = engine.max_model_tokens, engine.max_running
-        self.max_prompt_logprobs = engine.max_prompt_logprobs
         # In a thread: a vocabulary has 100,000 tokens and more.
         self.max_token_characters = await asyncio.to_thread(_longest_token, engine.tokenizer)
         self.step_cost, self.has_prefix_cache = engine.step_cost, engine.has_prefix_cache
@@ -167,6 +166,7 @@ class VllmGenerator:
         # A step of the warm-up may compile for longer than any later one.
         engine.start_watchdog(stall_seconds=max(self._stall_seconds, WARM_UP_LIMIT_SECONDS))
         await engine.load_adapters(self._lora_modules)
+        self.max_prompt_logprobs = await engine.bound_prompt_logits()
         enter_stage(StartStage.WARMING_UP)
         await warm_up(engine, self.model)
         if engine.scheduler_client is not None:

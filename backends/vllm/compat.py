@@ -24,7 +24,7 @@ looked up.
   out.
 - 0.26 and 0.32 have two model runners; the second is the default on a GPU. If a request asks for the log
   probabilities of its prompt, the second computes those of all tokens of the step, 1,024 at once, the first
-  those of that prompt. Other releases were not read.
+  those of that prompt (`prompt_logits`). Other releases were not read.
 - On a CPU 0.26 frees the query, key and value weights that hidden states in the cache need.
 - 0.26 has no choice of the cache's layout (`compact_layouts`) and no `req_idx` in the attention metadata.
 - 0.31 introduced `max_num_active_seqs`, which may be less than `max_num_seqs` (see `max_running_requests`).
@@ -50,7 +50,6 @@ __all__ = [
     "check_release",
     "client_message",
     "compact_layouts",
-    "max_prompt_logprobs",
     "max_running_requests",
 ]
 
@@ -62,8 +61,6 @@ CLIENT_ERRORS: tuple[type[Exception], ...] = (
 
 # For attention backends that state no cache layouts; vLLM also prefers the first.
 _LAYOUTS = ("LBNHC", "LBHNC", "BLNHC", "BLHNC")
-# `CHUNK_SIZE` of the second model runner's prompt_logprob.py.
-_LOGITS_AT_ONCE = 1024
 _CPP_LOG_PREFIX = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 
 
@@ -88,20 +85,6 @@ def max_running_requests(scheduler_config: Any) -> int:
     active_limit: int | None = getattr(scheduler_config, "max_num_active_seqs", None)
     slots: int = scheduler_config.max_num_seqs
     return slots if active_limit is None else active_limit
-
-
-def max_prompt_logprobs(config: Any) -> int:
-    """Most tokens of a prompt whose logits take no more memory than the start of the engine has measured.
-
-    The start measures a sampling step with the logits of `max_num_seqs` tokens. 0 if a step with any such
-    prompt may compute more.
-    """
-    measured: int = config.scheduler_config.max_num_seqs
-    if not getattr(config, "use_v2_model_runner", False):
-        return measured
-    at_once = min(_LOGITS_AT_ONCE, config.scheduler_config.max_num_batched_tokens)
-    longest: int = config.model_config.max_model_len
-    return longest if measured >= at_once else 0
 
 
 def compact_layouts(backend: Any) -> tuple[Any, ...] | None:

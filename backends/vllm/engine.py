@@ -27,7 +27,6 @@ from backends.vllm.compat import (
     EngineGenerateError,
     check_release,
     client_message,
-    max_prompt_logprobs,
     max_running_requests,
 )
 from backends.vllm.grammar_checker import GrammarChecker
@@ -38,6 +37,7 @@ from backends.vllm.plugin.request_metadata import KEY
 from backends.vllm.plugin.rpc_client import SchedulerClient
 from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.process import bound_to_parent, sockets_in_run_directory, while_alive
+from backends.vllm.prompt_logits import bound_prompt_logits
 from backends.vllm.sampling import sampling_params, structured_outputs, to_delta, with_validated
 from backends.vllm.stats import EngineStats
 from backends.vllm.step_cost_prior import geometry_of, step_cost_prior
@@ -120,7 +120,6 @@ class VllmEngine:
         self.has_prefix_cache: bool = config.cache_config.enable_prefix_caching
         self.max_model_tokens: int = config.model_config.max_model_len
         self.max_running: int = max_running_requests(config.scheduler_config)
-        self.max_prompt_logprobs: int = max_prompt_logprobs(config)
         # vLLM reserves the first block of each engine as a placeholder (null block).
         blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
         self.kv_bytes: int = blocks * self.geometry.bytes_per_block
@@ -252,6 +251,11 @@ class VllmEngine:
     async def load_adapters(self, folders: Mapping[str, str]) -> None:
         """Loads LoRA adapters. Raises ValueError for one that vLLM does not load."""
         self._adapters = await load_adapters(self._llm, folders)
+
+    async def bound_prompt_logits(self) -> int:
+        """Bounds the logits of prompts; the most prompt tokens with log probabilities, or 0."""
+        with self._translated_errors():
+            return await bound_prompt_logits(self._llm)
 
     async def check_grammar(
         self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn

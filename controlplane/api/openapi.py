@@ -13,7 +13,12 @@ from controlplane.api.protocol.answers import (
     ChatCompletion,
     EmbeddingList,
     ErrorResponse,
+    Liveness,
+    ModelEntry,
+    ModelList,
+    ReadyAnswer,
     ResponseObject,
+    ServerVersion,
     TextCompletion,
     TokenCount,
 )
@@ -100,6 +105,14 @@ _OPERATIONS: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("/admin/explain/{request_id}", "get"): (*_OF_ADMIN, 404),
 }
 """Statuses of the errors of each operation that serves no model."""
+_ANSWERS: Mapping[str, type[BaseModel]] = {
+    "/v1/models": ModelList,
+    "/v1/models/{model_id}": ModelEntry,
+    "/version": ServerVersion,
+    "/health": Liveness,
+    "/ready": ReadyAnswer,
+}
+"""Answers of the GET endpoints that have a model; those of /admin are written for people."""
 _MEDIA_TYPES = {"/metrics": "text/plain"}
 _ANY = {"schema": {"type": "object"}}
 _ADMIN_BODIES: Mapping[tuple[str, str], dict[str, Any]] = {
@@ -138,7 +151,7 @@ def describe_bodies(app: FastAPI) -> None:
     def with_bodies() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = without_bodies()
-            described: list[_Answer] = [ErrorResponse, ExplainRequest]
+            described: list[_Answer] = [ErrorResponse, ExplainRequest, *_ANSWERS.values()]
             for body, answers in _BODIES.values():
                 described += [body, *answers]
             models = dict.fromkeys(each[0] if isinstance(each, list) else each for each in described)
@@ -159,7 +172,8 @@ def describe_bodies(app: FastAPI) -> None:
 def _describe(operation: dict[str, Any], key: tuple[str, str], statuses: Sequence[int]) -> None:
     """Completes what FastAPI states about an operation."""
     media_type = _MEDIA_TYPES.get(key[0], "application/json")
-    success = {"description": "Successful Response", "content": {media_type: {"schema": {}}}}
+    schema = _schema(_ANSWERS[key[0]]) if key[0] in _ANSWERS else {}
+    success = {"description": "Successful Response", "content": {media_type: {"schema": schema}}}
     operation["responses"] = {"200": success, **_errors(statuses)}
     if key in _ADMIN_BODIES:
         operation["requestBody"] = {"required": True, "content": _ADMIN_BODIES[key]}

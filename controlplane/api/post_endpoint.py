@@ -42,8 +42,8 @@ _DECISIONS_BY_SEVERITY = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
 class ParsedRequest(Generic[Body]):
     """A validated request. `request_id` comes from the client or the middleware and need not be unique.
 
-    `settings` are those it began with. `arrival` is when its first bytes reached the host, or None if the
-    HTTP server does not know.
+    `settings` are those it began with. `headers` have lower-case names. `arrival` is when its first bytes
+    reached the host, or None if the HTTP server does not know.
     """
 
     request_id: str
@@ -51,6 +51,7 @@ class ParsedRequest(Generic[Body]):
     body: Body
     hints: RequestHints
     settings: ApiSettings
+    headers: RawHeaders
     arrival: Instant | None = None
 
 
@@ -82,9 +83,9 @@ class EndpointFactory:
                 code="incomplete_body",
             ) from None
         body = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
-        hints = hints_of(request.scope["headers"], body)
+        headers = request.scope["headers"]
         arrival = request.scope["state"].get(ARRIVAL)
-        return ParsedRequest(request_id, caller, body, hints, settings, arrival)
+        return ParsedRequest(request_id, caller, body, hints_of(headers, body), settings, headers, arrival)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ class Generator(Protocol):
     """Most characters that one token covers."""
     max_running: int
     max_prompt_logprobs: int
-    """Most tokens of a prompt whose log probabilities fit into the memory that its start measured."""
+    """Most tokens of a prompt whose log probabilities fit into the memory that its start measured; 0 if it
+    cannot bound them."""
     step_cost: StepCost | None
 
     @property

@@ -34,7 +34,7 @@ from tests.clients.recipes import PAGE, SHOWN_URL, recipes
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = Path(__file__).with_name("probes")
 MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
-WORKS, FAILS, NO_CALL = "works", "FAILS", "—"
+WORKS, FAILS, NO_CALL, NOT_SERVED = "works", "FAILS", "—", "not served"
 FEATURES = (
     "chat", "stream", "tools", "structured output", "responses", "embeddings", "rerank", "tokens", "models",
     "errors", "images", "recipe",
@@ -45,27 +45,40 @@ _VERSIONS = "import importlib.metadata as m, sys; print(' '.join(map(m.version, 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client, the file with its probes, and the packages that they import; the first gives the version."""
+    """A client, the file with its probes, and the packages that they import; the first gives the version.
+
+    `not_served` are the features that it has in a protocol or at a path that the server does not have.
+    """
 
     name: str
     probes: str
     packages: tuple[str, ...] = ()
+    not_served: tuple[str, ...] = ()
 
 
+_COHERE = ("chat", "stream", "tools", "structured output", "embeddings", "tokens", "models", "images")
+_LLAMA_INDEX = (
+    "llama-index-core",
+    "llama-index-llms-openai-like",
+    "llama-index-embeddings-openai-like",
+    "llama-index-postprocessor-cohere-rerank",
+)
 CLIENTS = (
-    Client("openai (Python)", "openai_python.py", ("openai",)),
-    Client("openai (Node)", "openai_node.mjs", ("openai",)),
-    Client("anthropic (Python)", "anthropic_python.py", ("anthropic",)),
-    Client("@anthropic-ai/sdk (Node)", "anthropic_node.mjs", ("@anthropic-ai/sdk",)),
-    Client("cohere ClientV2 (Python)", "cohere_python.py", ("cohere",)),
-    Client("cohere-ai ClientV2 (Node)", "cohere_node.mjs", ("cohere-ai",)),
-    Client("Vercel AI SDK (Node)", "vercel_ai_node.mjs", ("ai", "@ai-sdk/openai-compatible")),
-    Client("LangChain", "langchain_python.py", ("langchain-openai",)),
+    # OpenAI's clients count tokens at /v1/responses/input_tokens, Anthropic's list models in its own shape.
+    Client("openai (Python)", "openai_python.py", ("openai",), ("tokens",)),
+    Client("openai (Node)", "openai_node.mjs", ("openai",), ("tokens",)),
+    Client("anthropic (Python)", "anthropic_python.py", ("anthropic",), ("models",)),
+    Client("@anthropic-ai/sdk (Node)", "anthropic_node.mjs", ("@anthropic-ai/sdk",), ("models",)),
+    Client("cohere ClientV2 (Python)", "cohere_python.py", ("cohere",), _COHERE),
+    Client("cohere-ai ClientV2 (Node)", "cohere_node.mjs", ("cohere-ai",), _COHERE),
     Client(
-        "LlamaIndex",
-        "llama_index_python.py",
-        ("llama-index-core", "llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
+        "Vercel AI SDK (Node)",
+        "vercel_ai_node.mjs",
+        ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/cohere"),
     ),
+    Client("LangChain", "langchain_python.py", ("langchain-openai",)),
+    Client("LangChain's CohereRerank", "langchain_cohere_python.py", ("langchain-cohere",)),
+    Client("LlamaIndex", "llama_index_python.py", _LLAMA_INDEX),
     Client("Haystack", "haystack_python.py", ("haystack-ai", "cohere-haystack")),
     Client("LiteLLM", "litellm_python.py", ("litellm",)),
     Client("openai-agents", "openai_agents_python.py", ("openai-agents",)),
@@ -185,7 +198,8 @@ def table_of(rows: Sequence[Row]) -> str:
     """The Markdown table of the rows and the list of the clients that did not run."""
     lines = [f"| client | version | {' | '.join(FEATURES)} |", "|---|---|" + "---|" * len(FEATURES)]
     for row in rows:
-        cells = [_shown(row.cells.get(feature, NO_CALL)) for feature in FEATURES]
+        absent = dict.fromkeys(row.client.not_served, NOT_SERVED)
+        cells = [_shown(row.cells.get(feature, absent.get(feature, NO_CALL))) for feature in FEATURES]
         lines.append(f"| {row.client.name} | {row.version} | {' | '.join(cells)} |")
     ran = {row.client.name for row in rows}
     missing = [client.name for client in CLIENTS if client.name not in ran]
@@ -194,7 +208,7 @@ def table_of(rows: Sequence[Row]) -> str:
 
 
 def _shown(cell: str) -> str:
-    return cell if cell in (WORKS, FAILS, NO_CALL) else f"`{cell}`"
+    return cell if cell in (WORKS, FAILS, NO_CALL, NOT_SERVED) else f"`{cell}`"
 
 
 def with_table(page: str, table: str) -> str:

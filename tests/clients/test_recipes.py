@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.clients.client_table import CLIENTS, FEATURES, NO_CALL, PAGE, Row, table_of, with_table
+from tests.clients.client_table import CLIENTS, FEATURES, NO_CALL, NOT_SERVED, PAGE, Row, table_of, with_table
 from tests.clients.recipes import SHOWN_URL, recipes
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
@@ -78,7 +78,7 @@ def test_page_has_a_row_for_each_client_and_a_column_for_each_feature():
 def test_table_lists_what_ran_and_what_did_not():
     rows = [Row(CLIENTS[0], "1.2", {"chat": "works", "images": "messages.0.content"})]
     text = with_table("a\n<!-- table: begin -->\nold\n<!-- table: end -->\nb", table_of(rows))
-    cells = {"chat": "works", "images": "`messages.0.content`"}
+    cells = {"chat": "works", "images": "`messages.0.content`", "tokens": NOT_SERVED}
     line = " | ".join(cells.get(feature, NO_CALL) for feature in FEATURES)
     assert f"| {CLIENTS[0].name} | 1.2 | {line} |" in text and "old" not in text
     assert text.startswith("a\n") and text.endswith("\nb")

@@ -97,6 +97,18 @@ def retry_after(content: Mapping[str, Any]) -> Rows:
     )
 
 
+def cancellation(content: Mapping[str, Any]) -> Rows:
+    times = [
+        f"{name} {one['median_ms']:.0f} ({one['max_ms']:.0f}) ms" for name, one in content["requests"].items()
+    ]
+    yield (
+        "Time from a client's disconnect, or from the cancellation of its call, until no memory is held: "
+        f"median of {content['rounds']} and longest (`configs/dev.yaml`, with a load average of "
+        f"{content['load_average']:.0f} before it)",
+        "<br>".join(times),
+    )
+
+
 def plugin_cost(content: Mapping[str, Any]) -> Rows:
     costs = [
         f"{name} {rows['slots']['hook_median_us']:.0f} and {rows['memory']['hook_median_us']:.0f} µs"
@@ -309,6 +321,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "door.json": (GATE, http_overhead),
     "retry-after.json": (GATE, retry_after),
     "victims.json": (GATE, victims),
+    "cancellation.json": (GATE, cancellation),
     "fault-suite.json": (FAULTS, fault_rows.fault_suite),
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),

@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from controlplane.api.errors import Problem
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json, ticket_headers
-from controlplane.api.protocol.requests import EmbeddingRequest
+from controlplane.api.protocol.requests import HEADER_TOKEN_IDS, EmbeddingRequest
 from controlplane.core.ports import Embedder, Vectors
 from controlplane.service.request_jobs import TruncationRequest
 from controlplane.service.service import Service
@@ -36,7 +36,7 @@ async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: S
         ask.hints,
         truncation=_cut(body),
         prompt=body.prompt_name,
-        takes_any_ids=body.token_ids == "as-given",
+        takes_any_ids=_takes_any_ids(ask),
         arrival=ask.arrival,
     )
     if body.dimensions is not None:
@@ -57,6 +57,21 @@ async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: S
     }
     reply = b'{"object":"list","data":[' + b",".join(rows) + b"]," + orjson.dumps(tail)[1:]
     await send_json(send, reply, ticket_headers([embedded.ticket]))
+
+
+def _takes_any_ids(ask: ParsedRequest[EmbeddingRequest]) -> bool:
+    """Whether body or header state that token ids are meant as they are. Raises Problem for another value."""
+    stated = [value for name, value in ask.headers if name == HEADER_TOKEN_IDS.encode()]
+    for value in stated:
+        if value != b"as-given":
+            raise Problem(
+                400,
+                f"{HEADER_TOKEN_IDS}={value.decode('latin-1')[:40]!r}: should be as-given; change it or "
+                "leave it out",
+                param=HEADER_TOKEN_IDS,
+                code="invalid_value",
+            )
+    return bool(stated) or ask.body.token_ids is not None
 
 
 def _cut(body: EmbeddingRequest) -> TruncationRequest | None:

@@ -238,3 +238,44 @@ class TokenCount(BaseModel):
     """Answer of /v1/messages/count_tokens."""
 
     input_tokens: int
+
+
+class ModelEntry(BaseModel):
+    """A model at /v1/models; an adapter has the name of its model as `parent`."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["tandem"]
+    root: str
+    parent: str | None
+    kind: Literal["generate", "embed", "rerank"]
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class ServerVersion(BaseModel):
+    """Answer of /version."""
+
+    version: str
+
+
+class Liveness(BaseModel):
+    """Answer of /health, while the process runs."""
+
+    status: Literal["alive"]
+
+
+class ReadyAnswer(BaseModel):
+    """Answer of /ready once every engine responds."""
+
+    status: Literal["ready"]
+    impaired: dict[str, str] | None = Field(
+        None, description="The parts that fail while requests are still served, each with the kind of fault"
+    )

@@ -37,7 +37,8 @@ _REQUIRED = {
     "thinking": ("thinking",),
     "redacted_thinking": (),
 }
-_BLOCK_TYPES = '"text", "tool_use", "tool_result" or "thinking"; the model takes text only'
+_OTHERS = "other content is not passed on to the model"
+_BLOCK_TYPES = f'"text", "tool_use", "tool_result" or "thinking"; {_OTHERS}'
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -49,7 +50,7 @@ class TextBlock(TypedDict, total=False):
     """A text. `cache_control` is ignored: prefix caching is automatic."""
 
     __pydantic_config__ = CLOSED  # type: ignore[misc]
-    type: Required[Annotated[Literal["text"], expecting('"text"; the model takes text only')]]
+    type: Required[Annotated[Literal["text"], expecting(f'"text"; {_OTHERS}')]]
     text: Required[str]
     cache_control: Any
     citations: Any

@@ -26,6 +26,7 @@ from controlplane.api.protocol.types import (
 
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_SERVICE_CLASS = "x-service-class"
+HEADER_TOKEN_IDS = "x-token-ids"
 HEADER_ROUTER_KEY = "x-tandem-router-key"
 HEADER_DECISION = "x-tandem-decision"
 HEADER_QUEUE_MS = "x-tandem-queue-ms"
@@ -69,7 +70,7 @@ UNSERVED = {
     "guided_grammar": "use structured_outputs",
     "guided_json": "use response_format or structured_outputs",
     "guided_regex": "use structured_outputs",
-    "image": "the model takes text only; leave it out",
+    "image": "images are not passed on to a model; leave it out",
     "input_type": "name one of the model's own prompts in prompt_name",
     "max_chunks_per_doc": "a document is cut, not split; use max_tokens_per_doc",
     "max_tool_calls": "it limits built-in tools, which are not supported; leave it out",

@@ -151,14 +151,8 @@ def only_texts(*kinds: str) -> WrapValidator:
             shape = " or ".join(f'{{"type": "{kind}", …}}' for kind in kinds)
             expected = f"a string or a list of 1 to {MAX_PARTS:,} {shape} parts"
             if isinstance(found, str):
-                raise PydanticCustomError(
-                    "conflict",
-                    "{rule}",
-                    {
-                        "rule": f"part {at} is of type {found:.40}, and the model takes text only; send text",
-                        "field": "",
-                    },
-                ) from None
+                rule = f"part {at} is of type {found:.40}; only text is passed on to a model, so send text"
+                raise PydanticCustomError("conflict", "{rule}", {"rule": rule, "field": ""}) from None
             raise PydanticCustomError("shape", "expected {expected}", {"expected": expected}) from None
 
     return WrapValidator(check)

@@ -364,8 +364,8 @@ def _require_special_tokens(inputs: Sequence[Sequence[int]], embedder: Embedder)
         raise Refused(
             f"input[{position}] lacks the token ids that {embedder.model} has around every text ({opening} "
             f"before, {closing} after), so another tokenizer made it. Send texts (in LangChain's "
-            'OpenAIEmbeddings: check_embedding_ctx_length=False), or token_ids: "as-given" to embed the ids '
-            "as they are.",
+            'OpenAIEmbeddings: check_embedding_ctx_length=False), or token_ids: "as-given" (or the header '
+            "x-token-ids: as-given) to embed the ids as they are.",
             param="input",
             code="foreign_token_ids",
         )

@@ -118,17 +118,13 @@ def least_job(
 
 
 def check_prompt_logprobs(sampling: Sampling, prompt_tokens: int, generator: Generator) -> None:
-    """Raises Refused for a prompt whose log probabilities would take memory that the pool does not count.
-
-    An engine computes the logits of many tokens of a prompt at once. The activation peak measured at its
-    start includes those of one token of each running request.
-    """
+    """Raises Refused for a prompt whose log probabilities would take memory that the pool does not count."""
     most = generator.max_prompt_logprobs
     if sampling.prompt_logprobs is not None and prompt_tokens > most:
         raise Refused(
-            f"echo with logprobs: the prompt has {prompt_tokens:,} tokens, and this server has memory for "
-            f"the log probabilities of {most:,}. Shorten the prompt, leave out echo or logprobs, or have the "
-            "operator raise models.chat.engine.max_num_seqs.",
+            f"echo with logprobs: the prompt has {prompt_tokens:,} tokens, and this engine has memory for "
+            f"the log probabilities of {most:,}. Leave out echo or logprobs, or have the operator leave out "
+            "models.chat.engine.worker_extension_cls.",
             param="echo",
         )
 

@@ -85,4 +85,10 @@ def test_only_the_scheduler_differs(states, sequences):
     assert ran.returncode == 0, ran.stderr[-2_000:]
     device, running, differ = json.loads(ran.stdout.splitlines()[-1])
     assert (device, running) == ("cuda", sequences)
-    assert differ == [".additional_config", ".instance_id", ".scheduler_config.scheduler_cls"]
+    assert differ == [
+        ".additional_config",
+        ".instance_id",
+        # Acts only on requests for the log probabilities of their prompt.
+        ".parallel_config.worker_extension_cls",
+        ".scheduler_config.scheduler_cls",
+    ]

@@ -28,8 +28,49 @@ def ask(mode: instructor.Mode) -> None:
     assert found.mood in ("good", "bad")
 
 
+def chat() -> None:
+    """A text instead of an object, through the same wrapper."""
+    client = instructor.from_openai(plain)
+    headers = {"x-service-class": probe.SERVICE_CLASS}
+    found = client.chat.completions.create(
+        model=probe.CHAT,
+        messages=probe.HELLO,
+        response_model=None,
+        max_tokens=probe.FEW_TOKENS,
+        extra_headers=headers,
+    )
+    assert found.choices[0].message.content and found.usage.completion_tokens
+
+
+def stream() -> None:
+    client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
+    parts = client.chat.completions.create_partial(
+        model=probe.CHAT,
+        messages=probe.HELLO,
+        response_model=Mood,
+        max_tokens=probe.CALL_TOKENS,
+        max_retries=0,
+    )
+    assert list(parts)[-1].mood in ("good", "bad")
+
+
+def errors() -> None:
+    client = instructor.from_openai(plain)
+    try:
+        client.chat.completions.create(
+            model="nobody", messages=probe.HELLO, response_model=None, max_tokens=1
+        )
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found"
+    else:
+        raise AssertionError("an unknown model was served")
+
+
 probe.run(
     {
+        "chat": chat,
+        "stream": stream,
+        "errors": errors,
         "tools": lambda: ask(instructor.Mode.TOOLS),
         "structured output": lambda: ask(instructor.Mode.JSON_SCHEMA),
     },

@@ -1,3 +1,5 @@
+import re
+
 import litellm
 import probe
 
@@ -78,7 +80,8 @@ def image() -> str:
     return probe.refused(
         lambda: litellm.completion(**{**ASKED, "messages": messages}),
         litellm.BadRequestError,
-        lambda error: "messages[0].content" if "image_url" in str(error) else str(error),
+        # The exception has no field of its own; its text holds the server's message, which begins with it.
+        lambda error: re.search(r"messages\[\S+?(?=:)", str(error)).group(),
     )
 
 

@@ -4,6 +4,7 @@ import openai
 import probe
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, ConfigDict
@@ -59,6 +60,15 @@ def embeddings() -> None:
     probe.check_vectors(embedder.get_text_embedding_batch(probe.TEXTS))
 
 
+def rerank() -> None:
+    from llama_index.postprocessor.cohere_rerank import CohereRerank
+
+    ranker = CohereRerank(model=probe.RERANKER, api_key=probe.KEY, base_url=probe.url(), top_n=2)
+    nodes = [NodeWithScore(node=TextNode(text=text, id_=str(at))) for at, text in enumerate(probe.TEXTS)]
+    found = ranker.postprocess_nodes(nodes, query_str="What is scarce?")
+    probe.check_ranks([int(one.node.id_) for one in found], [one.score for one in found])
+
+
 def errors() -> None:
     try:
         model(name="nobody").chat([ChatMessage("Hello")])
@@ -80,6 +90,7 @@ probe.run(
         "tools": tools,
         "structured output": structured,
         "embeddings": embeddings,
+        "rerank": rerank,
         "errors": errors,
         "images": image,
     },

@@ -15,7 +15,8 @@ class Mood(BaseModel):
 
 def agent(max_tokens: int = probe.FEW_TOKENS, **options: object) -> agents.Agent:
     client = openai.AsyncOpenAI(base_url=f"{probe.url()}/v1", api_key=probe.KEY, max_retries=0)
-    model = agents.OpenAIResponsesModel(options.pop("model", probe.CHAT), openai_client=client)
+    kind = options.pop("kind", agents.OpenAIResponsesModel)
+    model = kind(options.pop("model", probe.CHAT), openai_client=client)
     settings = agents.ModelSettings(max_tokens=max_tokens, tool_choice=options.pop("tool_choice", None))
     return agents.Agent(name="probe", model=model, model_settings=settings, **options)
 
@@ -26,10 +27,15 @@ def note(mood: Literal["good", "bad"]) -> str:
     return f"noted {mood}"
 
 
-async def chat() -> None:
+async def structured(**options: object) -> None:
     # A model of random weights ends at the limit, which openai-agents reports as an incomplete response.
-    result = await agents.Runner.run(agent(output_type=Mood, max_tokens=probe.CALL_TOKENS), "Hello")
+    asked = agent(output_type=Mood, max_tokens=probe.CALL_TOKENS, **options)
+    result = await agents.Runner.run(asked, "Hello")
     assert result.final_output.mood in ("good", "bad")
+
+
+async def chat() -> None:
+    await structured(kind=agents.OpenAIChatCompletionsModel)
 
 
 async def stream() -> None:
@@ -54,5 +60,12 @@ async def errors() -> None:
 
 
 probe.run(
-    {"stream": stream, "tools": tools, "structured output": chat, "responses": chat, "errors": errors},
+    {
+        "chat": chat,
+        "stream": stream,
+        "tools": tools,
+        "structured output": structured,
+        "responses": structured,
+        "errors": errors,
+    },
 )

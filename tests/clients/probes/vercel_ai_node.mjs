@@ -1,3 +1,5 @@
+import { createCohere } from "@ai-sdk/cohere";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import * as ai from "ai";
 
@@ -37,6 +39,19 @@ await probe.run({
     const output = ai.Output.object({ schema });
     const answer = await ai.generateText({ ...asked, maxOutputTokens: probe.CALL_TOKENS, output });
     probe.checkMood(answer.output);
+  },
+  async responses() {
+    const openai = createOpenAI({ baseURL: `${probe.URL_OF_SERVER}/v1`, apiKey: probe.KEY });
+    // Without it the items of a conversation are named by ids, which only a server that stores them knows.
+    const providerOptions = { openai: { store: false } };
+    const answer = await ai.generateText({ ...asked, model: openai.responses(probe.CHAT), providerOptions });
+    probe.check(answer.text, answer.text);
+  },
+  async rerank() {
+    const cohere = createCohere({ baseURL: `${probe.URL_OF_SERVER}/v2`, apiKey: probe.KEY });
+    const ranks = { model: cohere.reranking(probe.RERANKER), documents: probe.TEXTS, query: "What is scarce?" };
+    const { ranking } = await ai.rerank({ ...ranks, maxRetries: 0 });
+    probe.check(ranking.length === 2 && ranking[0].score >= ranking[1].score, ranking);
   },
   async embeddings() {
     const model = provider.textEmbeddingModel(probe.EMBEDDINGS);

@@ -80,6 +80,27 @@ async def test_answers_are_described(stage: Stage, path: str, body: dict[str, An
     assert unknown_members(answer.json(), described, schema["components"]["schemas"]) == []
 
 
+READ: list[tuple[str, str, type[BaseModel]]] = [
+    ("/v1/models", "/v1/models", answers.ModelList),
+    ("/v1/models/{model_id}", f"/v1/models/{CHAT_MODEL}", answers.ModelEntry),
+    ("/version", "/version", answers.ServerVersion),
+    ("/health", "/health", answers.Liveness),
+    ("/ready", "/ready", answers.ReadyAnswer),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "model"), READ)
+async def test_answers_of_get_requests_are_described(
+    stage: Stage, path: str, asked: str, model: type[BaseModel]
+):
+    answer = await stage.http.get(asked)
+    model.model_validate_json(answer.content)
+    schema = (await stage.http.get("/openapi.json")).json()
+    described = schema["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert described == {"$ref": f"#/components/schemas/{model.__name__}"}
+    assert unknown_members(answer.json(), described, schema["components"]["schemas"]) == []
+
+
 async def test_each_path_describes_its_bodies_and_errors(stage: Stage):
     schema = (await stage.http.get("/openapi.json")).json()
     posts = {path: each["post"] for path, each in schema["paths"].items() if "post" in each}

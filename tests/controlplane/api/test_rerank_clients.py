@@ -63,10 +63,19 @@ async def test_litellm(url: str, provider: str):
 
 
 async def test_langchain(url: str):
-    cohere, langchain = pytest.importorskip("cohere"), pytest.importorskip("langchain_cohere")
-    reranker = langchain.CohereRerank(
-        client=cohere.ClientV2(api_key=_KEY, base_url=url), model=RERANK_MODEL, top_n=2
-    )
+    langchain = pytest.importorskip("langchain_cohere")
+    reranker = langchain.CohereRerank(cohere_api_key=_KEY, base_url=url, model=RERANK_MODEL, top_n=2)
     ranked = await asyncio.to_thread(reranker.rerank, _DOCUMENTS, "what")
     assert len(ranked) == 2
     assert falls([one["relevance_score"] for one in ranked])
+
+
+async def test_llama_index(url: str):
+    llama_index = pytest.importorskip("llama_index.postprocessor.cohere_rerank")
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    ranker = llama_index.CohereRerank(api_key=_KEY, base_url=url, model=RERANK_MODEL, top_n=2)
+    nodes = [NodeWithScore(node=TextNode(text=text)) for text in _DOCUMENTS]
+    ranked = await asyncio.to_thread(ranker.postprocess_nodes, nodes, query_str="what")
+    assert len(ranked) == 2
+    assert falls([one.score for one in ranked])

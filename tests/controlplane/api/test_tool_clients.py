@@ -1,6 +1,8 @@
-"""Frameworks that force tool calls, unmodified, on scripted answers: LangChain, pydantic-ai, instructor."""
+"""Frameworks that call tools, unmodified, on scripted answers; one that is not installed is skipped."""
 
+import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -127,3 +129,56 @@ async def test_instructor(stage: Stage, url: str, mode: str):
     assert isinstance(found, Sum) and found.total == 3
     if is_call:
         assert chosen(stage) == "Sum"
+
+
+async def test_llama_index_agent(stage: Stage, url: str):
+    workflow = pytest.importorskip("llama_index.core.agent.workflow")
+    openai_like = pytest.importorskip("llama_index.llms.openai_like")
+
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
+
+    llm = openai_like.OpenAILike(
+        model=CHAT_MODEL, api_base=url, api_key="none", is_chat_model=True, is_function_calling_model=True
+    )
+    stage.generator.upcoming += [calling("add", a=1, b=2), calling("add", "call_2", a=3, b=4), HELLO]
+    answer = await workflow.FunctionAgent(tools=[add], llm=llm).run("1+2+4")
+    assert str(answer) == TEXT
+    messages = conversation(stage, 2).messages
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert [message["content"] for message in messages if message["role"] == "tool"] == ["3", "7"]
+
+
+_VERCEL = """
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import * as ai from "ai";
+
+const [baseURL, name] = process.argv.slice(1);
+const model = createOpenAICompatible({ name: "tandem", baseURL })(name);
+const number = { type: "number" };
+const properties = { a: number, b: number };
+const inputSchema = ai.jsonSchema({ type: "object", properties, required: ["a", "b"] });
+const add = ai.tool({ description: "Adds two numbers.", inputSchema, execute: async ({ a, b }) => a + b });
+const asked = { model, prompt: "1+2+4", tools: { add }, stopWhen: ai.stepCountIs(5), maxRetries: 0 };
+const answer = await ai.generateText(asked);
+const results = answer.steps.flatMap((step) => step.toolResults.map((result) => result.output));
+console.log(JSON.stringify([answer.text, results]));
+"""
+_NODE_FOLDER = os.environ.get("TANDEM_NODE_CLIENTS")
+
+
+@pytest.mark.skipif(
+    _NODE_FOLDER is None,
+    reason="TANDEM_NODE_CLIENTS names no folder with the packages ai and @ai-sdk/openai-compatible",
+)
+async def test_vercel_ai_sdk(stage: Stage, url: str):
+    stage.generator.upcoming += [calling("add", a=1, b=2), calling("add", "call_2", a=3, b=4), HELLO]
+    node = await asyncio.create_subprocess_exec(
+        "node", "--input-type=module", "-e", _VERCEL, url, CHAT_MODEL,
+        cwd=_NODE_FOLDER, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    printed, _ = await node.communicate()
+    assert json.loads(printed) == [TEXT, [3, 7]]
+    roles = [message["role"] for message in conversation(stage, 2).messages]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool"]

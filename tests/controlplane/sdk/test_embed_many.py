@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+from io import StringIO
 from itertools import count
 from typing import Any
 
@@ -73,6 +74,15 @@ async def test_any_iterable_is_embedded_in_order(is_async: bool):  # noqa: FBT00
     assert len(finished) == len(batches) > 10
     assert {body["service_class"] for body in server.bodies} == {"batch"}
     assert await embed_all(is_async, server, []) == []
+
+
+@BOTH
+async def test_a_progress_bar_counts_the_texts(is_async: bool):  # noqa: FBT001
+    tqdm = pytest.importorskip("tqdm").tqdm
+    server = Server(lambda _, body: embedded(body["input"]))
+    with tqdm(total=120, file=StringIO()) as bar:
+        await embed_all(is_async, server, numbered(120), batch_tokens=50, progress=bar.update)
+        assert bar.n == bar.total
 
 
 @BOTH

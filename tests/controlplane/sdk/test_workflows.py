@@ -9,7 +9,15 @@ import pytest
 from pydantic import BaseModel
 
 from controlplane import sdk
-from tests.controlplane.api.scripted_server import CHAT_MODEL, HELLO, listening, staged
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    HELLO,
+    RERANK_MODEL,
+    TEXT,
+    listening,
+    staged,
+)
 from tests.controlplane.sdk.scripted_http import BOTH, Server, call, chat_reply, vectors
 
 
@@ -238,6 +246,19 @@ async def test_answer_without_a_reranker_takes_the_first_passages(is_async: bool
     )
     assert (found.passages, list(found.stage_ms)) == (["one"], ["embed", "retrieve", "chat"])
     assert [request.url.path for request in server.requests] == ["/v1/embeddings", "/v1/chat/completions"]
+
+
+async def test_the_server_answers_with_a_reranker():
+    async with staged() as stage, listening(stage.app) as url, sdk.AsyncTandem(url) as tandem:
+        with sdk.deadline(ms=60_000):
+            found = await tandem.answer(
+                "Why?", retrieve=lambda _: PASSAGES, model=CHAT_MODEL, embedding_model=EMBED_MODEL,
+                rerank_model=RERANK_MODEL, top_n=2,
+            )  # fmt: skip
+        ranked = await tandem.rerank("Why?", PASSAGES, model=RERANK_MODEL, top_n=2)
+    assert found.text == TEXT
+    assert found.passages == [PASSAGES[row.index] for row in ranked.results]
+    assert list(found.stage_ms) == ["embed", "retrieve", "rerank", "chat"]
 
 
 async def test_a_retrieval_that_outlives_the_deadline_ends(clock: list[float]):

@@ -1,12 +1,14 @@
 """Embeddings: one vector per input in order, both encodings, truncation and dimensions."""
 
 from base64 import b64decode
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
 EMBED = "/v1/embeddings"
 
@@ -88,6 +90,41 @@ async def test_token_ids_of_another_tokenizer_are_refused(stage: Stage, given: A
         assert not stage.embedder.runs
         again = await stage.http.post(EMBED, json=embed(input=given, token_ids="as-given"))
         assert again.status_code == 200
+        for value, outcome in (("as-given", 200), ("yes", 400)):
+            headers = {"x-token-ids": value}
+            by_header = await stage.http.post(EMBED, json=embed(input=given), headers=headers)
+            assert by_header.status_code == outcome
+        assert by_header.json()["error"]["param"] == "x-token-ids"
+
+
+async def test_ids_are_taken_where_the_tokenizer_adds_no_special_tokens(stage: Stage):
+    stage.embedder.special_tokens = (), ()
+    assert (await stage.http.post(EMBED, json=embed(input=[5, 6]))).status_code == 200
+
+
+async def test_langchains_default_is_refused_with_its_option(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    """LangChain sends ids of OpenAI's cl100k, which a stand-in makes here: the real one is downloaded."""
+    langchain_openai, tiktoken = pytest.importorskip("langchain_openai"), pytest.importorskip("tiktoken")
+    encoding = SimpleNamespace(
+        encode_ordinary=lambda text: [len(word) for word in text.split()],
+        encode=lambda text, **_: [len(word) for word in text.split()],
+    )
+
+    def unknown(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(tiktoken, "encoding_for_model", unknown)
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda _: encoding)
+    stage.embedder.special_tokens = (101,), (102,)
+    async with listening(stage.app) as url:
+        options = {"model": EMBED_MODEL, "base_url": f"{url}/v1", "api_key": "none", "max_retries": 0}
+        by_default = langchain_openai.OpenAIEmbeddings(**options)
+        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as refused:
+            await by_default.aembed_documents(["three word text"])
+        assert refused.value.code == "foreign_token_ids"
+        assert not stage.embedder.runs
+        embedder = langchain_openai.OpenAIEmbeddings(**options, check_embedding_ctx_length=False)
+        assert len(await embedder.aembed_documents(["three word text"])) == 1
 
 
 @pytest.mark.parametrize("given", [[5, 300], [[5], [300]]])

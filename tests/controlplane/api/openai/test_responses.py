@@ -303,7 +303,7 @@ REFUSED = [
         item(role="user", content=[{"type": "input_image", "image_url": "data:"}]),
         "input[0].content",
         "invalid_value",
-        "part 0 is of type input_image, and the model takes text only",
+        "part 0 is of type input_image; only text is passed on to a model",
     ),
     (
         item(type="function_call_output", call_id="c", output="1"),
