@@ -140,7 +140,7 @@ def gate_fields(tickets: Sequence[Ticket]) -> dict[str, object]:
         worst = max(tickets, key=lambda ticket: _BY_SEVERITY.index(ticket.outcome))
     request = worst.request
     last = next((event for event in reversed(worst.history) if isinstance(event, Decided)), None)
-    measured = [ticket.timeline.measured() for ticket in tickets]
+    measured = [ticket.timeline.measured(request.kind) for ticket in tickets]
     return {
         "tenant": request.tenant,
         "model": request.adapter or request.model,

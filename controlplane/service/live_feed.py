@@ -108,7 +108,10 @@ class LiveFeed:
         self._record_changes()
         owners, classes = self._owners_and_classes(now)
         busy, self._busy = self._busy, dict(status.metrics.device_time)
-        shares = {owner.value: round((self._busy[owner] - busy[owner]) / elapsed, 4) for owner in Owner}
+        # A step is counted when it ends, so a second may end one that began before it.
+        shares = {
+            owner.value: round(min(1.0, (self._busy[owner] - busy[owner]) / elapsed), 4) for owner in Owner
+        }
         self._add(
             "sample",
             {

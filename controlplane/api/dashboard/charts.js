@@ -53,7 +53,7 @@ function drawMarks(plot, marks) {
   ctx.restore();
 }
 
-/** One chart. `options`: height, unit (value to text), series, bands, range, isLog, marks. */
+/** One chart. `options`: height, unit (value to text), tick (the same for the axis), series, bands, range, isLog, marks. */
 export class Chart {
   constructor(name, title, note, options) {
     this.options = options;
@@ -92,7 +92,7 @@ export class Chart {
     this.plot = null;
     this.canvas.replaceChildren();
     this.legend.replaceChildren();
-    const { height, unit, range, isLog, marks, splits } = this.options;
+    const { height, unit, tick = unit, range, isLog, marks, splits } = this.options;
     const axis = { stroke: theme.text, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     this.values = series.map((one) => {
       if (one.isHidden) return null;
@@ -110,8 +110,8 @@ export class Chart {
       axes: [
         { ...axis, grid: { show: false }, size: 24, space: 70, values: (plot, splits) => splits.map((at) => clock(at)) },
         {
-          ...axis, size: 66, gap: 6, space: 34, ...(splits ? { splits } : {}), grid: { stroke: theme.grid, width: 1 },
-          values: (plot, splits) => splits.map((at) => (at == null ? "" : unit(at))),
+          ...axis, size: 66, gap: 6, space: isLog ? 18 : 34, ...(splits ? { splits } : {}), grid: { stroke: theme.grid, width: 1 },
+          values: (plot, splits) => splits.map((at) => (at == null ? "" : tick(at))),
         },
       ],
       series: [
