@@ -180,7 +180,10 @@ def _described(event: Record) -> tuple[str, str]:
             moved = event["to"][Owner.LLM.value] - event["from"][Owner.LLM.value]
             gains = _OWNERS[Owner.LLM.value if moved > 0 else Owner.EMBEDDING.value]
             moves = "one move" if event["moves"] == 1 else f"{event['moves']} moves"
-            return "quota", f"+{_bytes(abs(moved))} for {gains} in {moves}"
+            return (
+                "quota",
+                f"+{_bytes(abs(moved))} for {gains} in {moves}" if moved else f"there and back in {moves}",
+            )
         case "restart":
             return f"{event['part']} {event['state']}", event.get("text", "")
         case "config":
