@@ -4,6 +4,7 @@ Needs Playwright, Pillow and a Chromium (`TANDEM_BROWSER` names another than `ch
 """
 
 import argparse
+import asyncio
 import io
 import os
 import shutil
@@ -18,6 +19,7 @@ from benchmark_control_plane.experiments.gate.operator_servers import ADMIN_KEY,
 _SIZE = {"width": 1440, "height": 1180}
 _WINDOW_S = 300
 _QUALITY = 78
+_AFTER_IMPORTS_S = 6.0
 
 
 @asynccontextmanager
@@ -132,6 +134,8 @@ async def terminal(chromium: Any, url: str, folder: Path) -> None:
     from controlplane.commands import top, top_app
     from controlplane.commands.live_view import LiveView
 
+    # The imports held up the load, which runs in this event loop, too.
+    await asyncio.sleep(_AFTER_IMPORTS_S)
     # One reading is enough.
     top_app._PERIOD_S = 3_600.0
     options, view = argparse.Namespace(server=url, key_file=None), LiveView()
