@@ -338,7 +338,7 @@ class Metrics(SeriesRegistry):
         if request.kind is Kind.GENERATE:
             self._output.labels(*labels).observe(timeline.output_tokens)
         histograms = {"ttft": self._ttft, "tpot": self._tpot, "e2e": self._e2e, "gap": self._gap}
-        for objective, took in timeline.measured().items():
+        for objective, took in timeline.measured(request.kind).items():
             if took is not None:
                 histograms[objective].labels(*labels).observe(to_seconds(took))
         for objective, kept in timeline.objectives_met(request.slo).items():

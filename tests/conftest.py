@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest_asyncio
 from hypothesis import settings
 
+from tests import programs
 from tests.engines import running_vllm
 
 # No time limit per example: the machine may be busy. The examples are the same in every run, so that a
@@ -16,6 +17,12 @@ from tests.engines import running_vllm
 settings.register_profile("same", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("fuzz", deadline=None, max_examples=2_000)
 settings.load_profile("same")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says which outside programs this run had."""
+    terminalreporter.section("programs of the tests")
+    terminalreporter.write_line(programs.summary())
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -1,14 +1,15 @@
 """The access log: one line for each HTTP request at its end, with what the gate decided and measured.
 
 A body with several prompts is one line: its times are the longest, its tokens the sum, its outcome the worst.
-Connections that end before a request was parsed have no line; `tandem_requests_shed_total` counts those of
-overload.
+Requests that overload sheds before they are parsed share one line a second, with their number by kind.
+Connections that end before a request was parsed have none.
 """
 
 import asyncio
 import logging
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from starlette.types import Message, Scope
 from controlplane.api.settings import ARRIVAL
 from controlplane.core.clock import Duration, to_milliseconds
 from controlplane.core.decision import Outcome, Reject
+from controlplane.core.request import Kind
 from controlplane.log_output import LogFields
 from controlplane.service.decision_history import Decided
 from controlplane.service.ticket import TICKETS, Ticket
@@ -30,6 +32,7 @@ _BY_SEVERITY = (
     None, Outcome.MET, Outcome.LATE, Outcome.ABORTED, Outcome.REJECTED, Outcome.EVICTED, Outcome.FAILED,
 )  # fmt: skip
 _DELAY_SECONDS = 0.5
+_SHED_SECONDS = 1.0
 # About a millisecond of work.
 _MOST_LINES = 50
 # Probes and scrapes, which come all the time; logged if they fail.
@@ -118,6 +121,28 @@ class AccessRecord:
         write_line(LogFields("request", fields), self._ended_at)
 
 
+class ShedLines:
+    """One line a second of the requests that were shed before they were parsed, while there are any.
+
+    A line for each would cost time that the event loop lacks.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[Kind] = Counter()
+
+    def add(self, kind: Kind) -> None:
+        """Counts a request; its line is written within a second."""
+        if not self._counts:
+            asyncio.get_running_loop().call_later(_SHED_SECONDS, self.flush)
+        self._counts[kind] += 1
+
+    def flush(self) -> None:
+        """Writes the line of the requests since the last one."""
+        fields = {kind.value: self._counts[kind] for kind in Kind}
+        self._counts.clear()
+        write_line(LogFields("shed before parsing", {"reason": "overloaded", **fields}), time.time())
+
+
 def _write_all(ended: list[AccessRecord]) -> None:
     records = ended[:]
     ended.clear()
@@ -140,7 +165,7 @@ def gate_fields(tickets: Sequence[Ticket]) -> dict[str, object]:
         worst = max(tickets, key=lambda ticket: _BY_SEVERITY.index(ticket.outcome))
     request = worst.request
     last = next((event for event in reversed(worst.history) if isinstance(event, Decided)), None)
-    measured = [ticket.timeline.measured() for ticket in tickets]
+    measured = [ticket.timeline.measured(request.kind) for ticket in tickets]
     return {
         "tenant": request.tenant,
         "model": request.adapter or request.model,

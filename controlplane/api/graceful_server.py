@@ -20,12 +20,13 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from controlplane.api.access_log import ShedLines
 from controlplane.api.app import create_app
 from controlplane.api.config_reload import ConfigReload
 from controlplane.api.http_protocol import BoundedHttpProtocol
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.operations.health_listener import HealthListener
-from controlplane.api.settings import live_settings
+from controlplane.api.settings import ApiSettings, live_settings
 from controlplane.config import Config, ConfigError
 from controlplane.config.active_mechanisms import mechanisms
 from controlplane.config.config_file import ConfigFile
@@ -270,10 +271,12 @@ def _health_listener(service: Service, config: Config) -> AbstractAsyncContextMa
         raise SystemExit(1) from None
 
 
-def _count_shed(service: Service, kind: Kind) -> None:
+def _count_shed(service: Service, settings: Callable[[], ApiSettings], lines: ShedLines, kind: Kind) -> None:
     # Before the start there are no metrics, and every request of this kind gets a 503 in any case.
     if service.is_started:
         service.status.metrics.count_shed(kind)
+    if settings().has_access_log:
+        lines.add(kind)
 
 
 def _options(service: Service, config: Config) -> uvicorn.Config:
@@ -285,7 +288,7 @@ def _options(service: Service, config: Config) -> uvicorn.Config:
         http=partial(  # type: ignore[arg-type]
             BoundedHttpProtocol,
             settings=settings,
-            shedder=LoadShedder(partial(_count_shed, service)),
+            shedder=LoadShedder(partial(_count_shed, service, settings, ShedLines())),
         ),
         # A connection that became a websocket would be beyond these limits.
         ws="none",

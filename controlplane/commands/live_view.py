@@ -3,7 +3,7 @@
 The rows are plain text and numbers, so that the terminal application, `--once` and a test show the same.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,6 +17,8 @@ Row = tuple[str, ...]
 _SAMPLES = 300
 # Of each type, as in the server: frequent deferrals displace no restart.
 _EVENTS = 60
+# Printed as text, for the same reason.
+_EVENTS_OF_A_TYPE = 6
 _OWNERS = {Owner.LLM.value: "LLM", Owner.EMBEDDING.value: "embeddings"}
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _NONE = "-"
@@ -81,10 +83,17 @@ class LiveView:
             for owner, found in self.sample.get("owners", {}).items()
         ]
 
-    def event_rows(self, most: int | None = None, *, is_filtered: bool = False) -> list[Row]:
+    def event_rows(self, most_of_a_type: int | None = None, *, is_filtered: bool = False) -> list[Row]:
         """Rows of `EVENT_COLUMNS`, newest first; filtered, without requests that were served as promised."""
-        events = [event for event in reversed(self.events) if not (is_filtered and is_routine(event))]
-        return [self._event_row(event) for event in events[:most]]
+        counts: Counter[str] = Counter()
+        rows = []
+        for event in reversed(self.events):
+            if is_filtered and is_routine(event):
+                continue
+            counts[event["type"]] += 1
+            if most_of_a_type is None or counts[event["type"]] <= most_of_a_type:
+                rows.append(self._event_row(event))
+        return rows
 
     def series(self, path: Sequence[str]) -> list[float]:
         """One number of every sample, found by `path`; 0 where it is missing."""
@@ -112,7 +121,7 @@ def plain_text(view: LiveView) -> str:
     sections = (
         (CLASS_COLUMNS, view.class_rows()),
         (OWNER_COLUMNS, view.owner_rows()),
-        (EVENT_COLUMNS, view.event_rows(20, is_filtered=True)),
+        (EVENT_COLUMNS, view.event_rows(_EVENTS_OF_A_TYPE, is_filtered=True)),
     )
     for header, rows in sections:
         if parts:
@@ -170,7 +179,11 @@ def _described(event: Record) -> tuple[str, str]:
         case "quota":
             moved = event["to"][Owner.LLM.value] - event["from"][Owner.LLM.value]
             gains = _OWNERS[Owner.LLM.value if moved > 0 else Owner.EMBEDDING.value]
-            return "quota", f"+{_bytes(abs(moved))} for {gains} in {event['moves']} moves"
+            moves = "one move" if event["moves"] == 1 else f"{event['moves']} moves"
+            return (
+                "quota",
+                f"+{_bytes(abs(moved))} for {gains} in {moves}" if moved else f"there and back in {moves}",
+            )
         case "restart":
             return f"{event['part']} {event['state']}", event.get("text", "")
         case "config":

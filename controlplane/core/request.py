@@ -166,9 +166,12 @@ class Timeline:
         """Progress of a generation, from which its slack follows."""
         return Progress(self.arrival, self.first_token, self.last_token, self.output_tokens)
 
-    def measured(self) -> dict[str, Duration | None]:
-        """The measured value of each objective. Without tokens (embeddings) TTFT is the end-to-end time."""
-        ttft = self.e2e if self.first_token is None else self.ttft
+    def measured(self, kind: Kind) -> dict[str, Duration | None]:
+        """The measured value of each objective; None where there is none.
+
+        The TTFT of an embedding is its end-to-end time. A generation without tokens has no TTFT.
+        """
+        ttft = self.e2e if kind is Kind.EMBED else self.ttft
         return {"ttft": ttft, "tpot": self.tpot, "e2e": self.e2e, "gap": self.gap}
 
     def has_missed(self, slo: Slo) -> bool:
@@ -179,10 +182,13 @@ class Timeline:
     def objectives_met(self, slo: Slo) -> dict[str, bool]:
         """Whether each stated objective is met by what was measured so far.
 
-        Of a finished request that is final. One-token outputs meet TPOT and gap.
+        Of a finished request that is final. One-token outputs meet TPOT and gap. Without tokens the end
+        must be within the TTFT objective.
         """
+        ttft = self.e2e if self.first_token is None else self.ttft
+        took_by_name = {"ttft": ttft, "tpot": self.tpot, "e2e": self.e2e, "gap": self.gap}
         return {
             name: took is None or took <= limit
-            for name, took in self.measured().items()
+            for name, took in took_by_name.items()
             if (limit := getattr(slo, name)) is not None
         }

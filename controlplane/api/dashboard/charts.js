@@ -53,7 +53,7 @@ function drawMarks(plot, marks) {
   ctx.restore();
 }
 
-/** One chart. `options`: height, unit (value to text), series, bands, range, isLog, marks. */
+/** One chart. `options`: height, unit (value to text), tick (the same for the axis), series, bands, range, isLog, marks. */
 export class Chart {
   constructor(name, title, note, options) {
     this.options = options;
@@ -82,6 +82,8 @@ export class Chart {
     if (wanted !== this.key) this.rebuild(series, bands);
     this.key = wanted;
     if (!this.plot) return;
+    const marks = this.options.marks().filter(({ time }) => time >= window[0] && time <= window[1]);
+    this.canvas.dataset.marks = marks.map(({ label }) => label).join(", ");
     this.plot.setData(columns, false);
     this.plot.setScale("x", { min: window[0], max: window[1] });
     this.write(this.plot.cursor.idx);
@@ -92,7 +94,7 @@ export class Chart {
     this.plot = null;
     this.canvas.replaceChildren();
     this.legend.replaceChildren();
-    const { height, unit, range, isLog, marks, splits } = this.options;
+    const { height, unit, tick = unit, range, isLog, marks, splits } = this.options;
     const axis = { stroke: theme.text, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     this.values = series.map((one) => {
       if (one.isHidden) return null;
@@ -101,17 +103,17 @@ export class Chart {
       return value;
     });
     const options = {
-      width: this.canvas.clientWidth || 400, height, padding: [8, 8, 0, 0], legend: { show: false },
+      width: this.canvas.clientWidth || 400, height, padding: [8, 24, 0, 0], legend: { show: false },
       cursor: {
         sync: { key: sync.key, setSeries: false }, drag: { x: false, y: false },
         points: { size: 6 }, y: false,
       },
       scales: { x: { time: true, auto: false }, y: { range, distr: isLog ? 3 : 1 } },
       axes: [
-        { ...axis, grid: { show: false }, size: 24, space: 70, values: (plot, splits) => splits.map((at) => clock(at)) },
+        { ...axis, grid: { show: false }, size: 24, space: 52, values: (plot, splits) => splits.map((at) => clock(at)) },
         {
-          ...axis, size: 66, gap: 6, space: 34, ...(splits ? { splits } : {}), grid: { stroke: theme.grid, width: 1 },
-          values: (plot, splits) => splits.map((at) => (at == null ? "" : unit(at))),
+          ...axis, size: 66, gap: 6, space: isLog ? 18 : 34, ...(splits ? { splits } : {}), grid: { stroke: theme.grid, width: 1 },
+          values: (plot, splits) => splits.map((at) => (at == null ? "" : tick(at))),
         },
       ],
       series: [

@@ -34,6 +34,7 @@ function changed(feed) {
   const faults = Object.entries(feed.last?.faults ?? {});
   part("faults").replaceChildren(...faults.map(([name, text]) => el("p", { "data-part": name }, el("b", {}, name.replaceAll("_", " ")), text)));
   if (view.frozenAt === null) draw();
+  part("board").dataset.answers = Number(part("board").dataset.answers ?? 0) + 1;
 }
 
 function failed(error) {

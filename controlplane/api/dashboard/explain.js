@@ -33,6 +33,9 @@ export async function route() {
 addEventListener("hashchange", route);
 addEventListener("keydown", (event) => event.key === "Escape" && !panel.hidden && close());
 
+/** The forecast beside a first token; empty without one. */
+const prediction = ({ ttft_ms: mean, ttft_upper_ms: upper }) => (mean == null ? "" : `, predicted ${duration(mean)}${upper == null ? "" : ` (0.9 quantile ${duration(upper)})`}`);
+
 function request(one) {
   const { measured, predicted } = one;
   const outcome = one.outcome ?? one.phase;
@@ -43,9 +46,9 @@ function request(one) {
     facts([
       ["Objectives", objectives(one.request.objectives_ms)],
       ["Missed", one.missed.map((name) => OBJECTIVES[name]).join(", ") || null],
-      ["First token", measured.ttft_ms == null ? null : `${duration(measured.ttft_ms)}, predicted ${duration(predicted.ttft_ms)}${predicted.ttft_upper_ms == null ? "" : ` (0.9 quantile ${duration(predicted.ttft_upper_ms)})`}`],
+      ["First token", measured.ttft_ms == null ? null : `${duration(measured.ttft_ms)}${prediction(predicted)}`],
       ["Per token", measured.tpot_ms == null ? null : duration(measured.tpot_ms)],
-      ["Longest gap", measured.longest_gap_ms ? duration(measured.longest_gap_ms) : null],
+      ["Longest gap", measured.gap_ms == null ? null : duration(measured.gap_ms)],
       ["Queue", measured.queue_ms == null ? null : duration(measured.queue_ms)],
       ["End to end", measured.e2e_ms == null ? null : duration(measured.e2e_ms)],
       ["Prompt", `${count(one.request.prompt_tokens)} tokens${measured.cached_tokens ? `, ${count(measured.cached_tokens)} cached` : ""}`],

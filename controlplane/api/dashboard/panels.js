@@ -15,6 +15,7 @@ const POINTS = 300;
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const largest = (values) => Math.max(...values);
 const DECADES = [1, 10, 100, 1000, 10000, 100000, 1000000];
+const decade = (ms) => (ms < 1000 ? `${ms} ms` : `${ms / 1000} s`);
 
 export class Panels {
   constructor(feed, view) {
@@ -36,7 +37,7 @@ export class Panels {
       unit: (value) => count(Math.round(value * 10) / 10), range: (plot, low, high) => [0, Math.max(4, high * 1.1)],
     }));
     this.ttft = new Chart("ttft", "First token: predicted and actual", "Means over the first tokens of each second. Dashed and in brackets: predicted at dispatch.", options({
-      unit: duration, isLog: true, splits: (plot) => DECADES.filter((at) => at >= plot.scales.y.min && at <= plot.scales.y.max), range: (plot, low, high) => [low < 10 ? 1 : 10, Math.max(1000, (high || 10) * 1.3)],
+      unit: duration, tick: decade, isLog: true, splits: (plot) => DECADES.filter((at) => at >= plot.scales.y.min && at <= plot.scales.y.max), range: (plot, low, high) => [low < 10 ? 1 : 10, Math.max(1000, (high || 10) * 1.3)],
     }));
     this.attainment = new Chart("attainment", "Attainment over 5 minutes", "Share of ended requests that met every objective; a rejection is a miss. Dashed: the target.", options({
       unit: (value) => percent(value), range: (plot, low) => [Math.max(0, Math.min(0.8, (low ?? 1) - 0.05)), 1.02],
@@ -113,7 +114,7 @@ export class Panels {
       },
       el("span.name", {}, name), el("span.goal", {}, objectives(about.objectives_ms)),
       el("span.share", { "data-level": level }, percent(share)),
-      el("span.caption", {}, share === null ? "no request in 5 min" : `of ${count(five.ended)} met in 5 min`),
+      el("span.caption", {}, share === null ? "no request in 5 min" : `of ${count(five.ended)} in 5 min`),
       burn("5m", "5 min"), burn("1h", "1 h"),
       el("span.live", {}, el("b", {}, count(now.running)), " running ", el("b", {}, count(now.waiting)), " waiting"));
     });

@@ -1,6 +1,6 @@
 """Prices pauses of the engine for `pass_size`, and signals device contention."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 from controlplane.core.clock import Duration, Instant, after, between, to_seconds
@@ -9,6 +9,7 @@ from controlplane.core.ports import Embedder, Generator, PauseCost
 from controlplane.core.request import Kind, Owner
 from controlplane.policy.sharing.pass_size import MeanPace, PauseCosts, Promise, TimeLeft
 from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
@@ -21,7 +22,7 @@ def pause_costs(
     ledger: MemoryLedger,
     paces: ObservedPace | ReportedPace,
     now: Instant,
-    has_started: Callable[[Ticket], bool],
+    engine: EngineLeases | None,
 ) -> PauseCost | None:
     """What a pause of the engine costs the requests in it; None if there is none.
 
@@ -30,7 +31,7 @@ def pause_costs(
         ledger: has a lease for each request in the engine.
         paces: those of the LLM.
         now: time from which the pause is.
-        has_started: whether the engine has given a request a place.
+        engine: knows which requests wait for a place in it; None: none waits.
     """
     pace = paces.pace
     mean_step = Duration(0) if pace is None else pace.step
@@ -53,7 +54,8 @@ def pause_costs(
             first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
         objectives = tuple(_objectives(ticket, remaining[request.id], first, step, now))
         promise = Promise(request.service_class.weight, objectives)
-        (running if has_started(ticket) else waiting).append(promise)
+        has_place = engine is None or engine.has_started(ticket)
+        (running if has_place else waiting).append(promise)
     return PauseCosts(running, waiting, stretch) if running or waiting else None
 
 

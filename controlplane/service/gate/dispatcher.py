@@ -130,9 +130,10 @@ class Dispatcher:
 
     def pause_costs(self) -> PauseCost | None:
         """What an embedding pass costs the generations in the engine now; None if there are none."""
-        leases, now = self._engine_leases, self._clock.now()
-        has_started = (lambda ticket: True) if leases is None else leases.has_started
-        return pause_costs(self._tickets.values(), self.ledger, self.paces[Owner.LLM], now, has_started)
+        now = self._clock.now()
+        return pause_costs(
+            self._tickets.values(), self.ledger, self.paces[Owner.LLM], now, self._engine_leases
+        )
 
     def set_policies(self, policies: Policies) -> None:
         """Replaces the policies; waiting requests are ranked and decided again."""

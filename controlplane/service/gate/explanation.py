@@ -92,8 +92,7 @@ def render_history(ticket: Ticket, now: Instant) -> dict[str, object]:
         },
         "measured": {
             "queue_ms": _milliseconds(timeline.queue),
-            **{f"{name}_ms": _milliseconds(value) for name, value in timeline.measured().items()},
-            "longest_gap_ms": _milliseconds(timeline.longest_gap),
+            **{f"{name}_ms": _milliseconds(value) for name, value in timeline.measured(request.kind).items()},
             "output_tokens": timeline.output_tokens,
             "cached_tokens": ticket.cached_tokens,
             "preemptions": {"gate": by.count("gate"), "engine": by.count("engine")},

@@ -150,7 +150,7 @@ def _operation(ticket: Ticket, trace: RequestTrace) -> str:
 
 def _attributes(ticket: Ticket) -> dict[str, Any]:
     request, timeline = ticket.request, ticket.timeline
-    measured = {name: _seconds(took) for name, took in timeline.measured().items()}
+    measured = {name: _seconds(took) for name, took in timeline.measured(request.kind).items()}
     input_tokens, output_tokens = request.prompt_tokens, timeline.output_tokens * request.choices
     is_chat = request.kind is Kind.GENERATE
     choices = request.choices if request.choices > 1 else None

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from controlplane.api.access_log import _BY_SEVERITY
+from controlplane.api import access_log
+from controlplane.api.access_log import _BY_SEVERITY, ShedLines
 from controlplane.api.settings import ApiKey, ApiSettings
 from controlplane.core.decision import Outcome
+from controlplane.core.request import Kind
 from controlplane.log_output import LogFields
 from controlplane.service.request_jobs import Caller
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, staged
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, staged, until
 
 PROMPT = {"model": CHAT_MODEL, "prompt": "hello"}
 
@@ -54,6 +56,20 @@ async def test_a_served_request(lines):
         "duration_ms", "queue_ms", "predicted_ttft_ms", "ttft_ms", "tpot_ms", "e2e_ms",
     }  # fmt: skip
     assert 0 <= times["queue_ms"] <= times["ttft_ms"] <= times["e2e_ms"] <= times["duration_ms"]
+
+
+async def test_shed_requests_share_a_line(lines, monkeypatch):
+    monkeypatch.setattr(access_log, "_SHED_SECONDS", 0.0)
+    shed = ShedLines()
+    for kind in (Kind.GENERATE, Kind.EMBED, Kind.GENERATE):
+        shed.add(kind)
+    await until(lambda: bool(lines))
+    shed.add(Kind.EMBED)
+    await until(lambda: len(lines) == 2)
+    assert lines == [
+        {"reason": "overloaded", "generate": 2, "embed": 1},
+        {"reason": "overloaded", "generate": 0, "embed": 1},
+    ]
 
 
 async def test_several_prompts_are_one_line(lines):

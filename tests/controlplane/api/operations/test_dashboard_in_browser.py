@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from backends.testing.scripted import Script
+from controlplane.service.live_feed import PERIOD_SECONDS
 from tests.chromium import launch_options
 from tests.controlplane.api.operations.test_admin import ADMIN, SETTINGS
 from tests.controlplane.api.scripted_server import (
@@ -39,14 +40,19 @@ _DRAWN = """() => [...document.querySelectorAll('[data-chart] canvas')].map((can
   for (let at = 3; at < pixels.length; at += 4) drawn += pixels[at] > 0;
   return [canvas.closest('[data-chart]').dataset.chart, drawn];
 })"""
+# What happens is seen within two seconds: the server's sample of it, and one period of the page.
+_SEEN_WITHIN_MS, _PERIOD_MS = 2_000, 1_000
 _CHARTS = {"memory", "device", "ttft", "queue", "attainment"}
 
 
 @asynccontextmanager
 async def dashboard(
-    stage: Stage, *, scheme: str = "dark", width: int = 1440, prefix: str = ""
+    stage: Stage, *, scheme: str = "dark", width: int = 1440, prefix: str = "", is_paused: bool = False
 ) -> AsyncIterator[Any]:
-    """The unlocked page below a path prefix; fails if the page logs an error or calls another address."""
+    """The unlocked page below a path prefix; fails if the page logs an error or calls another address.
+
+    With `is_paused` the page's clock stands still once it is unlocked; `next_answer` moves it on.
+    """
     options, noise = launch_options(), []
     app = Starlette(routes=[Mount(prefix, stage.app)]) if prefix else stage.app
     async with listening(app) as url, playwright.async_playwright() as driver:
@@ -59,7 +65,14 @@ async def dashboard(
         page.on("console", lambda message: noise.append(message.text))
         page.on("pageerror", lambda error: noise.append(str(error)))
         page.on("request", lambda asked: asked.url.startswith(url + prefix) or noise.append(asked.url))
+        if is_paused:
+            await page.clock.install()
         await page.goto(f"{prefix}/dashboard")
+        if is_paused:
+            # Without the key the page asks no more, so from here on it asks only when a test says so.
+            await page.get_by_label("Key", exact=True).wait_for()
+            await page.clock.pause_at(await page.evaluate("Date.now()") / 1_000 + 1)
+            stage.service.live.sample()
         await page.get_by_label("Key", exact=True).fill("root")
         await page.get_by_role("button", name="Open").click()
         await page.locator("#state[data-state=live]").wait_for()
@@ -69,8 +82,24 @@ async def dashboard(
     assert [text for text in noise if "401" not in text] == []
 
 
+async def next_answer(page: Any) -> None:
+    """Lets `_PERIOD_MS` pass for the page, and waits until it has shown what the feed then answers."""
+    before = await page.locator("#board").get_attribute("data-answers")
+    await page.clock.run_for(_PERIOD_MS)
+    await page.locator(f"#board:not([data-answers='{before}'])").wait_for()
+
+
 def body(**more: object) -> dict[str, object]:
     return {"model": CHAT_MODEL, "prompt": "Hello", **more}
+
+
+async def marks(page: Any) -> set[str]:
+    """The marks of the charts, which are the same on each."""
+    shown = await page.evaluate(
+        "[...document.querySelectorAll('[data-chart]')].map((one) => one.dataset.marks)"
+    )
+    assert len(shown) == len(_CHARTS)
+    return set(shown)
 
 
 async def stepped(stage: Stage, asking: list[asyncio.Task[httpx.Response]]) -> list[int]:
@@ -82,7 +111,10 @@ async def stepped(stage: Stage, asking: list[asyncio.Task[httpx.Response]]) -> l
 
 async def test_a_preemption_a_rejection_and_a_restart_are_seen():
     sections = {"classes": CLASSES, "admission": {"engine_queue": 0, "max_waiting": 2}}
-    async with staged(SETTINGS, is_stepped=True, **sections) as stage, dashboard(stage) as page:
+    async with (
+        staged(SETTINGS, is_stepped=True, **sections) as stage,
+        dashboard(stage, is_paused=True) as page,
+    ):
         stage.generator.default = Script(tokens=60)
 
         def ask(name: str, service_class: str, tokens: int = 60) -> asyncio.Task[httpx.Response]:
@@ -95,48 +127,75 @@ async def test_a_preemption_a_rejection_and_a_restart_are_seen():
         await until(lambda: all(t.timeline.output_tokens >= 5 for t in stage.service.gate.tickets()))
         urgent = [ask("urgent", "interactive", 3)]
         await stage.generator.until_runs(MAX_RUNNING + 1)
+        await next_answer(page)
         row = page.locator("#rows-preemptions .event").first
-        await row.wait_for()
+        assert await row.is_visible()
         assert "batch-" in await row.inner_text() and "urgent" in await row.inner_text()
         assert "tokens again" in await row.inner_text()
         waiting = [ask(f"late-{n}", "batch") for n in range(2)]
         await until(lambda: any(task.done() for task in waiting))
+        await next_answer(page)
         rejected = page.locator("#rows-decisions .event", has_text="queue is full")
-        await rejected.first.wait_for()
+        assert await rejected.first.is_visible()
         statuses = await stepped(stage, batch + urgent + waiting)
         assert sorted(statuses) == [200] * 6 + [429]
 
         await rejected.first.get_by_role("link").click()
         panel = page.get_by_role("complementary")
         await panel.get_by_text("rejected", exact=True).first.wait_for()
-        assert "queue is full" in await panel.inner_text()
+        explained = await panel.inner_text()
+        assert "queue is full" in explained and "First token" not in explained
         await page.keyboard.press("Escape")
         await panel.wait_for(state="hidden")
 
         stage.generator.die("killed by the test")
-        down = page.locator("#rows-happenings .event", has_text="killed by the test")
-        await down.first.wait_for()
-        await page.locator("#rows-happenings .event", has_text="serves again").first.wait_for()
+        await until(lambda: b'"state":"up"' in stage.service.live.since(0, "test"))
+        stage.service.live.sample()
+        await next_answer(page)
+        happened = page.locator("#rows-happenings .event")
+        assert await happened.filter(has_text="killed by the test").first.is_visible()
+        assert await happened.filter(has_text="serves again").first.is_visible()
+        assert await marks(page) == {"engine down, engine up"}
+
+
+def test_a_sample_and_a_period_of_the_page_are_within_the_time_in_which_all_is_seen():
+    assert 1_000 * PERIOD_SECONDS + _PERIOD_MS <= _SEEN_WITHIN_MS
 
 
 async def test_a_quota_move_a_change_and_a_fault_are_seen():
     quota = {"tick_ms": 10_000}
-    sections = {"classes": CLASSES, "pool": {"kv_allocator": "kvcached"}, "quota": quota}
-    async with staged(SETTINGS, **sections) as stage, dashboard(stage) as page:
-        controller = stage.service.quota_controller
-        controller.withhold(3 << 20)
-        await controller.tick_now()
-        await page.locator("#rows-quotas .event").first.wait_for()
+    classes = {**CLASSES, "late": {"ttft_ms": 0.001, "sheddable": False}}
+    sections = {"classes": classes, "pool": {"kv_allocator": "kvcached"}, "quota": quota}
+    async with (
+        staged(SETTINGS, is_stepped=True, **sections) as stage,
+        dashboard(stage, is_paused=True) as page,
+    ):
+        headers = {"x-service-class": "late"}
+        late = asyncio.create_task(stage.http.post(CHAT, json=body(max_tokens=60), headers=headers))
+        await stage.generator.until_runs(1)
+        stage.service.quota_controller.withhold(3 << 20)
+        await stage.service.quota_controller.tick_now()
+        stage.service.live.sample()
+        await next_answer(page)
+        move = await page.locator("#rows-quotas .event").first.inner_text()
+        assert "LLM 1.00" in move and "Embedding 0.00" in move
+        assert await stepped(stage, [late]) == [200]
         change = {"scheduling": {"ordering": "fcfs"}}
         assert (await stage.http.put("/admin/config", json=change, headers=ADMIN)).status_code == 200
+        stage.service.live.sample()
+        await next_answer(page)
         row = page.locator("#rows-happenings .event", has_text="version 2")
-        await row.wait_for()
         assert "scheduling.ordering: none → fcfs" in await row.inner_text()
+        assert await marks(page) == {"v2"}
         stage.service.gate.dispatcher.health.failed(RuntimeError("made by the test"))
+        stage.service.live.sample()
+        await next_answer(page)
         banner = page.locator("#faults p", has_text="requests fail without a decision: made by the test")
-        await banner.wait_for()
+        assert await banner.is_visible()
         stage.service.gate.dispatcher.health.succeeded()
-        await banner.wait_for(state="detached")
+        stage.service.live.sample()
+        await next_answer(page)
+        assert await banner.count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

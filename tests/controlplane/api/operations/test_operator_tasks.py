@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backends.testing.scripted import Script
+from benchmark_control_plane.experiments.gate.operator_tasks import commands_by_task
 from controlplane.cli import main
 from controlplane.commands import config_changes
 from controlplane.commands.admin_api import KEY_VARIABLE
@@ -35,14 +36,10 @@ PARTS = {
     "my-class.yaml": "classes: {batch: {ttft_ms: 60000}}",
 }
 
+# The tasks for which quotas move.
+_OF_QUOTAS = (3, 4)
+
 pytestmark = pytest.mark.long
-
-
-def commands() -> list[str]:
-    """The lines of the page's shell blocks, without the one that sets the key."""
-    text = PAGE.read_text(encoding="utf-8")
-    lines = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
-    return [line for line in lines if line and not line.startswith("export ")]
 
 
 async def overloaded(stage: Stage) -> tuple[str, str]:
@@ -80,7 +77,7 @@ async def output(command: str, folder: Path, capsys: pytest.CaptureFixture[str])
         words = [str(folder / word) if word in PARTS else word for word in shlex.split(command)[1:]]
         assert await asyncio.to_thread(main, words) == 0, command
         return capsys.readouterr().out
-    shell = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE)
+    shell = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE, cwd=folder)
     printed, _ = await shell.communicate()
     assert shell.returncode == 0, command
     return printed.decode()
@@ -101,43 +98,64 @@ async def test_the_commands_of_the_page_answer_the_ten_tasks(tmp_path, monkeypat
         listening(moving.app) as moving_url,
     ):
         rejected, victim = await overloaded(stage)
-        printed = []
-        for command in commands():
-            is_about_quotas = "my-quota.yaml" in command or "/admin/config " in command
-            here = command.replace("http://127.0.0.1:8000", moving_url if is_about_quotas else url)
-            here = here.replace("--guard 5m", "--guard 300ms")
-            here = here.replace("explain ID", f"explain {rejected}").replace("VICTIM", victim)
-            printed.append(await output(here, tmp_path, capsys))
-    (
-        refused,
-        state,
-        dry,
-        quota,
-        config,
-        preempted,
-        limit,
-        dry_run,
-        guarded,
-        undone,
-        forecast,
-        drained,
-        ready,
-    ) = printed
+        printed: dict[int, list[str]] = {}
+        for task, commands in commands_by_task(PAGE.read_text(encoding="utf-8")).items():
+            for server in (stage, moving):
+                server.service.live.sample()
+            base = moving_url if task in _OF_QUOTAS else url
+            printed[task] = []
+            for command in commands:
+                here = command.replace("http://127.0.0.1:8000", base)
+                here = here.replace("--guard 5m", "--guard 300ms").replace("guard_ms=300000", "guard_ms=300")
+                here = here.replace("explain ID", f"explain {rejected}").replace("VICTIM", victim)
+                here = here.replace("explain/ID", f"explain/{rejected}")
+                printed[task].append(await output(here, tmp_path, capsys))
+    assert list(printed) == list(range(1, 11))
+    assert_reasons_are_found(printed)
+    assert_changes_are_made(printed)
+
+
+def assert_reasons_are_found(printed: dict[int, list[str]]) -> None:
+    """Tasks 1, 2, 5, 6, 7 and 9, which only ask."""
+    refused, explained = printed[1]
     assert "REJECT  queue_full: queue is full" in refused
-    assert json.loads(state)["classes"]["batch"]["5m"]["burn"] > 1
-    assert "would be applied:" in dry and "needs a restart" not in dry
-    assert "quota.embedding.nominal: 0.3 -> 0.35" in quota and "undone by the server after 3600 s" in quota
-    found = json.loads(config)
-    assert [version["source"] for version in found["versions"]] == ["start", "tandem apply"]
-    assert (found["guard"]["state"], found["guard"]["is_temporary"]) == ("watching", True)
+    assert json.loads(explained)["requests"][0]["decisions"][-1]["reason"] == "queue_full"
+    top, state = printed[2]
+    burn = json.loads(state)["classes"]["batch"]["5m"]["burn"]
+    assert burn > 1 and re.search(rf"^batch .* {burn:.2f} ", top, re.MULTILINE)
+    preempted, explained = printed[5]
     assert re.search(r"PREEMPTED by the gate for urgent-\d+", preempted)
+    assert "PREEMPTED" in [each["decision"] for each in json.loads(explained)["requests"][0]["decisions"]]
+    top, limit = printed[6]
+    assert "of quota" in top and "device time" in top
     names = {line.partition("{")[0].partition(" ")[0] for line in limit.splitlines()}
     assert names == {
         "tandem_device_seconds_total", "tandem_held_bytes", "tandem_predicted_utilisation",
         "tandem_quota_bytes",
     }  # fmt: skip
+    (dry_run,) = printed[7]
     assert json.loads(dry_run)["decision"] == "ADMIT"
+    top, forecast = printed[9]
+    assert json.loads(top)["sample"]["calibration"].keys() >= {"ttft", "length"}
+    assert "tandem_ttft_forecast_coverage" in forecast
+
+
+def assert_changes_are_made(printed: dict[int, list[str]]) -> None:
+    """Tasks 3, 4, 8 and 10, which change something, and what came of it."""
+    dry, quota, more = printed[3]
+    assert "would be applied:" in dry and "needs a restart" not in dry
+    assert "quota.embedding.nominal: 0.3 -> 0.35" in quota and "undone by the server after 3600 s" in quota
+    assert "quota.llm.nominal" in json.loads(more)["applied"]
+    top, config = printed[4]
+    assert "version 2" in top and "quota.llm.nominal: 0.7 -> 0.65" in top
+    found = json.loads(config)
+    sources = ["start", "tandem apply", "PUT /admin/config"]
+    assert [version["source"] for version in found["versions"]] == sources
+    assert (found["guard"]["state"], found["guard"]["is_temporary"]) == ("watching", True)
+    guarded, undone, put, rolled = printed[8]
     assert "kept: no class lost more than 3 points" in guarded
     assert "classes.batch.ttft_ms: 60000.0 -> null" in undone
-    assert "tandem_ttft_forecast_coverage" in forecast
+    assert "classes.batch.ttft_ms" in json.loads(put)["applied"]
+    assert "classes.batch.ttft_ms" in json.loads(rolled)["applied"]
+    drained, ready = printed[10]
     assert json.loads(drained) == {"status": "drained"} and ready == "503"

@@ -42,14 +42,15 @@ class Bench:
         self.tickets.append(ticket)
 
     def cost(self, *pauses_ms: float) -> list[float]:
-        found = pause_costs(self.tickets, self.ledger, self.paces, NOW, lambda each: each not in self.waiting)
+        engine = SimpleNamespace(has_started=lambda ticket: ticket not in self.waiting)
+        found = pause_costs(self.tickets, self.ledger, self.paces, NOW, engine)
         assert found is not None
         return found([pause / 1e3 for pause in pauses_ms])
 
 
 def test_nothing_that_runs_means_no_cost():
     bench = Bench()
-    assert pause_costs(bench.tickets, bench.ledger, bench.paces, NOW, lambda ticket: True) is None
+    assert pause_costs(bench.tickets, bench.ledger, bench.paces, NOW, None) is None
 
 
 def test_a_first_token_needs_its_prompt_and_those_before_it():

@@ -48,7 +48,7 @@ def test_a_victim_names_the_request_that_it_was_preempted_for(bench):
     assert decisions(victim) == [("ADMIT", None), ("PREEMPTED", "gate"), ("ADMIT", None)]
     assert victim["decisions"][1]["for"] == urgent["id"]
     assert victim["measured"]["preemptions"] == {"gate": 1, "engine": 0}
-    assert victim["measured"]["longest_gap_ms"] >= 200
+    assert victim["measured"]["gap_ms"] >= 200
 
 
 def test_a_preemption_by_the_engine_is_dated_when_the_blocks_were_lost(bench):
@@ -104,6 +104,10 @@ def test_a_rejection_shows_the_wait_that_it_follows_from(bench):
     assert rejected["memory"]["ceiling_bytes"] == 8 * BLOCK
     assert found["request"]["objectives_ms"] == {"ttft": 900}
     assert found["predicted"]["output_tokens"]["mean"] == 65
+    # A request without tokens has no first token and no pace; it was waiting until its end.
+    measured = found["measured"]
+    assert [measured[f"{name}_ms"] for name in ("ttft", "tpot", "gap")] == [None, None, None]
+    assert measured["e2e_ms"] is not None and measured["output_tokens"] == 0
     late = history_of(b.ended[1])
     assert late["predicted"]["ttft_upper_ms"] >= late["predicted"]["ttft_ms"] > 0
     assert late["measured"]["ttft_ms"] == pytest.approx(100)

@@ -1,0 +1,155 @@
+"""Drives the dashboard through the tasks of an operator in Chromium, and takes their images.
+
+Needs Playwright, Pillow and a Chromium (`TANDEM_BROWSER` names another than `chromium`).
+"""
+
+import argparse
+import asyncio
+import io
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmark_control_plane.experiments.gate.operator_servers import ADMIN_KEY, GATE, QUOTAS
+
+_SIZE = {"width": 1440, "height": 1180}
+_WINDOW_S = 300
+_QUALITY = 78
+_AFTER_IMPORTS_S = 6.0
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Any]:
+    """A started Chromium. Raises RuntimeError if there is none."""
+    from playwright.async_api import async_playwright
+
+    path = os.environ.get("TANDEM_BROWSER") or shutil.which("chromium")
+    if path is None:
+        raise RuntimeError("no Chromium on this machine: install one, or name it in TANDEM_BROWSER")
+    async with async_playwright() as driver:
+        # Chromium's sandbox does not start as root.
+        arguments = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+        chromium = await driver.chromium.launch(executable_path=path, args=arguments)
+        try:
+            yield chromium
+        finally:
+            await chromium.close()
+
+
+@asynccontextmanager
+async def _unlocked(chromium: Any, url: str) -> AsyncIterator[Any]:
+    context = await chromium.new_context(viewport=_SIZE, color_scheme="dark", base_url=url)
+    stored = {"tandem-admin-key": ADMIN_KEY, "tandem-window": str(_WINDOW_S)}
+    for name, value in stored.items():
+        await context.add_init_script(f"sessionStorage.setItem({name!r}, {value!r})")
+    try:
+        yield await context.new_page()
+    finally:
+        await context.close()
+
+
+async def _refused(page: Any) -> Any:
+    await page.get_by_role("button", name="Rejected").click()
+    await page.locator("#rows-decisions a.who").first.click()
+    await page.locator("#explain .badge", has_text="rejected").first.wait_for()
+    return None
+
+
+async def _burn(page: Any) -> Any:
+    cards = page.locator("#classes")
+    await cards.locator(
+        ".burn[data-level=good], .burn[data-level=warn], .burn[data-level=bad]"
+    ).first.wait_for()
+    return await cards.bounding_box()
+
+
+async def _change(page: Any) -> Any:
+    row = page.locator("#rows-happenings .event", has_text="version 2")
+    await row.wait_for()
+    return await page.locator("#charts").bounding_box()
+
+
+async def _preempted(page: Any) -> Any:
+    panel = page.locator("#table-preemptions")
+    await panel.locator(".event").first.wait_for()
+    await panel.scroll_into_view_if_needed()
+    return await panel.bounding_box()
+
+
+async def _limit(page: Any) -> Any:
+    for name in ("memory", "device"):
+        await page.locator(f"#chart-{name} canvas").first.wait_for()
+    memory, device = [await page.locator(f"#chart-{name}").bounding_box() for name in ("memory", "device")]
+    return {**memory, "width": device["x"] + device["width"] - memory["x"]}
+
+
+async def _forecasts(page: Any) -> Any:
+    panel = page.locator("#chart-calibration")
+    await panel.locator(".row").first.wait_for()
+    await panel.scroll_into_view_if_needed()
+    return await panel.bounding_box()
+
+
+PAGES: Mapping[int, tuple[str, str, Callable[[Any], Awaitable[Any]]]] = {
+    1: ("refused", GATE, _refused),
+    2: ("burn", QUOTAS, _burn),
+    4: ("change", QUOTAS, _change),
+    5: ("preempted", GATE, _preempted),
+    6: ("limit", QUOTAS, _limit),
+    9: ("forecasts", QUOTAS, _forecasts),
+}
+"""Name of the image, server and steps by task; the steps return the part of the window to show."""
+
+
+async def tried(chromium: Any, task: int, urls: Mapping[str, str], folder: Path) -> float:
+    """Seconds from the address to the answer of a task on the page; its image is written into `folder`."""
+    name, server, steps = PAGES[task]
+    async with _unlocked(chromium, urls[server]) as page:
+        began = time.monotonic()
+        await page.goto("/dashboard/")
+        await page.locator("#state[data-state=live]").wait_for()
+        part = await steps(page)
+        took = time.monotonic() - began
+        _write(
+            await page.screenshot(**({} if part is None else {"clip": part})),
+            folder / f"operator-{name}.webp",
+        )
+    return took
+
+
+async def overview(chromium: Any, url: str, folder: Path) -> None:
+    """The image of the upper part of the dashboard."""
+    async with _unlocked(chromium, url) as page:
+        await page.goto("/dashboard/")
+        await page.locator("#chart-attainment canvas").wait_for()
+        _write(await page.screenshot(), folder / "dashboard.webp")
+
+
+async def terminal(chromium: Any, url: str, folder: Path) -> None:
+    """The image of `tandem top`."""
+    from controlplane.commands import top, top_app
+    from controlplane.commands.live_view import LiveView
+
+    # The imports held up the load, which runs in this event loop, too.
+    await asyncio.sleep(_AFTER_IMPORTS_S)
+    # One reading is enough.
+    top_app._PERIOD_S = 3_600.0
+    options, view = argparse.Namespace(server=url, key_file=None), LiveView()
+    top.read(options, view)
+    app = top_app.TopApp(view, lambda: top.read(options, view), "http://127.0.0.1:8000")
+    async with app.run_test(size=(132, 38)) as pilot:
+        await pilot.pause()
+        drawing = app.export_screenshot(title="tandem top")
+    page = await chromium.new_page(viewport={"width": 1640, "height": 990})
+    await page.set_content(f"<style>body {{ margin: 0 }}</style>{drawing}")
+    _write(await page.locator("svg").first.screenshot(), folder / "top.webp")
+
+
+def _write(png: bytes, path: Path) -> None:
+    from PIL import Image
+
+    Image.open(io.BytesIO(png)).convert("RGB").save(path, quality=_QUALITY, method=6)

