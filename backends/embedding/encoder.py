@@ -142,7 +142,11 @@ class Encoder:
         """Returns the allocator's cached memory to the device or the system."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        elif self.device.type == "cpu":
+        self.trim()
+
+    def trim(self) -> None:
+        """Returns the heap's free memory to the system if passes are computed in it, on a CPU."""
+        if self.device.type == "cpu":
             trim_heap()
 
     def vectors(self, lengths: Ids, ids: Ids) -> Rows:

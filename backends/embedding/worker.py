@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ import numpy as np
 
 from backends.embedding.handshake import EncoderOptions
 from backends.embedding.ipc import HEADER, Frame, FrameKind, pack_inputs, unpack_header, unpack_inputs
+
+# Passes of different shapes scatter the heap's free memory: within an hour of random texts a worker of 90 MB
+# of weights grew by 590 MB, all of which `malloc_trim` returns in 15 ms. Returning it at once, by
+# MALLOC_TRIM_THRESHOLD_ or MALLOC_MMAP_THRESHOLD_, made passes 10 to 30 % longer.
+_PASSES_PER_TRIM = 64
 
 if TYPE_CHECKING:
     from backends.embedding.encoder import Encoder
@@ -74,7 +80,7 @@ def _run_lane(
     encoder: "Encoder", connection: socket.socket, sending: threading.Lock, frames: "SimpleQueue[Frame]"
 ) -> None:
     encoder.set_thread_count()
-    while True:
+    for computed in count(1):
         reply, is_usable = _reply(encoder, frames.get())
         with sending:
             if is_usable:
@@ -82,6 +88,8 @@ def _run_lane(
             else:
                 connection.sendall(Frame(FrameKind.LEAVING, 0, b"").pack() + reply.pack())
                 os._exit(1)
+        if computed % _PASSES_PER_TRIM == 0:
+            encoder.trim()
 
 
 def _run_tokenizer(

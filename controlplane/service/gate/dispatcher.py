@@ -13,7 +13,7 @@ from dataclasses import replace
 from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
 from controlplane.core.memory_ledger import MemoryLedger
-from controlplane.core.pool_view import Pace, PoolView, Waiting
+from controlplane.core.pool_view import PoolView, Waiting
 from controlplane.core.ports import Generator, PauseCost
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
@@ -164,10 +164,6 @@ class Dispatcher:
     def tickets(self) -> tuple[Ticket, ...]:
         """All requests that have not ended, in the order of their arrival."""
         return tuple(self._tickets.values())
-
-    def pace(self, owner: Owner) -> Pace | None:
-        """The observed step rate of `owner`; None before any step."""
-        return self.paces[owner].pace
 
     def set_largest_request(self, largest: Mapping[Owner, int]) -> None:
         """Sets the most bytes that one request of each owner may ever have; a larger one is rejected."""
