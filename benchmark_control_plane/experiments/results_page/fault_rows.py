@@ -102,3 +102,17 @@ def hostile_input(content: Mapping[str, Any]) -> Rows:
         ", ".join(f"{claim} {times}" for claim, times in broken.most_common())
         + f"{'; ' if broken else 'nothing '}in {len(attacks)} attacks",
     )
+
+
+def soak(content: Mapping[str, Any]) -> Rows:
+    """One row on what the processes keep under constant load."""
+    grown = [
+        f"{name} {slope:+.1f} MB/h ({content['settled_mb'][name]:.0f} to {content['last_mb'][name]:.0f} MB)"
+        for name, slope in content["slopes_mb_per_hour"].items()
+    ]
+    yield (
+        f"{content['minutes']:g} minutes at {content['rate']:g} requests/s, a sixth of the clients leaving "
+        "within their answer: growth of each process after it has settled",
+        f"{', '.join(grown)}; {content['lost']} of {sum(content['endings'].values()):,} requests lost, "
+        f"{content['open_requests']:g} open at the end",
+    )

@@ -109,6 +109,19 @@ def cancellation(content: Mapping[str, Any]) -> Rows:
     )
 
 
+def bulk_embedding(content: Mapping[str, Any]) -> Rows:
+    found = []
+    for name, each in content["medians"].items():
+        texts = f", {each['texts_per_s']:.0f} texts/s, {each['lost']:g} lost" if "texts_per_s" in each else ""
+        found.append(f"{name}: {formats.share(each['attainment'])}{texts}")
+    yield (
+        f"Chats in time at {content['load']:.0%} of a simulated engine's capacity beside `embed_many`, with "
+        "the client's own number of open calls and with fixed ones, medians of "
+        f"{len(content['windows']['embed_many'])} seeds",
+        "<br>".join(found),
+    )
+
+
 def live_feed(content: Mapping[str, Any]) -> Rows:
     under, beside = content["with_live_requests"], content["ttft_by_readers"]
     added = beside["added_ms"]
@@ -347,6 +360,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "fault-suite.json": (FAULTS, fault_rows.fault_suite),
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),
+    "soak.json": (FAULTS, fault_rows.soak),
     "workflow.json": (GATE, workflows),
     "workflow-trace.json": (GATE, workflows),
     "engine-frontier.json": (ENGINE, engine_frontier),
@@ -354,6 +368,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "collocation.json": (COLLOCATION, interference),
     "embedding-throughput.json": (COLLOCATION, embedding_throughput),
     "collocated-mix.json": (COLLOCATION, simulated_mix),
+    "embed-many.json": (COLLOCATION, bulk_embedding),
     "prediction.json": (PREDICTION, prediction_rows.output_length),
     "prediction-goodput.json": (PREDICTION, prediction_rows.prediction_goodput),
     "ttft-forecast.json": (PREDICTION, prediction_rows.ttft_forecast),

@@ -62,7 +62,9 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Traces are of the present rules. Load precedes the eviction of late embedding calls
+No result with embeddings has the present price of their passes
+([0064](decisions/0064-requests-that-wait-for-a-place-have-a-price.md)), except embed-many; traces are of the
+rules before it. Load precedes the eviction of late embedding calls
 ([0062](decisions/0062-embedding-calls-that-lost-their-deadline-are-evicted.md)) and the present choice of
 victims ([0063](decisions/0063-recomputation-counts-in-the-choice-of-a-victim.md)). Admission, quota,
 memory-pressure, tpot, forecast and retry-after also precede the time of embedding passes
