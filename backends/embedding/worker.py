@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from itertools import count
+import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from backends.embedding.ipc import HEADER, Frame, FrameKind, pack_inputs, unpack
 # Passes of different shapes scatter the heap's free memory: within an hour of random texts a worker of 90 MB
 # of weights grew by 590 MB, all of which `malloc_trim` returns in 15 ms. Returning it at once, by
 # MALLOC_TRIM_THRESHOLD_ or MALLOC_MMAP_THRESHOLD_, made passes 10 to 30 % longer.
-_PASSES_PER_TRIM = 64
+_BUSY_SECONDS_PER_TRIM = 2.0
 
 if TYPE_CHECKING:
     from backends.embedding.encoder import Encoder
@@ -80,16 +80,21 @@ def _run_lane(
     encoder: "Encoder", connection: socket.socket, sending: threading.Lock, frames: "SimpleQueue[Frame]"
 ) -> None:
     encoder.set_thread_count()
-    for computed in count(1):
-        reply, is_usable = _reply(encoder, frames.get())
+    busy_s = 0.0
+    while True:
+        frame = frames.get()
+        start = time.monotonic()
+        reply, is_usable = _reply(encoder, frame)
+        busy_s += time.monotonic() - start
         with sending:
             if is_usable:
                 connection.sendall(reply.pack())
             else:
                 connection.sendall(Frame(FrameKind.LEAVING, 0, b"").pack() + reply.pack())
                 os._exit(1)
-        if computed % _PASSES_PER_TRIM == 0:
+        if busy_s >= _BUSY_SECONDS_PER_TRIM:
             encoder.trim()
+            busy_s = 0.0
 
 
 def _run_tokenizer(

@@ -6,7 +6,7 @@ import sys
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from backends import bundled_models
@@ -72,6 +72,8 @@ def test_parameter_count_and_kv_heads(name, kv_heads):
 
 @given(st.text(max_size=200))
 def test_tokenizer_round_trips_any_text(text):
+    # Hypothesis also draws string constants of the modules that are loaded, and a role's name is one token.
+    assume(not any(token in text for token in _tokenizer().all_special_tokens))
     ids = _tokenizer()(text)["input_ids"]
     assert ids[0] == _tokenizer().bos_token_id
     assert _tokenizer().decode(ids, skip_special_tokens=True) == text

@@ -10,7 +10,8 @@ SIZE_MB = 64
 
 
 def hold(pipe: Connection) -> None:
-    """Holds memory from one message to the next."""
+    """Says that it runs, and holds memory from one message to the next."""
+    pipe.send(0)
     pipe.recv()
     held = b"x" * (SIZE_MB * 1_000_000)
     pipe.send(len(held))
@@ -22,6 +23,7 @@ def test_the_peak_has_what_a_child_held():
     ours, theirs = context.Pipe()
     child = context.Process(target=hold, args=(theirs,))
     child.start()
+    ours.recv()
     assert child.pid in set(processes_of(os.getpid()))
     memory = TreeMemory(child.pid)
     memory.reset_peak()
