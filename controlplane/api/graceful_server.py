@@ -90,12 +90,16 @@ class _Server(uvicorn.Server):
         """The exit status, after `serve` has returned. Raises what a defect raised during the start."""
         if self._running is None:
             return 0
-        if not self._running.done():
-            self._running.cancel()
+        self._end_running()
         try:
             return await self._running
         except asyncio.CancelledError:
             return 0
+
+    def _end_running(self) -> None:
+        # Cancelled twice, the start would leave the processes behind that it is ending.
+        if self._running is not None and not self._running.cancelling():
+            self._running.cancel()
 
     @property
     def url(self) -> str:
@@ -112,8 +116,7 @@ class _Server(uvicorn.Server):
     def drain(self) -> None:
         """Drains and exits, or ends the start; a second call ends the running requests at once."""
         if not self._service.is_started:
-            if self._running is not None:
-                self._running.cancel()
+            self._end_running()
             self.should_exit = True
             return
         is_second = self.should_exit

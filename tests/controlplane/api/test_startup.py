@@ -31,12 +31,17 @@ CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 @dataclass
 class Hosted:
-    """A hosted service whose embedding model loads until `load` has a result, or fails with its exception."""
+    """A hosted service whose embedding model loads until `load` has a result, or fails with its exception.
+
+    Its start, once cancelled, ends when `may_end` is set; `ends` has what it did.
+    """
 
     hosting: "asyncio.Task[int]"
     http: httpx.AsyncClient
     service: Service
     load: "asyncio.Future[None]"
+    may_end: asyncio.Event
+    ends: list[str]
 
 
 @asynccontextmanager
@@ -47,11 +52,18 @@ async def hosted(**sections) -> AsyncIterator[Hosted]:
     config = parse({"models": models, **sections, "server": {"port": port} | sections.get("server", {})})
     generator = ScriptedGenerator(model=CHAT_MODEL, default=HELLO)
     embedder, load = ScriptedEmbedder(model=EMBED_MODEL), asyncio.get_running_loop().create_future()
-    start = embedder.start
+    start, may_end, ends = embedder.start, asyncio.Event(), list[str]()
+    may_end.set()
 
     async def slow() -> None:
         enter_stage(StartStage.MEASURING)
-        await load
+        try:
+            await load
+        except asyncio.CancelledError:
+            ends.append("begun")
+            await may_end.wait()
+            ends.append("complete")
+            raise
         await start()
 
     embedder.start = slow
@@ -59,7 +71,7 @@ async def hosted(**sections) -> AsyncIterator[Hosted]:
     hosting = asyncio.create_task(_host(service, config))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         await until(lambda: EMBED_MODEL in service.progress.parts or hosting.done())
-        yield Hosted(hosting, http, service, load)
+        yield Hosted(hosting, http, service, load, may_end, ends)
         if not hosting.done():
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait_for(hosting, 10)
@@ -147,3 +159,28 @@ async def test_a_signal_ends_the_start_at_once(number: int, caplog):
         assert not host.service.is_started
     assert "the start was ended by a signal" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+async def test_further_signals_do_not_interrupt_the_end_of_a_start():
+    """Else a stopped worker, which is killed only after some seconds, would be left behind."""
+    async with hosted() as host:
+        host.may_end.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: host.ends == ["begun"])
+        os.kill(os.getpid(), signal.SIGTERM)
+        # The server stops listening before it waits for the start.
+        async with asyncio.timeout(5):
+            while await is_open(host.http.base_url.port):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        host.may_end.set()
+        assert await asyncio.wait_for(host.hosting, 5) == 0
+    assert host.ends == ["begun", "complete"]
+
+
+async def is_open(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
