@@ -12,7 +12,7 @@
 #   make lint       style, types, import contracts, security, names, sizes
 #   make fuzz       property tests with new random examples on each run, fifty times as many
 #   make coverage   line and branch coverage of test-fast
-#   make faults     inject every fault of the fault suite into servers under load, three times (20 minutes)
+#   make faults     inject every fault of the fault suite into servers under load, three times (an hour)
 #   make soak       load a server with real engines for an hour and state what its processes keep
 #   make clean      remove .venv and all caches
 #
