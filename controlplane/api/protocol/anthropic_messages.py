@@ -169,8 +169,9 @@ class CountTokensRequest(Objectives):
                     uses.add(block["id"])
                 elif block["type"] == "tool_result" and block["tool_use_id"] not in uses:
                     raise conflict(f"{path}.tool_use_id", "no earlier tool_use has this id; send that first")
-        # Here, because a large body is validated in a thread.
-        _ = self.chat_messages
+        # Made here, because a large body is validated in a thread.
+        if all(made["role"] == "system" for made in self.chat_messages):
+            raise conflict("messages", "they have no block but thinking; add one of text or of a tool")
         return self
 
     @cached_property

@@ -280,6 +280,8 @@ REFUSED = [
         "not passed on to the model",
     ),
     (PATH, said(type="text"), "messages[0].content[0].text", "add it"),
+    (PATH, said(type="redacted_thinking", data="x"), "messages", "no block but thinking"),
+    (PATH, said(type="redacted_thinking", data="x") | {"system": "s"}, "messages", "no block but thinking"),
     (PATH, said(type="tool_result", tool_use_id="t"), "messages[0].content[0].tool_use_id", "no earlier"),
     (PATH, said("assistant", type="tool_use", id="t", name="n"), "messages[0].content[0].input", "add it"),
     (PATH, said("tool", type="text", text="x"), "messages[0].role", "'user'"),
