@@ -23,8 +23,8 @@ from backends.embedding.handshake import EncoderOptions
 from backends.embedding.ipc import HEADER, Frame, FrameKind, pack_inputs, unpack_header, unpack_inputs
 
 # Passes of different shapes scatter the heap's free memory: within an hour of random texts a worker of 90 MB
-# of weights grew by 590 MB, all of which `malloc_trim` returns in 15 ms. Returning it at once, by
-# MALLOC_TRIM_THRESHOLD_ or MALLOC_MMAP_THRESHOLD_, made passes 10 to 30 % longer.
+# of weights grew by 590 MB; `malloc_trim` returns such memory in 15 to 22 ms. Returning it at once, by
+# MALLOC_TRIM_THRESHOLD_ (8 MiB) or MALLOC_MMAP_THRESHOLD_ (1 MiB), made passes 32 and 22 % longer.
 _BUSY_SECONDS_PER_TRIM = 2.0
 
 if TYPE_CHECKING:

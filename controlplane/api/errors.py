@@ -34,8 +34,9 @@ MAX_MESSAGE_BYTES = 1_800
 MAX_PARAM_BYTES = 128
 MAX_VALUE_CHARACTERS = 80
 # A list of texts or lists that is longer is refused for its length, and searching it takes 1 µs per item.
-_SEARCHED_AT_ONCE = 4_096
 _MAX_SEARCHED_ITEMS = 4_096
+# Token ids are searched in parts by functions of C.
+_SEARCHED_AT_ONCE = 4_096
 _UNKNOWN_RETRY_MS = 5_000
 """Retry-After of a 503 whose cause states no time.
 

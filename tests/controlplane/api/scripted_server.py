@@ -159,3 +159,13 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
 def events(answer: httpx.Response) -> list[str]:
     """The content of each server-sent event."""
     return [block.split("data: ", 1)[1] for block in answer.text.split("\n\n") if block]
+
+
+async def listens(port: int) -> bool:
+    """Whether this machine accepts connections at `port`."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -24,7 +24,7 @@ from controlplane.core.start_stages import StartStage, enter_stage
 from controlplane.fleet.load_report import HEADER_LOAD
 from controlplane.service.bootstrap import build_service
 from controlplane.service.service import Service
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, until
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, listens, until
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -170,17 +170,8 @@ async def test_further_signals_do_not_interrupt_the_end_of_a_start():
         os.kill(os.getpid(), signal.SIGTERM)
         # The server stops listening before it waits for the start.
         async with asyncio.timeout(5):
-            while await is_open(host.http.base_url.port):  # noqa: ASYNC110
+            while await listens(host.http.base_url.port):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         host.may_end.set()
         assert await asyncio.wait_for(host.hosting, 5) == 0
     assert host.ends == ["begun", "complete"]
-
-
-async def is_open(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True

@@ -24,7 +24,7 @@ from controlplane.api.settings import ApiSettings
 from controlplane.fleet_on_ray.box import at_root, without_request_id
 from controlplane.fleet_on_ray.kind_names import application_name, route_prefix
 from controlplane.fleet_on_ray.route_query import HEADER_ROUTE
-from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, listening, staged
+from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, listening, listens, staged
 from tests.controlplane.fleet_on_ray.ray_marks import NEEDS_RAY
 
 pytestmark = NEEDS_RAY
@@ -114,15 +114,6 @@ async def running_haproxy(folder: Path, kinds: Kinds, router: str) -> AsyncItera
     finally:
         program.kill()
         await program.wait()
-
-
-async def listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 @dataclass
