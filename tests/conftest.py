@@ -11,12 +11,23 @@ from hypothesis import settings
 
 from tests import programs
 from tests.engines import running_vllm
+from tests.mark_selection import may_select
 
 # No time limit per example: the machine may be busy. The examples are the same in every run, so that a
 # failure is caused by a change; `make fuzz` draws new ones.
 settings.register_profile("same", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("fuzz", deadline=None, max_examples=2_000)
 settings.load_profile("same")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leaves out test files of which `-m` selects no test."""
+    if (expression := config.option.markexpr) and collection_path.name.startswith("test_"):
+        # Hypothesis sets its mark itself.
+        set_by_files = {line.split(":")[0] for line in config.getini("markers")} - {"hypothesis"}
+        if not may_select(expression, collection_path.read_text(encoding="utf-8"), set_by_files):
+            return True
+    return None
 
 
 def pytest_terminal_summary(terminalreporter):
