@@ -5,6 +5,7 @@ Importing all test files takes most of a minute, and a run of the engine tests n
 
 import re
 from collections.abc import Collection
+from functools import partial
 from itertools import chain, combinations
 
 from _pytest.mark.expression import Expression
@@ -18,8 +19,8 @@ def may_select(expression: str, source: str, set_by_files: Collection[str]) -> b
     """Whether `expression` can select a test of a file with this `source`.
 
     A mark that the file names is on all its tests if it is in `pytestmark`, else on any of them. Marks other
-    than those `set_by_files` come from plug-ins, so any test may have them. If a `pytestmark` is imported, its
-    marks are not known here.
+    than those `set_by_files` come from plug-ins, so any test may have them. The marks of an imported
+    `pytestmark` are not known here.
     """
     of_all: set[str] = set()
     if (found := _OF_THE_FILE.search(source)) is not None:
@@ -30,7 +31,9 @@ def may_select(expression: str, source: str, set_by_files: Collection[str]) -> b
     possible = asked.difference(set_by_files).union(_MARK.findall(source)).intersection(asked)
     uncertain = sorted(possible - of_all)
     compiled = Expression.compile(expression)
-    return any(
-        compiled.evaluate(lambda name, has=of_all.union(some): name in has)
-        for some in chain.from_iterable(combinations(uncertain, n) for n in range(len(uncertain) + 1))
-    )
+    subsets = chain.from_iterable(combinations(uncertain, size) for size in range(len(uncertain) + 1))
+    return any(compiled.evaluate(partial(_is_in, of_all.union(subset))) for subset in subsets)
+
+
+def _is_in(marks: set[str], name: str) -> bool:
+    return name in marks

@@ -1,9 +1,13 @@
-"""The program of README.md against the service of the quick start: configs/dev.yaml, on real engines."""
+"""The quick start of README.md: configs/dev.yaml on real engines, README's program, and Ctrl-C at the end."""
 
+import os
 import re
+import signal
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -14,25 +18,31 @@ pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def quick_start(folder: Path) -> Path:
-    """configs/dev.yaml, whose embedding worker does not wait for idle cores: other tests may use them all."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("quick-start")
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    """Serves configs/dev.yaml, whose embedding worker does not wait for idle cores: tests share them."""
     config = yaml.safe_load((ROOT / "configs/dev.yaml").read_text(encoding="utf-8"))
     config["models"]["embeddings"][0]["idle_cpu_priority"] = False
     path = folder / "dev.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path
+    port = free_port()
+    command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
+    with serving(Server("tandem", command, port, "/ready"), folder / "log") as found:
+        yield found
 
 
-def test_the_readme_answers_from_the_documentation(tmp_path, monkeypatch):
+def test_the_readme_answers_from_the_documentation(server, monkeypatch):
     monkeypatch.chdir(ROOT)
     (program,) = re.findall(
         r"^```python\n(.*?)^```", Path("README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
-    port, found = free_port(), {}
-    config = str(quick_start(tmp_path))
-    command = [sys.executable, "-m", "controlplane.cli", "serve", config, "--port", str(port)]
-    with serving(Server("tandem", command, port, "/ready"), tmp_path / "log") as server:
-        exec(program.replace("http://127.0.0.1:8000", server.url), found)
+    found = {}
+    exec(program.replace("http://127.0.0.1:8000", server.url), found)
     answer = found["answer"]
     assert answer.text
     assert set(answer.passages) <= set(found["passages"])
@@ -42,3 +52,46 @@ def test_the_readme_answers_from_the_documentation(tmp_path, monkeypatch):
     ]
     assert list(answer.stage_ms) == ["embed", "retrieve", "chat"]
     assert found["vectors"].shape == (len(found["passages"]), 384)
+
+
+def cpu_seconds_once_it_ended(process_id: int) -> tuple[float, float]:
+    """CPU seconds of a process now and at its end; the parent has not reaped it yet."""
+
+    def looked() -> tuple[str, float]:
+        fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    _, before = looked()
+    end = time.monotonic() + 60
+    while (now := looked())[0] != "Z":
+        assert time.monotonic() < end, "it does not end"
+        time.sleep(0.05)
+    return before, now[1]
+
+
+def until_logged(log: Path, text: str) -> None:
+    end = time.monotonic() + 10
+    while text not in log.read_text(encoding="utf-8"):
+        assert time.monotonic() < end, f"{text!r} is not logged"
+        time.sleep(0.02)
+
+
+def test_running_request_survives_ctrl_c_and_then_the_process_exits(server, folder):
+    """Must run last: it ends the server."""
+    log, model = folder / "log", httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        events = answer.iter_lines()
+        next(events)
+        # The end of a terminal reaches every process too, and reloads the file.
+        os.killpg(server.process_id, signal.SIGHUP)
+        until_logged(log, "no key changed")
+        # Ctrl-C reaches every process of the server, including the engine's.
+        os.killpg(server.process_id, signal.SIGINT)
+        rest = list(events)
+    assert "data: [DONE]" in rest
+    # Destroying vLLM's modules at exit would take seconds.
+    before, after = cpu_seconds_once_it_ended(server.process_id)
+    assert after - before < 1.5
+    text = log.read_text(encoding="utf-8")
+    assert "INFO tandem: stopped" in text and "Traceback" not in text and "leak" not in text

@@ -11,7 +11,7 @@ from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Sampling
 from tests.engines import complete, running_vllm, tokens_of
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 PROMPT = list(range(20, 60))
 

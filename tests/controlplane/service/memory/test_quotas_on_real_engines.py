@@ -23,7 +23,7 @@ from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import SchedulerTimer
 from tests.engines import TINY_ARGUMENTS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 CONFIG = parse(
     {
