@@ -113,6 +113,7 @@ def test_policy_without_progress_is_stopped(tmp_path: Path, capsys: pytest.Captu
     assert main([path, "--policy", "alpha-beta", "--beta", "0.5"]) == 0
 
 
+@pytest.mark.long
 def test_same_seed_gives_the_same_trace_in_every_process(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     listed = poisson_arrivals(rng, conversation_lengths(rng, 120), 50)

@@ -12,6 +12,7 @@ from benchmark_control_plane.round_model.reproductions import mcsf_table
 from benchmark_control_plane.round_model.scheduling_cost import decision_times, stream_run
 
 
+@pytest.mark.long
 def test_table_ranks_the_policies_as_published(tmp_path: Path) -> None:
     mcsf_table.run(tmp_path, seed=1, runs=2)
     found = json.loads((tmp_path / "mcsf-table.json").read_text())
@@ -53,5 +54,6 @@ def test_streamed_run_finishes_all_requests() -> None:
     assert stream_run(2_000)["requests"] == 2_000
 
 
+@pytest.mark.long
 def test_cost_is_measured_in_every_step() -> None:
     assert (decision_times("tandem") > 0).all()

@@ -71,6 +71,7 @@ def log(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_traffic_and_times_of_a_log_are_a_workload(config, log, capsys):
     command = ["capacity", str(config), "--workload", str(log), "--requests", "80", "--steps", "0", "--json"]
     assert main(command) in (0, 3)
@@ -86,6 +87,7 @@ def test_traffic_and_times_of_a_log_are_a_workload(config, log, capsys):
     assert {request.prefix_tokens for request in cached} == {64}
 
 
+@pytest.mark.long
 def test_facts_agree_with_each_other(config, capsys):
     command = ["capacity", str(config), "--workload", STREAMS, *TIMES, *QUICK, "--json"]
     assert main(command) == 0
@@ -103,6 +105,7 @@ def test_facts_agree_with_each_other(config, capsys):
     assert capsys.readouterr().out == first
 
 
+@pytest.mark.long
 def test_text_states_limit_and_assumptions(config, capsys):
     assert main(["capacity", str(config), "--workload", STREAMS, *TIMES, *QUICK]) == 0
     out = capsys.readouterr().out
@@ -111,6 +114,7 @@ def test_text_states_limit_and_assumptions(config, capsys):
     assert "quotas are static" in out
 
 
+@pytest.mark.long
 def test_class_that_is_never_kept_gives_status_3(config, capsys):
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     content["classes"]["fast"] |= {"tpot_ms": 1, "sheddable": False}
@@ -121,6 +125,7 @@ def test_class_that_is_never_kept_gives_status_3(config, capsys):
     assert fast["limit"].startswith("TPOT missed")
 
 
+@pytest.mark.long
 def test_named_device_has_a_roofline(config, capsys):
     assert main(["capacity", str(config), "--workload", STREAMS, "--device", "l4-24", *QUICK]) in (0, 3)
     assert "roofline of l4-24, 24 GB, not measured" in capsys.readouterr().out

@@ -86,6 +86,7 @@ def test_a_demand_beyond_the_most_boxes_gives_status_3(folder, capsys):
     assert "What holds it down: fast/llm, slow/embedding." in out
 
 
+@pytest.mark.long
 def test_a_kind_that_misses_its_objectives_at_any_rate_serves_nothing(folder, capsys):
     box = yaml.safe_load((folder / "chat.yaml").read_text(encoding="utf-8"))
     box["classes"]["fast"] |= {"tpot_ms": 1, "sheddable": False}

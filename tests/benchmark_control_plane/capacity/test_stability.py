@@ -80,6 +80,7 @@ def test_embeddings_take_their_part_of_the_time():
     assert both.embedding_share == pytest.approx(both.overloaded_above * 0.5 * 0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [(0.02, 1e-5, 1e-5, 0.0), (0.001, 1e-5, 2e-4, 0.0)])
 def test_saturated_simulation_serves_at_that_rate(step):
     device, block = replace(MEMORY_BOUND, step=step), 16

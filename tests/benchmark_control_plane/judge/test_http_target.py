@@ -90,6 +90,7 @@ async def answer_to(planned, events, **script):
         return answer, asked[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_known_delay_is_measured_within_a_millisecond(loop_factory):
     with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -59,6 +59,7 @@ def kept(out):
     return results, [json.loads(line) for line in lines]
 
 
+@pytest.mark.long
 def test_experiment_writes_results_and_all_requests(experiment, tmp_path):
     assert run_experiment(experiment, tmp_path / "out") == 0
     results, requests = kept(tmp_path / "out")
@@ -86,6 +87,7 @@ def test_experiment_writes_results_and_all_requests(experiment, tmp_path):
     assert tandem["decisions"]["admit"] > 0
 
 
+@pytest.mark.long
 def test_runs_at_the_planned_loads_have_a_bound_that_none_exceeds(experiment, tmp_path, capsys):
     out = tmp_path / "out"
     run_experiment(experiment, out, seeds=[0])
@@ -105,6 +107,7 @@ def test_runs_at_the_planned_loads_have_a_bound_that_none_exceeds(experiment, tm
     assert kept(out)[0] == before
 
 
+@pytest.mark.long
 def test_results_that_offered_other_requests_get_no_bound(experiment, tmp_path, capsys):
     out = tmp_path / "out"
     run_experiment(experiment, out, seeds=[0], is_quick=True)
@@ -116,6 +119,7 @@ def test_results_that_offered_other_requests_get_no_bound(experiment, tmp_path, 
     assert "no run gets a bound" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_experiment_is_deterministic(experiment, tmp_path):
     for name in ("first", "second"):
         run_experiment(experiment, tmp_path / name, seeds=[3], is_quick=True)
@@ -133,6 +137,7 @@ class CtrlC(io.StringIO):
         return super().write(text)
 
 
+@pytest.mark.long
 def test_interrupted_experiment_keeps_completed_runs(experiment, tmp_path, monkeypatch):
     terminal = CtrlC()
     monkeypatch.setattr("sys.stderr", terminal)
@@ -148,6 +153,7 @@ def test_interrupted_experiment_keeps_completed_runs(experiment, tmp_path, monke
     assert "interrupted; 3 runs are kept" in terminal.getvalue()
 
 
+@pytest.mark.long
 def test_absent_server_is_one_line(tmp_path, capsys):
     endpoint = {"url": "http://127.0.0.1:9", "model": "m"}
     nowhere = {"name": "there", "kind": "baseline", "endpoints": {"chat": endpoint, "embeddings": endpoint}}
@@ -194,6 +200,7 @@ def server():
     loop.close()
 
 
+@pytest.mark.long
 def test_lost_server_keeps_completed_runs_and_report(server, tmp_path, monkeypatch):
     url, stop = server
     chat = EXPERIMENT["streams"]["chat"] | {"output_tokens": {"fixed": 2}}

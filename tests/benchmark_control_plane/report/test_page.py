@@ -67,6 +67,7 @@ def test_text_of_the_experiment_is_escaped(page: str) -> None:
     assert "&lt;/script&gt; must not end anything" in page
 
 
+@pytest.mark.long
 def test_an_invalid_run_is_listed_and_excluded(page: str) -> None:
     alerts = "".join(Outline(page).texts["li"])
     assert alerts == "plain, 200 % load, seed 3: the generator sent 4.1 % of its requests over 50 ms late"

@@ -39,6 +39,7 @@ def check_proven(case: dict[str, Any], seconds: float) -> None:
     assert (found["proof"], found["lower_bound"]) == ("optimal", case["opt"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", recorded(quick=True))
 def test_small_instances_are_proven(case: dict[str, Any]) -> None:
     check_proven(case, seconds=60)

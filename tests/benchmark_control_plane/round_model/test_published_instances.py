@@ -79,6 +79,7 @@ def test_wrong_predictions_give_the_reference_latency(case: dict[str, Any]) -> N
     assert (schedule.totals.rounds, schedule.totals.clears) == (case["rounds"], case["clears"])
 
 
+@pytest.mark.long
 def test_tandem_beats_shortest_first_on_the_papers_sizes() -> None:
     to_best, to_shortest = [], []
     for case in FIXTURES["large"]:

@@ -28,6 +28,7 @@ def test_exact_recursion_matches_the_table(row):
     assert waits.mean() == pytest.approx(float(Fraction(*row["wait"])), rel=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", GOLDEN, ids=lambda row: f"{row['model']}-{row['servers']}-{row['load']}")
 def test_simulated_waits_match_theory(row):
     is_md1 = row["model"] == "M/D/1"

@@ -60,6 +60,7 @@ def served_course(seed: int = 0, **engine: object):
     return simulate(mixed(seed), machine, sections)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ordering", sorted(ENGINE_POLICIES))
 def test_every_engine_policy_serves_every_request_within_the_pool(ordering):
     found = served_course(ordering=ordering)
@@ -113,6 +114,7 @@ def test_different_seeds_give_different_runs():
     assert course(0).trace_hash != course(1).trace_hash
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "play"), [("course", course), ("served_course", served_course)])
 def test_same_seed_gives_the_same_run_in_any_process(name, play):
     module = "tests.benchmark_control_plane.simulator.test_simulation"
@@ -150,6 +152,7 @@ def test_divided_pool_is_never_exceeded():
         assert parts.kv_bytes + parts.embed_batch_tokens * parts.embed_bytes_per_token <= pool
 
 
+@pytest.mark.long
 def test_tpot_is_met_with_ample_memory():
     """The TPOT of 20 ms is met by nine concurrent requests, and twice as many arrive."""
     machine = Machine(llm_only(affine(0.01, 1e-6, 0.001, 0)))

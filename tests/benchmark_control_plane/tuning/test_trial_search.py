@@ -23,6 +23,7 @@ def never():
     return False
 
 
+@pytest.mark.long
 def test_the_search_finds_what_helps_and_the_ablation_drops_the_rest(tmp_path):
     found = paired(Formula(attainment), tmp_path / "state")
     tried = search(found, trials=24, is_over=never, note=ignored)
@@ -65,6 +66,7 @@ def test_equal_results_give_equal_trials_and_nothing_is_replayed_twice(tmp_path)
     assert again.replays == 1
 
 
+@pytest.mark.long
 def test_the_search_ends_with_its_time_and_keeps_whole_trials(tmp_path):
     pool = Formula(attainment)
     tried = search(

@@ -17,6 +17,7 @@ def module_of(thing: object) -> str:
     return getattr(thing, "__module__", None) or ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

@@ -67,6 +67,7 @@ def test_the_best_single_split_is_the_one_best_on_average():
     assert found["policies"]["dynamic"]["failed_batches"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_policies_stay_within_the_pool_and_are_deterministic():
     try:

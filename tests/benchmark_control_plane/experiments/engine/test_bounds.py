@@ -59,6 +59,7 @@ def test_the_fluid_bound_rises_as_fewer_are_served():
     assert rates == sorted(rates)
 
 
+@pytest.mark.long
 def test_prefill_time_limits_decoding():
     """20 requests per second with 0.14 s of prefill each: the device sustains about a seventh of them."""
     offers = [Offer(0.05 * i, 1_000, 40, 40) for i in range(400)]

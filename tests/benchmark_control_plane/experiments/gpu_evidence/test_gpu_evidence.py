@@ -79,6 +79,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_a_step_that_fails_or_hangs_does_not_stop_the_others(results: Path) -> None:
     found = json.loads((results / "summary.json").read_text(encoding="utf-8"))
     ended = {name: step["ended"] for name, step in found["steps"].items()}

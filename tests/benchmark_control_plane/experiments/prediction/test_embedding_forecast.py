@@ -40,6 +40,7 @@ def test_a_moving_mean_uses_only_the_past():
     assert _moving_mean(np.array([2.0, 4.0]), 1).tolist() == [0.0, 2.0]
 
 
+@pytest.mark.long
 def test_all_contenders_are_scored_on_the_same_seconds():
     series = np.random.default_rng(0).poisson(9, 700).astype(float)
     scores = {name: score(method, series) for name, method in methods(series)}
@@ -49,6 +50,7 @@ def test_all_contenders_are_scored_on_the_same_seconds():
     assert max(found.coverage_gap for found in scores.values()) < 0.05
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_it_beats_last_value_and_moving_mean_on_recorded_bursts():
     try:

@@ -20,6 +20,7 @@ def pages() -> dict[Path, str]:
     return dict(write_pages.expected_files())
 
 
+@pytest.mark.long
 def test_written_pages_match_the_committed_results(pages: dict[Path, str]) -> None:
     for file, text in pages.items():
         assert file.is_file() and file.read_text(encoding="utf-8") == text, (

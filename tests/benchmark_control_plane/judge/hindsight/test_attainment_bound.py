@@ -6,6 +6,7 @@ from functools import cache
 from itertools import combinations
 from operator import attrgetter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,6 +154,7 @@ def numbered(requests):
     return sorted((replace(r, id=f"r{n}") for n, r in enumerate(requests)), key=lambda r: (r.at, r.id))
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(workloads, targets, machines)
 def test_no_choice_of_requests_is_served_beyond_the_bound(requests, objectives, machine):
@@ -166,6 +168,7 @@ def test_no_choice_of_requests_is_served_beyond_the_bound(requests, objectives, 
             assert len(served_in_time(works, machine, chosen, attrgetter("due"), 0.0)) <= most
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(workloads, targets, machines, st.booleans())
 def test_no_simulated_system_exceeds_the_bound(requests, objectives, machine, has_gate):

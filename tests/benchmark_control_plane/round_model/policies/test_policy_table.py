@@ -64,6 +64,7 @@ def test_memory_holds_and_all_requests_finish(
         assert finish == start + request.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(set(STEP_POLICIES) - {"alpha-protection", "alpha-beta", "fcfs"}))
 @settings(max_examples=25)
 @given(requests=instances(exact=True))
@@ -73,6 +74,7 @@ def test_exact_predictions_never_overflow(policy: str, requests: list[RoundReque
     assert schedule.totals.clears == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 @settings(max_examples=25)
 @given(requests=instances(exact=True), data=st.data())

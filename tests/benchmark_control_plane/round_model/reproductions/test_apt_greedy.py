@@ -10,6 +10,7 @@ pytest.importorskip("matplotlib", reason="plots need the `bench` extra")
 from benchmark_control_plane.round_model.reproductions.apt_greedy import PUBLISHED_MS, run
 
 
+@pytest.mark.long
 def test_quality_stays_within_the_guarantee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(tmp_path)
     brute = found["against_brute_force"]
