@@ -21,6 +21,7 @@ import numpy as np
 
 from backends.embedding.handshake import EncoderOptions
 from backends.embedding.ipc import HEADER, Frame, FrameKind, pack_inputs, unpack_header, unpack_inputs
+from backends.garbage_collection import paused_collection
 
 # Passes of different shapes scatter the heap's free memory: within an hour of random texts a worker of 90 MB
 # of weights grew by 590 MB; `malloc_trim` returns such memory in 15 to 22 ms. Returning it at once, by
@@ -121,8 +122,9 @@ def _serve(connection: socket.socket, options: EncoderOptions) -> int:
     threading.Thread(target=_read_ahead, args=(connection, frames, texts), daemon=True).start()
     try:
         # Imported late because it takes seconds, in which the reader thread already notices a closed socket.
-        from backends.embedding.cross_encoder import PairEncoder
-        from backends.embedding.encoder import Encoder
+        with paused_collection():
+            from backends.embedding.cross_encoder import PairEncoder
+            from backends.embedding.encoder import Encoder
 
         encoder = PairEncoder(options) if options.scores_pairs else Encoder(options)
         connection.sendall(Frame(FrameKind.MEASURING, 0, b"").pack())

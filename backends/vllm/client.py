@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends import bundled_models
+from backends.garbage_collection import paused_collection
 from backends.vllm import chat_template
 from backends.vllm.grammar_checker import GrammarChecker
 from backends.vllm.grammar_limits import GrammarLimits
@@ -356,7 +357,8 @@ def _load_engine() -> "type[VllmEngine]":
     # On a GPU vLLM would fork a process that has many threads; the engine would share its locks, sockets
     # and signal handlers.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    from backends.vllm.engine import VllmEngine
+    with paused_collection():
+        from backends.vllm.engine import VllmEngine
 
     return VllmEngine
 
