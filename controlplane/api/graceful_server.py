@@ -44,6 +44,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # libuv accepts one connection per listening handle and iteration of the loop. With one handle and iterations
 # of 20 ms, 250 new connections per second waited for up to 13 s. A handle takes 3 us of each new connection.
 _LISTENING_HANDLES = 16
+# After a second signal a request that was read but has not reached the gate is still answered in this time.
+_LAST_ANSWERS_SECONDS = 1.0
 # More than the live objects of the requests in flight, so that they hardly ever trigger a collection.
 _GC_THRESHOLD = 10_000
 
@@ -113,14 +115,18 @@ class _Server(uvicorn.Server):
         with _on_signal(self.drain):
             yield
 
+    def _close_connections(self) -> None:
+        self.force_exit = True
+
     def drain(self) -> None:
         """Drains and exits, or ends the start; a second call ends the running requests at once."""
         if not self._service.is_started:
             self._end_running()
             self.should_exit = True
             return
-        is_second = self.should_exit
-        self.should_exit, self.force_exit = True, is_second
+        is_second, self.should_exit = self.should_exit, True
+        if is_second:
+            asyncio.get_running_loop().call_later(_LAST_ANSWERS_SECONDS, self._close_connections)
         grace = 0.0 if is_second else self._service.config.server.drain_ms / 1_000
         self.config.timeout_graceful_shutdown = round(grace) + 1
         open_requests = len(self._service.gate.tickets())

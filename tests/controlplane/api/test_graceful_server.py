@@ -89,6 +89,50 @@ async def test_second_signal_aborts_running_requests(caplog):
     ]  # fmt: skip
 
 
+async def test_a_request_that_is_being_read_is_answered_after_a_second_signal(monkeypatch):
+    """It has no ticket yet, so that its end is not part of the drain."""
+    async with staged() as stage, hosted(stage) as (http, serving):
+        render, reached, go_on = stage.generator.render_chat, asyncio.Event(), asyncio.Event()
+
+        async def slow(prompt):
+            reached.set()
+            await go_on.wait()
+            return await render(prompt)
+
+        monkeypatch.setattr(stage.generator, "render_chat", slow)
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
+        await reached.wait()
+        send(signal.SIGTERM)
+        await until(lambda: stage.service.gate.is_closed)
+        send(signal.SIGTERM)
+        # Longer than uvicorn's time between two looks at its connections.
+        ended, _ = await asyncio.wait([serving], timeout=0.5)
+        assert not ended
+        go_on.set()
+        answer = await asyncio.wait_for(asking, 5)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        await asyncio.wait_for(serving, 5)
+
+
+async def test_after_a_second_signal_nothing_is_waited_for_without_end(monkeypatch):
+    async with staged() as stage, hosted(stage) as (http, serving):
+        reached = asyncio.Event()
+
+        async def never(prompt):
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(stage.generator, "render_chat", never)
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
+        await reached.wait()
+        send(signal.SIGTERM)
+        await until(lambda: stage.service.gate.is_closed)
+        send(signal.SIGTERM)
+        # The drain time is 30 s.
+        await asyncio.wait_for(serving, 10)
+        asking.cancel()
+
+
 async def test_address_taken_during_start_stops_the_service():
     with socket.create_server(("127.0.0.1", 0)) as other:
         server = {"port": other.getsockname()[1]}
