@@ -33,6 +33,8 @@ _FLOOR_SHARE = 0.05
 _LEAST_REGAINED_SECONDS = 1e-9
 # A pass of one input may be longer. Without the bound a pass after a long time without calls would be free.
 _LONGEST_FREE_SECONDS = 0.05
+# Chance of a start just before the deadline, over that of a start at any time until then (decision 0064).
+_LATE_START_SHARE = 0.3
 # Candidate sizes of a pass differ by at least this part of the size, which bounds their number.
 _SIZE_STEP = 8
 
@@ -127,8 +129,9 @@ class Promise(NamedTuple):
 class PauseCosts:
     """Expected number of promises to requests in the engine that a pause breaks, weighted by class.
 
-    When a request that waits for a place gets it is not known, so each part of its spare time is as likely as
-    the others to be needed: a pause breaks its promise with the probability pause / spare time.
+    When a request that waits for a place gets it is not known. If each part of its spare time were as likely as
+    the others to be needed, a pause would break its promise with the probability pause / spare time. The gate
+    admits what it predicts to be in time, so that few starts are as late as that: 0.3 of it.
 
     Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the requests by
     `stretch` seconds.
@@ -157,7 +160,7 @@ class PauseCosts:
 
     def _cost_to_waiting(self, pause: float) -> float:
         taken = bisect_right(self._spares, pause)
-        return self._weights[taken] + pause * (self._rates[-1] - self._rates[taken])
+        return self._weights[taken] + _LATE_START_SHARE * pause * (self._rates[-1] - self._rates[taken])
 
 
 class PendingWork(NamedTuple):

@@ -66,10 +66,10 @@ def test_a_pause_delays_those_that_wait_for_a_place_by_their_part_of_the_time_le
     bench.add(200, ttft=130)
     bench.waiting = bench.tickets
     # Of 130 ms, 10 have passed; the prompt takes 20 ms and the step 10 ms, so 90 ms may be waited.
-    assert bench.cost(9, 45, 200) == pytest.approx([0.1, 0.5, 1.0])
+    assert bench.cost(9, 45, 200) == pytest.approx([0.3 * 0.1, 0.3 * 0.5, 1.0])
     bench.add(900, ttft=50)
     bench.waiting = bench.tickets
-    assert bench.cost(9) == pytest.approx([0.1]), "the second is late in any case"
+    assert bench.cost(9) == pytest.approx([0.3 * 0.1]), "the second is late in any case"
 
 
 def test_prompts_that_have_been_computed_delay_no_first_token():
