@@ -142,9 +142,10 @@ def test_a_saturated_system_is_told_from_a_wrong_model(tmp_path, capsys):
         return row
 
     assert replay(rewritten(logged, rescaled, slower)) == 3
-    out = capsys.readouterr().out
-    assert "standard (generate): " in out and "the system was saturated" in out
-    assert "model of the device is wrong" not in out
+    # Of the retrievals so few are in time at this load that it cannot be told.
+    verdicts = [line for line in capsys.readouterr().out.splitlines() if "(generate): " in line]
+    assert {line.partition(" ")[0] for line in verdicts} == {"interactive", "standard"}
+    assert all("the system was saturated" in line for line in verdicts)
 
 
 def test_the_longest_part_under_one_configuration_is_used(log, tmp_path):

@@ -51,7 +51,9 @@ def test_a_pause_takes_its_part_of_the_spare_time_of_each_that_waits():
     promises = [Promise(2.0, (TimeLeft(0.1), TimeLeft(0.4))), Promise(1.0, (TimeLeft(-0.1), TimeLeft(0.2)))]
     without_a_deadline = Promise(4.0, (pace(),))
     costs = PauseCosts([], [*promises, without_a_deadline, Promise(1.0, (TimeLeft(-1.0),))])
-    assert costs([0.05, 0.1, 0.15, 1.0]) == pytest.approx([0.3 * (1.0 + 0.25), 2.0 + 0.3 * 0.5, 2.0 + 0.3 * 0.75, 3.0])
+    assert costs([0.05, 0.1, 0.15, 1.0]) == pytest.approx(
+        [0.3 * (1.0 + 0.25), 2.0 + 0.3 * 0.5, 2.0 + 0.3 * 0.75, 3.0]
+    )
 
 
 def test_a_mean_pace_is_at_risk_if_the_output_may_end_before_the_pause_is_regained():
