@@ -129,9 +129,9 @@ class Promise(NamedTuple):
 class PauseCosts:
     """Expected number of promises to requests in the engine that a pause breaks, weighted by class.
 
-    When a request that waits for a place gets it is not known. If each part of its spare time were as likely as
-    the others to be needed, a pause would break its promise with the probability pause / spare time. The gate
-    admits what it predicts to be in time, so that few starts are as late as that: 0.3 of it.
+    When a request that waits for a place gets it is not known. If each part of its spare time were as likely
+    as the others to be needed, a pause would break its promise with the probability pause / spare time. The
+    gate admits what it predicts to be in time, so that few starts are as late as that: 0.3 of it.
 
     Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the requests by
     `stretch` seconds.
