@@ -130,6 +130,7 @@ async def test_after_a_second_signal_nothing_is_waited_for_without_end(monkeypat
         send(signal.SIGTERM)
         # The drain time is 30 s.
         await asyncio.wait_for(serving, 10)
+        assert not asking.done()
         asking.cancel()
 
 
