@@ -48,6 +48,12 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+async def send_twice(stage: Stage, number: int) -> None:
+    send(number)
+    await until(lambda: stage.service.gate.is_closed)
+    send(number)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_every_termination_signal_drains(number: int):
     async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
@@ -77,9 +83,7 @@ async def test_second_signal_aborts_running_requests(caplog):
     async with staged(is_stepped=True) as stage, hosted(stage) as (http, serving):
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await stage.generator.until_runs(1)
-        send(signal.SIGINT)
-        await until(lambda: stage.service.gate.is_closed)
-        send(signal.SIGINT)
+        await send_twice(stage, signal.SIGINT)
         answer = await asyncio.wait_for(asking, 5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         await asyncio.wait_for(serving, 5)
@@ -102,9 +106,7 @@ async def test_a_request_that_is_being_read_is_answered_after_a_second_signal(mo
         monkeypatch.setattr(stage.generator, "render_chat", slow)
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await reached.wait()
-        send(signal.SIGTERM)
-        await until(lambda: stage.service.gate.is_closed)
-        send(signal.SIGTERM)
+        await send_twice(stage, signal.SIGTERM)
         # Longer than uvicorn's time between two looks at its connections.
         ended, _ = await asyncio.wait([serving], timeout=0.5)
         assert not ended
@@ -125,9 +127,7 @@ async def test_after_a_second_signal_nothing_is_waited_for_without_end(monkeypat
         monkeypatch.setattr(stage.generator, "render_chat", never)
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
         await reached.wait()
-        send(signal.SIGTERM)
-        await until(lambda: stage.service.gate.is_closed)
-        send(signal.SIGTERM)
+        await send_twice(stage, signal.SIGTERM)
         # The drain time is 30 s.
         await asyncio.wait_for(serving, 10)
         assert not asking.done()
