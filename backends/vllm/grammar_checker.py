@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backends.vllm.grammar_compiler import MEMORY_BYTES, Reply
-from backends.vllm.grammar_limits import CODE, KINDS, GrammarLimits, GrammarText
+from backends.vllm.grammar_compiler import Reply
+from backends.vllm.grammar_limits import KINDS, GrammarLimits, GrammarText
 from backends.vllm.grammar_process import GrammarProcess
 from controlplane.core.errors import BackendFailed, Refused
 from controlplane.core.ports import InTurn
@@ -186,6 +186,6 @@ def _refusal(text: GrammarText, reply: Reply, limits: GrammarLimits) -> Refused 
             cause = "takes longer for one token than the engine may"
             return text.refused(cause, "grammar_step_ms", f"{limits.grammar_step_ms:,} (of processor time)")
         case {"signal": _}:
-            message = f"{text.name} takes more than {MEMORY_BYTES >> 20:,} MiB to compile; simplify it"
-            return Refused(message, param=text.param, code=CODE)
+            cause = "takes more memory to compile than that of a model's output may"
+            return text.refused(cause, "grammar_memory", f"{limits.grammar_memory >> 20:,} MiB")
     return None

@@ -18,23 +18,41 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from backends.device.probe import UNCOUNTED_NAME
+from backends.vllm.grammar_limits import GrammarLimits
 
 Reply = dict[str, Any]
 Check = Callable[[dict[str, Any]], Reply]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileLimits:
+    """What the compilation of one grammar may cost: seconds of processor time, and memory."""
+
+    cpu_seconds: float
+    memory_bytes: int
+
+    def apply(self) -> None:
+        """Has the kernel end this process beyond them."""
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+        most = used + self.memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # Both end the process, as none of them has a handler.
+        signal.setitimer(signal.ITIMER_PROF, self.cpu_seconds)
+        signal.setitimer(signal.ITIMER_REAL, _WALL_FACTOR * self.cpu_seconds)
+
 
 _NICENESS = 10
 _CHUNK_BYTES = 1 << 16
 # The child may have to wait for a core; it is ended then only if it makes no progress.
 _WALL_FACTOR = 10
-MEMORY_BYTES = 1 << 30
-"""Memory that one grammar may take to compile, with the stacks of the compiler's threads."""
 # Tokens generated to measure the cost per token, and the multiple of the limit after which one is ended.
 _STEPS = 32
 _STEP_FACTOR = 10
@@ -44,7 +62,7 @@ _REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 _REGEX_MARGIN = 4
 
 
-def run(parent: Connection, path: str, grammar_ms: int, step_ms: int) -> None:
+def run(parent: Connection, path: str, limits: GrammarLimits) -> None:
     """Loads the compiler of the VllmConfig that `parent` sends, reports None or an error, and serves `path`.
 
     Ends with its parent.
@@ -55,7 +73,7 @@ def run(parent: Connection, path: str, grammar_ms: int, step_ms: int) -> None:
     Path("/proc/self/comm").write_text(UNCOUNTED_NAME, encoding="ascii")
     try:
         _import_compilers()
-        grammars = EngineGrammars(parent.recv(), step_seconds=step_ms / 1_000)
+        grammars = EngineGrammars(parent.recv(), step_seconds=limits.grammar_step_ms / 1_000)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen(64)
@@ -65,7 +83,8 @@ def run(parent: Connection, path: str, grammar_ms: int, step_ms: int) -> None:
     parent.send(None)
     # The engine's start waited for this process; from now on it yields to the server and the engine.
     os.nice(_NICENESS)
-    serve(listener, parent, grammars.check, cpu_seconds=grammar_ms / 1_000)
+    costs = CompileLimits(limits.grammar_ms / 1_000, limits.grammar_memory)
+    serve(listener, parent, grammars.check, costs)
 
 
 def _import_compilers() -> None:
@@ -75,7 +94,7 @@ def _import_compilers() -> None:
     logging.getLogger("vllm.v1.structured_output").setLevel(logging.CRITICAL)
 
 
-def serve(listener: socket.socket, parent: Connection, check: Check, *, cpu_seconds: float) -> None:
+def serve(listener: socket.socket, parent: Connection, check: Check, limits: CompileLimits) -> None:
     """Answers each connection by `check` in a child of its own; returns when `parent` closes.
 
     If a signal or a fault ended the child, the reply is {"signal": number}, 0 for a fault.
@@ -91,7 +110,7 @@ def serve(listener: socket.socket, parent: Connection, check: Check, *, cpu_seco
                     connection, _ = listener.accept()
                     child = os.fork()
                     if child == 0:
-                        _answer(connection, check, cpu_seconds)
+                        _answer(connection, check, limits)
                     selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, connection))
                 else:
                     selector.unregister(key.fd)
@@ -110,28 +129,19 @@ def _end(child: int, connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _answer(connection: socket.socket, check: Check, cpu_seconds: float) -> None:
+def _answer(connection: socket.socket, check: Check, limits: CompileLimits) -> None:
     """Answers one request within the limits and exits; never returns."""
     status = 1
     try:
         received = bytearray()
         while chunk := connection.recv(_CHUNK_BYTES):
             received += chunk
-        _limit(cpu_seconds)
+        limits.apply()
         connection.sendall(json.dumps(check(json.loads(received))).encode())
         status = 0
     finally:
         # The exit handlers of this process are those of its parent.
         os._exit(status)
-
-
-def _limit(cpu_seconds: float) -> None:
-    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_BYTES, used + MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Both end the process, as none of them has a handler.
-    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-    signal.setitimer(signal.ITIMER_REAL, _WALL_FACTOR * cpu_seconds)
 
 
 class EngineGrammars:

@@ -42,6 +42,7 @@ class GrammarLimits:
     max_grammar_repeat: int
     grammar_ms: int
     grammar_step_ms: int
+    grammar_memory: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,7 @@ class GrammarProcess:
         path = str(run_directory() / f"grammars-{next(_serial)}")
         # The process ends when this end of the pipe closes.
         self._pipe, theirs = context.Pipe()
-        limits = (self._limits.grammar_ms, self._limits.grammar_step_ms)
-        process = context.Process(target=run, args=(theirs, path, *limits), name="grammars", daemon=True)
+        process = context.Process(target=run, args=(theirs, path, self._limits), name="grammars", daemon=True)
         # The end of a terminal sends SIGHUP to the whole process group. The process, and Python's resource
         # tracker if it starts here, inherit the mask of this thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR1})

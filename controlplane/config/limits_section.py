@@ -74,6 +74,9 @@ class LimitsSection:
     grammar_step_ms: Positive = 100
     """Processor time that a grammar may take for one token of the output. The engine serves all requests of a
     step together, so that they all wait for the slowest."""
+    grammar_memory: Annotated[Bytes, Field(ge=2**26)] = 128 * 2**20
+    """Memory that a grammar may take to compile, with the stacks of the compiler's threads: for one of 5,000
+    choices 47 MiB with a vocabulary of 128,000 tokens."""
     grammar_processes: Annotated[int, Field(ge=1, le=64)] = 2
     """Grammars that are compiled at once before the engine sees them; tenants take turns, and with more than
     one process no tenant has all of them."""

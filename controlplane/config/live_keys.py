@@ -38,6 +38,7 @@ RESTART: Mapping[str, str] = {
     "server.limits.max_grammar_properties": _ENGINE,
     "server.limits.max_grammar_choices": _ENGINE,
     "server.limits.max_grammar_repeat": _ENGINE,
+    "server.limits.grammar_memory": _ENGINE,
     "server.limits.grammar_ms": _ENGINE,
     "server.limits.grammar_step_ms": _ENGINE,
     "admission.length_predictor": "the predictor is built at the start",

@@ -76,4 +76,5 @@ class TenantSection:
     requests_per_minute: PerMinute | None = None
     """Rate limit (token bucket of one minute); no limit by default."""
     tokens_per_minute: PerMinute | None = None
-    """Rate limit of prompt and output tokens; output is charged when a request ends. No limit by default."""
+    """Rate limit of prompt and output tokens; output is charged when a request ends, and a log probability
+    in it as a tenth of a token. No limit by default."""

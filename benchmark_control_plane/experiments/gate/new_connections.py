@@ -3,10 +3,11 @@
 The server has a simulated engine of known capacity, 100 requests/s, in a process of its own. For each rate:
 the time to the first byte of every response, the waits of `/health` on both ports meanwhile, and the share of
 requests in time by the client's clock and by the server's metrics. The clock of a client starts before
-it connects.
+it connects. Clients at the rates of `--kept-alive`, which come first, use a connection again once its
+response has ended.
 
-    python -m benchmark_control_plane.experiments.gate.new_connections [--rates 250 1000] [--seconds 10]
-        [--results FILE]
+    python -m benchmark_control_plane.experiments.gate.new_connections
+        [--kept-alive 300] [--rates 250 1000] [--seconds 10] [--results FILE]
 """
 
 import argparse
@@ -26,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httptools
 import numpy as np
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
@@ -61,8 +63,8 @@ _MEMBERS = {"model": _MODEL, "stream": True, "max_tokens": _OUTPUT_TOKENS,
             "messages": [{"role": "user", "content": "Where does this request wait?"}]}  # fmt: skip
 _BODY = json.dumps(_MEMBERS).encode()
 _REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: %s\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
 )
 
 
@@ -71,6 +73,7 @@ class PhaseResult:
     """One rate. Shares are of all requests sent; times are in seconds or milliseconds, as named."""
 
     rate: float
+    keeps_alive: bool
     sent: int
     statuses: dict[str, int]
     unanswered: int
@@ -84,36 +87,15 @@ class PhaseResult:
     server_cores: float
 
 
-class Exchange(asyncio.Protocol):
-    """One request on a new connection; times are None until they are known."""
+@dataclass(slots=True)
+class Exchange:
+    """One request and its response; times in seconds after its start are None until they are known."""
 
-    def __init__(self, start: float, ended: asyncio.Event) -> None:
-        self.start = start
-        self.first_byte: float | None = None
-        self.first_token: float | None = None
-        self.status = "none"
-        self.is_whole = False
-        self.transport: asyncio.BaseTransport | None = None
-        self._ended = ended
-        self._seen = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        transport.write(_REQUEST)  # type: ignore[attr-defined]
-
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        self._seen += data
-        if self.first_byte is None:
-            self.first_byte = now - self.start
-            self.status = self._seen[9:12].decode()
-        if self.first_token is None and b'"content":"' in self._seen:
-            self.first_token = now - self.start
-        self.is_whole = self.is_whole or b"data: [DONE]" in self._seen
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._seen = b""
-        self._ended.set()
+    start: float
+    first_byte: float | None = None
+    first_token: float | None = None
+    status: str = "none"
+    is_whole: bool = False
 
     @property
     def is_in_time(self) -> bool:
@@ -121,32 +103,106 @@ class Exchange(asyncio.Protocol):
         return self.is_whole and self.first_token is not None and self.first_token <= _TTFT_S
 
 
-async def _exchange(port: int, start: float) -> Exchange:
-    ended = asyncio.Event()
-    one = Exchange(start, ended)
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            await asyncio.get_running_loop().create_connection(lambda: one, "127.0.0.1", port)
-            await ended.wait()
-    except (OSError, TimeoutError):
-        # It keeps the status "none", or counts as answered with what had come.
-        if one.transport is not None:
-            one.transport.close()
-    return one
+class Connection(asyncio.Protocol):
+    """A connection with one exchange at a time."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport, self.is_open = transport, True
+
+    def send(self, exchange: Exchange, *, keeps_alive: bool) -> asyncio.Future[None]:
+        """Sends the request; the future is done when its response has ended, or the connection."""
+        assert self._transport is not None
+        self._exchange, self._seen = exchange, b""
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parser = httptools.HttpResponseParser(self)
+        kind = b"keep-alive" if keeps_alive else b"close"
+        self._transport.write(_REQUEST % (kind, len(_BODY), _BODY))
+        return self._ended
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._exchange.first_byte is None:
+            self._exchange.first_byte = time.perf_counter() - self._exchange.start
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._seen += body
+        if self._exchange.first_token is None and b'"content":"' in self._seen:
+            self._exchange.first_token = time.perf_counter() - self._exchange.start
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        self._exchange.status = str(self._parser.get_status_code())
+        self._exchange.is_whole = b"data: [DONE]" in self._seen
+        self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._end()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
 
-async def _load(port: int, rate: float, seconds: float) -> list[Exchange]:
-    begin, running = time.perf_counter(), []
-    for number in range(round(rate * seconds)):
-        due = begin + number / rate
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        running.append(asyncio.create_task(_exchange(port, time.perf_counter())))
-    return list(await asyncio.gather(*running))
+class Client:
+    """Sends requests to a port, each on a new connection or, if it `keeps_alive`, on an idle one."""
+
+    def __init__(self, port: int, *, keeps_alive: bool) -> None:
+        self._port, self._keeps_alive = port, keeps_alive
+        self._idle: list[Connection] = []
+
+    async def load(self, rate: float, seconds: float) -> list[Exchange]:
+        """Sends `rate` requests per second for `seconds`, and closes the connections."""
+        begin, running = time.perf_counter(), []
+        for number in range(round(rate * seconds)):
+            due = begin + number / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            running.append(asyncio.create_task(self._exchange(Exchange(time.perf_counter()))))
+        found = list(await asyncio.gather(*running))
+        for connection in self._idle:
+            connection.close()
+        return found
+
+    async def _exchange(self, exchange: Exchange) -> Exchange:
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                connection = await self._connected()
+                await connection.send(exchange, keeps_alive=self._keeps_alive)
+        except (OSError, TimeoutError):
+            # It keeps the status "none", or counts as answered with what had come.
+            if connection is not None:
+                connection.close()
+            return exchange
+        if self._keeps_alive and connection.is_open:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return exchange
+
+    async def _connected(self) -> Connection:
+        while self._idle:
+            if (connection := self._idle.pop()).is_open:
+                return connection
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port)
+        return connection
 
 
-def _client(port: int, rate: float, seconds: float, results: "multiprocessing.Queue[Any]") -> None:
-    """Runs in a process of its own, so that its probers do not share an interpreter with it."""
-    found = uvloop.run(_load(port, rate, seconds))
+def _load(client: Client, rate: float, seconds: float, results: "multiprocessing.Queue[Any]") -> None:
+    """Runs in a process of its own, so that the probers do not share an interpreter with the client."""
+    found = uvloop.run(client.load(rate, seconds))
     results.put([(one.status, one.first_byte, one.is_in_time) for one in found])
 
 
@@ -210,14 +266,16 @@ def _outcomes(server: Server) -> dict[str, float]:
     return found
 
 
-def measure(server: Server, health_port: int, rate: float, seconds: float) -> PhaseResult:
-    """Opens `rate` new connections per second for `seconds`."""
+def measure(
+    server: Server, health_port: int, rate: float, seconds: float, *, keeps_alive: bool
+) -> PhaseResult:
+    """Sends `rate` requests per second for `seconds`, on new connections unless the client `keeps_alive`."""
     if server.process_id is None:
         raise RuntimeError(f"{server.name} is not running")
     before, cpu_before, begin = _outcomes(server), cpu_seconds(server.process_id), time.perf_counter()
     results: multiprocessing.Queue[Any] = multiprocessing.get_context("spawn").Queue()
     client = multiprocessing.get_context("spawn").Process(
-        target=_client, args=(server.port, rate, seconds, results)
+        target=_load, args=(Client(server.port, keeps_alive=keeps_alive), rate, seconds, results)
     )
     own, main = HealthProber(health_port), HealthProber(server.port)
     with own.running(), main.running():
@@ -233,6 +291,7 @@ def measure(server: Server, health_port: int, rate: float, seconds: float) -> Ph
     sent = len(found)
     return PhaseResult(
         rate=rate,
+        keeps_alive=keeps_alive,
         sent=sent,
         statuses=statuses,
         unanswered=sent - len(waits),
@@ -276,6 +335,7 @@ def serve(port: int, health_port: int) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="new_connections", description=__doc__)
+    parser.add_argument("--kept-alive", type=float, nargs="*", default=[], metavar="RATE")
     parser.add_argument("--rates", type=float, nargs="*", default=[250.0, 1_000.0])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--serve", type=int, nargs=2, metavar=("PORT", "HEALTH_PORT"), help=argparse.SUPPRESS)
@@ -291,8 +351,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         described = Server("tandem", command, port, "/ready")
         with serving(described, Path(folder) / "tandem.log") as server:
             found = []
-            for rate in options.rates:
-                found.append(asdict(measure(server, health_port, rate, options.seconds)))
+            phases = [(rate, True) for rate in options.kept_alive] + [(rate, False) for rate in options.rates]
+            for rate, keeps_alive in phases:
+                phase = measure(server, health_port, rate, options.seconds, keeps_alive=keeps_alive)
+                found.append(asdict(phase))
                 print(json.dumps(found[-1]), flush=True)
     if options.results is not None:
         write_json(options.results, {"seconds": options.seconds, "capacity_rps": 100, "rates": found})

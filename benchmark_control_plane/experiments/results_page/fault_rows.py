@@ -66,12 +66,14 @@ def _endings(trials: Sequence[Mapping[str, Any]]) -> str:
 def new_connections(content: Mapping[str, Any]) -> Rows:
     for found in content["rates"]:
         times = found["rate"] / content["capacity_rps"]
+        kind = "Kept-alive" if found.get("keeps_alive") else "New"
+        in_time = found["client_in_time"] * found["rate"]
         yield (
-            f"New connections at {times:g} times the capacity for {content['seconds']:g} s (simulated engine "
-            "of 100 requests/s)",
+            f"{kind} connections at {times:g} times the capacity for {content['seconds']:g} s (simulated "
+            f"engine of {content['capacity_rps']:g} requests/s)",
             f"{formats.share(found['answered_in_2_s'])} answered or rejected within 2 s, "
             f"{found['unanswered']} of {found['sent']:,} without an answer within 15 s, in time "
-            f"{formats.share(found['client_in_time'])} by the client and "
+            f"{formats.share(found['client_in_time'])} ({in_time:.0f}/s) by the client and "
             f"{formats.share(found['metrics_in_time'])} by the metrics; `/health` on its own port P99 "
             f"{found['health_port_ms']['p99']:.0f} ms, longest {found['health_port_ms']['max']:.0f} ms; the "
             f"server had {found['server_cores']:g} of a core",

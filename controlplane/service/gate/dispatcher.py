@@ -118,10 +118,8 @@ class Dispatcher:
             incoming_priority=priority,
             rank=self._policies.admission.victims,
         )
-        # No request waits for these preemptions, so the set keeps their tasks alive.
-        self._departures |= (tasks := {self._preempt(victim.request_id, None) for victim in victims})
-        for task in tasks:
-            task.add_done_callback(self._departures.discard)
+        for victim in victims:
+            self._keep_until_done(self._preempt(victim.request_id, None))
         return sum(victim.freed_bytes for victim in victims)
 
     def queued(self, owner: Owner) -> Sequence[Waiting]:
@@ -214,7 +212,11 @@ class Dispatcher:
         self.refuse(ticket, reject)
         if ticket.request.kind is Kind.GENERATE:
             leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
-            self._departures.add(asyncio.create_task(leaving))
+            self._keep_until_done(asyncio.create_task(leaving))
+
+    def _keep_until_done(self, departure: asyncio.Task[None]) -> None:
+        self._departures.add(departure)  # The event loop alone does not keep a task alive.
+        departure.add_done_callback(self._departures.discard)
 
     def expire(self, request_id: str) -> None:
         """Evicts a forwarded request that its engine has not started; any other, or none, stays."""

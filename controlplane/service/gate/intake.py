@@ -274,6 +274,9 @@ class Intake:
         is_stated = max_tokens is not None
         limit = answer_limit(limit, sampling, len(prompt), prompts, most, is_stated=is_stated)
         request = self._requests.build(fields, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)
+        if sampling.logprobs is not None:
+            echoes = sampling.prompt_logprobs is not None
+            request = replace(request, values_per_token=1 + sampling.logprobs, echoes_values=echoes)
         can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
         if sampling.ignore_eos and not can_stop:
             request = replace(request, runs_to_limit=True)

@@ -113,13 +113,14 @@ class Accounting:
         request, timeline = ticket.request, ticket.timeline
         if timeline.dispatched is None:
             self._tenants.refund(ticket)
-        self._rates.charge(request.tenant, now, timeline.output_tokens * request.choices)
+        self._rates.charge(request.tenant, now, request.charged_tokens(timeline.output_tokens))
         self.release(ticket)
         ticket.move(Phase.FINISHED)
         timeline.finished = now
         if outcome is None:
             outcome = Outcome.MET if all(timeline.objectives_met(request.slo).values()) else Outcome.LATE
         ticket.outcome = outcome
+        self._ttft.withdraw(request)
         self._recorder.ended(ticket, now, outcome)
         self.served.ended(request, outcome, timeline.output_tokens, now)
         self._metrics.count_outcome(request, timeline, outcome)

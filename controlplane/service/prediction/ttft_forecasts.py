@@ -10,7 +10,7 @@ from operator import itemgetter
 from controlplane.core.clock import Duration, Instant, between, scaled, to_milliseconds, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Generator
-from controlplane.core.request import Kind, Owner, Phase
+from controlplane.core.request import Kind, Owner, Phase, Request
 from controlplane.metric_series import Readings
 from controlplane.metrics import Metrics
 from controlplane.policy.gate.ordering import work_before_deadline
@@ -85,6 +85,10 @@ class TtftPredictor:
         self._model.observe(start.ahead, start.pace, start.forecast, took)
         since_arrival = to_milliseconds(between(request.arrival, now))
         self.calibration.record_outcome(request.id, request.service_class.name, round(since_arrival))
+
+    def withdraw(self, request: Request) -> None:
+        """Forgets the forecast of a request that has ended; does nothing after its first token."""
+        self.calibration.discard(request.id)
 
     def readings(self, metrics: Metrics) -> Readings:
         """The TPOT forecast, and coverage and error of the TTFT forecasts, in seconds."""

@@ -2,8 +2,8 @@
 
 The span of the request has the names of OpenTelemetry's GenAI conventions (semantic-conventions-genai,
 development) and, for times and token counts, also those that vLLM's own traces use. What neither has begins
-with `tandem.`. Spans are OTLP messages at once: by way of the SDK's spans a request takes 190 us, not 115. No
-text of a prompt or an answer is in a span.
+with `tandem.`. Spans are OTLP messages at once: by way of the SDK's spans a request takes two thirds
+more time. No text of a prompt or an answer is in a span.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -87,9 +87,8 @@ def spans_of(
     root.kind = Span.SPAN_KIND_SERVER
     for each in ticket.history:
         name, attributes = _event(each)
-        root.events.append(
-            Span.Event(name=name, time_unix_nano=each.at + epoch_ns, attributes=_encoded(attributes))
-        )
+        event = root.events.add(name=name, time_unix_nano=each.at + epoch_ns)
+        _add(event.attributes, attributes)
     if error:
         root.status.code, root.status.message = Status.STATUS_CODE_ERROR, error["error.type"]
     parts = _parts(ticket, passes, end)
@@ -97,16 +96,17 @@ def spans_of(
 
 
 def _span(part: _Part, trace: RequestTrace, span_id: int, parent_id: int | None, epoch_ns: int) -> Span:
-    return Span(
-        trace_id=trace.trace_id.to_bytes(16),
-        span_id=span_id.to_bytes(8),
-        parent_span_id=b"" if parent_id is None else parent_id.to_bytes(8),
-        name=part.name,
-        kind=Span.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=part.start + epoch_ns,
-        end_time_unix_nano=part.end + epoch_ns,
-        attributes=_encoded(part.attributes),
-    )
+    # Setting fields takes half as long as passing them to the constructor.
+    span = Span()
+    span.trace_id = trace.trace_id.to_bytes(16)
+    span.span_id = span_id.to_bytes(8)
+    span.parent_span_id = b"" if parent_id is None else parent_id.to_bytes(8)
+    span.name = part.name
+    span.kind = Span.SPAN_KIND_INTERNAL
+    span.start_time_unix_nano = part.start + epoch_ns
+    span.end_time_unix_nano = part.end + epoch_ns
+    _add(span.attributes, part.attributes)
+    return span
 
 
 def resource_of(service_name: str, stated: str | None) -> Resource:
@@ -114,32 +114,41 @@ def resource_of(service_name: str, stated: str | None) -> Resource:
     pairs = [pair.partition("=") for pair in (stated or "").split(",") if "=" in pair]
     further = {name.strip(): unquote(value.strip()) for name, _, value in pairs}
     own = {"service.name": service_name, "service.version": __version__}
-    return Resource(attributes=_encoded({**further, **own}))
+    resource = Resource()
+    _add(resource.attributes, {**further, **own})
+    return resource
 
 
-def _encoded(attributes: Attributes) -> list[KeyValue]:
-    return [
-        _repeated(key, value) if key in _REPEATED else KeyValue(key=key, value=_value(value))
-        for key, value in attributes.items()
-        if value is not None
-    ]
+def _add(to: Any, attributes: Attributes) -> None:
+    """Adds attributes to a repeated field of KeyValue messages; those without a value are left out."""
+    for key, value in attributes.items():
+        if value is None:
+            continue
+        if key in _REPEATED:
+            to.append(_repeated(key, value))
+        else:
+            _set(to.add(key=key).value, value)
 
 
 @lru_cache(maxsize=1_000)
 def _repeated(key: str, value: str | int) -> KeyValue:
-    return KeyValue(key=key, value=_value(value))
+    found = KeyValue(key=key)
+    _set(found.value, value)
+    return found
 
 
-def _value(value: Any) -> AnyValue:
+def _set(to: AnyValue, value: Any) -> None:
     # By exact type: a trace has dozens of values.
     kind = type(value)
     if kind is str:
-        return AnyValue(string_value=value)
-    if kind is int:
-        return AnyValue(int_value=value)
-    if kind is float:
-        return AnyValue(double_value=value)
-    return AnyValue(array_value=ArrayValue(values=map(_value, value)))
+        to.string_value = value
+    elif kind is int:
+        to.int_value = value
+    elif kind is float:
+        to.double_value = value
+    else:
+        for each in value:
+            _set(to.array_value.values.add(), each)
 
 
 def _operation(ticket: Ticket, trace: RequestTrace) -> str:

@@ -17,6 +17,7 @@ from tests.engines import complete, running_vllm, text_of
 LIMITS = GrammarLimits(
     max_grammar=65_536, max_schema=524_288, max_grammar_properties=1_000, max_grammar_choices=5_000,
     max_grammar_repeat=5_000, grammar_ms=10_000, grammar_step_ms=100,
+    grammar_memory=128 * 2**20,
 )  # fmt: skip
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 engine = [pytest.mark.engine, pytest.mark.untimed, pytest.mark.asyncio(loop_scope="session")]

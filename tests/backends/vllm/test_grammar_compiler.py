@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from backends.vllm.grammar_compiler import MEMORY_BYTES, serve
+from backends.vllm.grammar_compiler import CompileLimits, serve
 from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.grammar_process import GrammarProcess, _exchange
 from controlplane.core.errors import BackendDown, BackendFailed
 
-SECONDS = 0.3
+SECONDS, MEMORY_BYTES = 0.3, 128 * 2**20
 LIMITS = GrammarLimits(
     max_grammar=1, max_schema=1, max_grammar_properties=1, max_grammar_choices=1, max_grammar_repeat=1,
-    grammar_ms=1, grammar_step_ms=1,
+    grammar_ms=1, grammar_step_ms=1, grammar_memory=1,
 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def run(parent, path):
     listener.bind(path)
     listener.listen()
     parent.send(None)
-    serve(listener, parent, check, cpu_seconds=SECONDS)
+    serve(listener, parent, check, CompileLimits(SECONDS, MEMORY_BYTES))
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from controlplane.service.engine_builders import _grammar_limits
 LIMITS = GrammarLimits(
     max_grammar=65_536, max_schema=524_288, max_grammar_properties=1_000, max_grammar_choices=5_000,
     max_grammar_repeat=5_000, grammar_ms=10_000, grammar_step_ms=100,
+    grammar_memory=128 * 2**20,
 )  # fmt: skip
 
 

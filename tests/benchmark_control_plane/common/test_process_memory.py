@@ -35,3 +35,23 @@ def test_the_peak_has_what_a_child_held():
     child.join()
     assert memory.growth_mb() < 0
     assert memory.peak_growth_mb() >= 0.9 * SIZE_MB
+
+
+def test_memory_that_a_fork_shares_counts_once():
+    held = b"x" * (SIZE_MB * 1_000_000)
+    memory = TreeMemory(os.getpid())
+    memory.reset_peak()
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Ends at the end of the stream.
+        os.close(theirs)
+        os.read(ours, 1)
+        os._exit(0)
+    try:
+        memory.sample()
+        assert memory.peak_growth_mb() < 0.5 * SIZE_MB, len(held)
+    finally:
+        os.close(theirs)
+        os.close(ours)
+        os.waitpid(child, 0)

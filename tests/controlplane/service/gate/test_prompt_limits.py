@@ -34,10 +34,10 @@ def tenants(*names: str, **fields: float) -> dict[str, object]:
     return {name: {"api_keys_sha256": [f"{at:064}"], **fields} for at, name in enumerate(names)}
 
 
-def complete(one, tenant: str, text: str, *, n: int = 1, max_tokens: int = 4):
+def complete(one, tenant: str, text: str, *, max_tokens: int = 4, **sampling: int):
     return one.service.intake.completion(
         "test", Caller(tenant), one.generator.model, text,
-        max_tokens=max_tokens, sampling=Sampling(max_tokens=max_tokens, n=n), hints=RequestHints(),
+        max_tokens=max_tokens, sampling=Sampling(max_tokens=max_tokens, **sampling), hints=RequestHints(),
     )  # fmt: skip
 
 
@@ -102,6 +102,32 @@ def test_all_choices_are_charged(bench):
         assert rejected.value.reject.reason is Reason.RATE_LIMITED
 
     play(bench, scenario, tenants("red", tokens_per_minute=450))
+
+
+@pytest.mark.parametrize(
+    ("values", "charged"),
+    [
+        ({}, 100),
+        ({"logprobs": 0}, 110),
+        ({"logprobs": 20}, 310),
+        ({"logprobs": 4, "n": 2}, 300),
+        ({"logprobs": 4, "prompt_logprobs": 4}, 155),
+    ],
+)
+def test_log_probabilities_are_charged_as_tenths_of_tokens(bench, values, charged):
+    """Ten tokens of prompt and 100 of output."""
+
+    async def scenario(one) -> None:
+        async for _ in await one.service.gate.generate(
+            await complete(one, "red", "x" * 40, max_tokens=100, **values)
+        ):
+            pass
+        rates, now = one.service.gate._rates, one.service.gate.clock.now()
+        left = 1_000 - 10 - charged
+        assert rates.wait("red", now, left + 1) is not None
+        assert rates.wait("red", now, left) is None
+
+    play(bench, scenario, tenants("red", tokens_per_minute=1_000))
 
 
 def test_slow_tokenizations_of_one_tenant_leave_a_slot_to_others(bench):

@@ -1,6 +1,7 @@
 """Forwarded requests that the engine does not start are evicted after `admission.max_wait_ms`."""
 
 import asyncio
+import gc
 import logging
 from collections import Counter
 
@@ -19,6 +20,7 @@ from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.ticket import Rejected
+from predictors.calibration import StatedForecast
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,28 @@ def test_only_requests_that_the_engine_has_not_started_are_evicted(bench):
         await reading[0]
 
     assert bench(scenario, generator=one_at_a_time(), **ENGINE).outcomes == ["evicted", "evicted", "met"]
+
+
+def test_nothing_is_kept_of_requests_that_were_evicted(bench):
+    def kept() -> int:
+        gc.collect()
+        found = gc.get_objects()
+        return sum(isinstance(each, StatedForecast) for each in found) + sum(
+            isinstance(each, asyncio.Task) and each.done() for each in found
+        )
+
+    async def scenario(b):
+        before = kept()
+        for _ in range(2):
+            answers = [await b.ask("x", max_tokens=25) for _ in range(20)]
+            await asyncio.gather(*(read(answer) for answer in answers), return_exceptions=True)
+            del answers
+        assert b.outcomes.count("evicted") == 38
+        # The tasks of gather are released in the event loop's next turn.
+        await asyncio.sleep(1)
+        assert kept() <= before
+
+    bench(scenario, generator=one_at_a_time(), **ENGINE)
 
 
 def test_a_preempted_request_is_not_evicted(bench):
