@@ -7,7 +7,6 @@ When the server ends, a client that uses its connection again gets a response th
 """
 
 import fcntl
-import re
 import socket
 import struct
 import termios
@@ -19,20 +18,27 @@ from functools import cache, partial
 from typing import Any
 
 from httptools import HttpParserError
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    HTTPResponseBodyEvent,
+    HTTPResponseStartEvent,
+    HTTPScope,
+)
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from controlplane.api.errors import Failure, overload_failure
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.protocol.path_kinds import KIND_OF_PATH
 from controlplane.api.settings import ARRIVAL, SettingsSource
-from controlplane.core.clock import Duration, Instant, after, milliseconds
+from controlplane.core.clock import Instant, between, milliseconds
+from controlplane.core.request import Kind
 
 # struct tcp_info: eight bytes, then 32-bit numbers, of which the twelfth is the time since data was received.
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 # The kernel counts this time in ticks of up to 10 ms.
 _TICK_MS = 10
-# Health checks, metrics and administration take little and are needed most under overload.
-_SHEDDABLE = re.compile(rb"POST (%s)[ ?]" % b"|".join(re.escape(path.encode()) for path in KIND_OF_PATH))
 # Requests that a client sends before the response of an earlier one.
 _MAX_PIPELINED = 16
 # How long a refused client may go on sending, and pause meanwhile (nginx's lingering_time and
@@ -59,10 +65,6 @@ def raw_response(failure: Failure) -> bytes:
     return b"".join([STATUS_LINE[failure.status], *lines, b"\r\n", body])
 
 
-# An event loop runs its timers before it reads: what has arrived in time is read within this.
-_LATE_LOOP_S = 0.1
-
-
 def _slow(part: str, key: str) -> bytes:
     message = (
         f"the {part} did not arrive within server.limits.{key}; send the request again, or raise the limit"
@@ -79,8 +81,15 @@ _SLOW_BODY = _slow("body", "body_timeout_ms")
 
 
 @cache
-def _overload_response(status: int) -> bytes:
-    return raw_response(overload_failure(status))
+def _overload_messages(status: int) -> tuple[HTTPResponseStartEvent, HTTPResponseBodyEvent]:
+    """The response to a request that is shed; its connection may be used again."""
+    failure = overload_failure(status)
+    stated = {"content-type": "application/json", "content-length": str(len(failure.body)), **failure.headers}
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in stated.items()]
+    return (
+        {"type": "http.response.start", "status": failure.status, "headers": headers, "trailers": False},
+        {"type": "http.response.body", "body": failure.body, "more_body": False},
+    )
 
 
 class _Phase(Enum):
@@ -92,7 +101,8 @@ class _Phase(Enum):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection.
 
-    Requests to paths of `KIND_OF_PATH` that `shedder` rejects get the overload status before they are parsed.
+    Requests to paths of `KIND_OF_PATH` that `shedder` rejects get the overload status before their bodies are
+    read; health checks, metrics and administration take little and are needed most under overload.
     Each request is bounded by the limits in force at its first byte.
     """
 
@@ -158,10 +168,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         phase_before = self._phase
         if phase_before is _Phase.BETWEEN_REQUESTS:
-            delay = self._begin()
-            if self._is_shed(data, delay):
-                self._refuse(_overload_response(self._settings().overload_status))
-                return
+            self._begin()
         self._read_bytes = len(data)
         self._unparsed_bytes += len(data)
         super().data_received(data)
@@ -173,22 +180,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._phase is not phase_before or self._timer is None:
             self._time_phase()
 
-    def _is_shed(self, data: bytes, delay: Duration) -> bool:
-        """Whether to reject the request that begins with `data`, which waited for `delay`."""
-        if self._shedder is None or (path := _SHEDDABLE.match(data)) is None:
-            return False
-        kind, now = KIND_OF_PATH[path[1].decode()], after(self._arrival, delay)
-        return self._shedder.sheds(kind, delay, now, self._limits.max_queue_delay)
-
-    def _begin(self) -> Duration:
-        """Stamps a request by its first bytes and returns how long they waited in the kernel."""
+    def _begin(self) -> None:
+        """Stamps a request by the time at which its first bytes reached the kernel."""
         self._phase, self._limits = _Phase.HEADERS, self._settings().connection
         self.timeout_keep_alive = self._limits.idle_timeout  # type: ignore[assignment]
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         waited_ms = struct.unpack_from("=I", info, _LAST_DATA_AT)[0]
         delay = milliseconds(waited_ms if waited_ms > _TICK_MS else 0)
         self._arrival = Instant(time.monotonic_ns() - delay)
-        return delay
 
     # Callbacks of the parser
 
@@ -316,7 +315,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        kind = KIND_OF_PATH.get(cycle.scope["path"]) if cycle.scope["method"] == "POST" else None
+        if self._shedder is not None and kind is not None:
+            # A request that was sent ahead has waited for the one before it, not for the event loop.
+            since = self._arrival if self._phase is _Phase.BODY else Instant(time.monotonic_ns())
+            app = partial(self._run_unless_shed, self._shedder, app, kind, since)
         super()._start_asgi_task(cycle, app)
+
+    async def _run_unless_shed(
+        self, shedder: LoadShedder, app: ASGI3Application, kind: Kind, since: Instant,
+        scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable,
+    ) -> None:  # fmt: skip
+        """Runs the application unless the request has waited for it too long since `since`.
+
+        An event loop that is late reads many kept-alive connections at once. The first of them have waited in
+        the kernel for long, the last ones for their turn among these.
+        """
+        now = Instant(time.monotonic_ns())
+        if not shedder.sheds(kind, between(since, now), now, self._limits.max_queue_delay):
+            await app(scope, receive, send)
+            return
+        for message in _overload_messages(self._settings().overload_status):
+            await send(message)
 
     def _too_large(self) -> bytes:
         limits = self._limits

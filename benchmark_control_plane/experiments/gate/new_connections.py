@@ -22,10 +22,11 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import httptools
 import numpy as np
@@ -111,8 +112,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport, self.is_open = transport, True
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport, self.is_open = cast(asyncio.WriteTransport, transport), True
 
     def send(self, exchange: Exchange, *, keeps_alive: bool) -> asyncio.Future[None]:
         """Sends the request; the future is done when its response has ended, or the connection."""
@@ -200,10 +201,10 @@ class Client:
         return connection
 
 
-def _load(client: Client, rate: float, seconds: float, results: "multiprocessing.Queue[Any]") -> None:
+def _load(client: Client, rate: float, seconds: float) -> list[tuple[str, float | None, bool]]:
     """Runs in a process of its own, so that the probers do not share an interpreter with the client."""
     found = uvloop.run(client.load(rate, seconds))
-    results.put([(one.status, one.first_byte, one.is_in_time) for one in found])
+    return [(one.status, one.first_byte, one.is_in_time) for one in found]
 
 
 class HealthProber:
@@ -273,15 +274,11 @@ def measure(
     if server.process_id is None:
         raise RuntimeError(f"{server.name} is not running")
     before, cpu_before, begin = _outcomes(server), cpu_seconds(server.process_id), time.perf_counter()
-    results: multiprocessing.Queue[Any] = multiprocessing.get_context("spawn").Queue()
-    client = multiprocessing.get_context("spawn").Process(
-        target=_load, args=(Client(server.port, keeps_alive=keeps_alive), rate, seconds, results)
-    )
     own, main = HealthProber(health_port), HealthProber(server.port)
-    with own.running(), main.running():
-        client.start()
-        found = results.get()
-        client.join()
+    client = Client(server.port, keeps_alive=keeps_alive)
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawning) as pool, own.running(), main.running():
+        found = pool.submit(_load, client, rate, seconds).result()
     cores = (cpu_seconds(server.process_id) - cpu_before) / (time.perf_counter() - begin)
     counted = {name: value - before[name] for name, value in _outcomes(server).items()}
     waits = [wait for _, wait, _ in found if wait is not None]

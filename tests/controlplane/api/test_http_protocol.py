@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from hashlib import sha256
 from typing import Any
 
@@ -369,7 +369,9 @@ async def test_a_request_that_is_shed_gets_the_overload_status_and_retry_after(m
         wire.send(post())
         reply = await wire.reply()
         assert (reply.status, reply.error["code"]) == (503, "overloaded")
-        assert (reply.headers["retry-after"], reply.headers["connection"]) == ("1", "close")
+        assert reply.headers["retry-after"] == "1" and "connection" not in reply.headers
+        wire.send(GET)
+        assert (await wire.reply()).status == 200
         with closing(socket.create_connection(host.address)) as late:
             late.sendall(post())
             block(0.2)
@@ -386,6 +388,28 @@ async def test_a_request_that_is_shed_gets_the_overload_status_and_retry_after(m
         ]
         assert shed == [2, 1] and metrics._shed._value.get() == 3
         assert not host.stage.generator.runs
+
+
+async def test_the_turn_among_requests_that_were_read_together_counts(monkeypatch):
+    """A late event loop reads all kept-alive connections that are ready before it runs the first of them."""
+    delays: list[int] = []
+
+    def sheds(shedder: LoadShedder, kind: Kind, delay: Duration, now: Instant, target: Duration) -> bool:
+        delays.append(delay)
+        block(0.1)
+        return True
+
+    monkeypatch.setattr(LoadShedder, "sheds", sheds)
+    async with hosted() as host, AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(host.wire()) for _ in range(4)]
+        for wire in wires:
+            wire.send(GET)
+            assert (await wire.reply()).status == 200
+        for wire in wires:
+            wire.send(post())
+        for wire in wires:
+            assert (await wire.reply()).status == 429
+    assert max(delays) - min(delays) >= 250e6, delays
 
 
 def block(seconds: float) -> None:
