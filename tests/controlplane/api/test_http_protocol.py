@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing
 from hashlib import sha256
 from typing import Any
 
@@ -16,10 +16,7 @@ import pytest
 from backends.testing.scripted import Script
 from controlplane.api import http_protocol
 from controlplane.api.graceful_server import _options, _Server
-from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.settings import ANONYMOUS, ApiKey, ApiSettings
-from controlplane.core.clock import Duration, Instant
-from controlplane.core.request import Kind
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged, until
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -352,64 +349,6 @@ async def test_arrival_is_when_the_kernel_received_the_request(engine: str, path
             await backend.until_runs(1)
         arrival = backend.runs[0].request.arrival
         assert before - TICK_NS <= arrival <= after + TICK_NS
-
-
-async def test_a_request_that_is_shed_gets_the_overload_status_and_retry_after(monkeypatch):
-    delays: list[int] = []
-
-    def sheds(shedder: LoadShedder, kind: Kind, delay: Duration, now: Instant, target: Duration) -> bool:
-        delays.append(delay)
-        shedder._on_shed(kind)
-        return True
-
-    monkeypatch.setattr(LoadShedder, "sheds", sheds)
-    async with hosted(overload_status=503) as host, host.wire() as wire:
-        wire.send(GET)
-        assert (await wire.reply()).status == 200
-        wire.send(post())
-        reply = await wire.reply()
-        assert (reply.status, reply.error["code"]) == (503, "overloaded")
-        assert reply.headers["retry-after"] == "1" and "connection" not in reply.headers
-        wire.send(GET)
-        assert (await wire.reply()).status == 200
-        with closing(socket.create_connection(host.address)) as late:
-            late.sendall(post())
-            block(0.2)
-            await until(lambda: len(delays) == 2)
-        assert delays[1] >= 150e6
-        with closing(socket.create_connection(host.address)) as embedding:
-            embedding.sendall(post(path=b"/v1/embeddings"))
-            await until(lambda: len(delays) == 3)
-        metrics = host.stage.service.status.metrics
-        labels = {"class": "unread", "outcome": "rejected"}
-        shed = [
-            metrics.registry.get_sample_value("tandem_requests_total", labels | {"kind": kind})
-            for kind in ("generate", "embed")
-        ]
-        assert shed == [2, 1] and metrics._shed._value.get() == 3
-        assert not host.stage.generator.runs
-
-
-async def test_the_turn_among_requests_that_were_read_together_counts(monkeypatch):
-    """A late event loop reads all kept-alive connections that are ready before it runs the first of them."""
-    delays: list[int] = []
-
-    def sheds(shedder: LoadShedder, kind: Kind, delay: Duration, now: Instant, target: Duration) -> bool:
-        delays.append(delay)
-        block(0.1)
-        return True
-
-    monkeypatch.setattr(LoadShedder, "sheds", sheds)
-    async with hosted() as host, AsyncExitStack() as stack:
-        wires = [await stack.enter_async_context(host.wire()) for _ in range(4)]
-        for wire in wires:
-            wire.send(GET)
-            assert (await wire.reply()).status == 200
-        for wire in wires:
-            wire.send(post())
-        for wire in wires:
-            assert (await wire.reply()).status == 429
-    assert max(delays) - min(delays) >= 250e6, delays
 
 
 def block(seconds: float) -> None:
