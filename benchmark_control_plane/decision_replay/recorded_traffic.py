@@ -7,7 +7,7 @@ request that was not served is drawn from its forecast.
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -70,6 +70,7 @@ class RecordedTraffic:
         costs: these costs.
         sections: the configuration in force, as sections of a YAML file.
         left_out: what of the log is not replayed, and what is approximated.
+        host_delays: seconds that a request of each kind takes outside gate and engines.
     """
 
     rows: Sequence[Row]
@@ -77,6 +78,7 @@ class RecordedTraffic:
     costs: DeviceCosts
     sections: Mapping[str, Any]
     left_out: Sequence[str]
+    host_delays: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def middle(self) -> int:
@@ -94,7 +96,12 @@ class RecordedTraffic:
     def offered(self, seed: int) -> list[Offered]:
         """The requests for a simulation; `seed` decides the lengths that are drawn."""
         start, block = self.rows[0]["at"], self.machine.geometry.block_tokens
-        return [_offer(row, number, start, block, seed) for number, row in enumerate(self.rows)]
+        return [
+            replace(
+                _offer(row, number, start, block, seed), host_delay=self.host_delays.get(row["kind"], 0.0)
+            )
+            for number, row in enumerate(self.rows)
+        ]
 
     def slower(self, factor: float) -> Machine:
         """The machine with all times multiplied by `factor`."""

@@ -13,7 +13,7 @@ from benchmark_control_plane.decision_replay.recorded_traffic import (
     read_traffic,
     served_sections,
 )
-from benchmark_control_plane.decision_replay.replayed_requests import Group, RequestResult
+from benchmark_control_plane.decision_replay.replayed_requests import Group, RequestResult, with_host_delays
 from benchmark_control_plane.decision_replay.self_check import (
     LEAST_JUDGED,
     CheckedFigure,
@@ -40,6 +40,8 @@ def replay_log(log: Path, config: Path | None, *, is_json: bool) -> int:
         traffic = read_traffic(log)
         if config is not None:
             other = sections_for(traffic, log, load(config_path(config)), source=str(config))
+        _note("replaying the first half for the time that requests take outside gate and engines")
+        traffic = with_host_delays(traffic)
         _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
         check = check_replay(traffic)
         answer = None
@@ -103,6 +105,8 @@ def _named(group: Group) -> str:
 def check_text(traffic: RecordedTraffic, check: SelfCheck) -> Iterator[str]:
     """Lines on what was left out of the log, and on every figure of the self-check."""
     yield from (f"left out: {line}" for line in traffic.left_out)
+    for kind, delay in traffic.host_delays.items():
+        yield f"{kind}: {1e3 * delay:.1f} ms outside gate and engines are added to each request"
     yield "self-check on the second half of the log (measured, replayed, tolerance):"
     for each in check.figures:
         scale, unit = (1, "ms") if each.name.endswith("_ms") else (100, "%")
@@ -152,6 +156,7 @@ def check_facts(traffic: RecordedTraffic, check: SelfCheck) -> dict[str, Any]:
     return {
         "requests": len(traffic.rows),
         "left_out": list(traffic.left_out),
+        "host_delays_ms": {kind: 1e3 * delay for kind, delay in traffic.host_delays.items()},
         "self_check": {
             "passed": check.has_passed,
             "figures": [{**asdict(each), "is_reproduced": each.is_reproduced} for each in check.figures],

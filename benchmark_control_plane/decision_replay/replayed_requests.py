@@ -1,8 +1,8 @@
 """What came of each request, in the log and in a replay, in one form."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,23 @@ def replayed_results(
     lengths = None if learns else LoggedForecasts(traffic.rows)
     found = simulate(traffic.offered(seed), machine or traffic.machine, sections, lengths=lengths)
     return [_result(record, row) for record, row in zip(found.records, traffic.rows, strict=True)]
+
+
+def with_host_delays(traffic: RecordedTraffic) -> RecordedTraffic:
+    """The traffic with the time that requests take outside gate and engines, by the first half of the log.
+
+    For each kind it is the median by which the logged latency of a request exceeds that of its replay; the
+    replay has no tokenization, no transport between processes and no turn of an event loop.
+    """
+    middle = traffic.middle
+    first = replace(traffic, rows=[row for row in traffic.rows if row["at"] < middle])
+    both = zip(first.rows, logged_results(first.rows), replayed_results(first, first.sections), strict=True)
+    excess: dict[str, list[float]] = {}
+    for row, was, would in both:
+        if was.is_served and would.is_served and None not in (was.latency_ms, would.latency_ms):
+            excess.setdefault(row["kind"], []).append(was.latency_ms - would.latency_ms)  # type: ignore[operator]
+    delays = {kind: max(0.0, median(found) / 1e3) for kind, found in excess.items()}
+    return replace(traffic, host_delays=delays)
 
 
 def _result(record: SimulatedRecord, row: Row) -> RequestResult:

@@ -20,9 +20,11 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import OnStep, SimulatedDevice
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
+from benchmark_control_plane.simulator.memory_use import MemoryUse
 from benchmark_control_plane.simulator.token_reader import read_to_end
 from benchmark_control_plane.simulator.virtual_time import LoopTimers, run
 from controlplane.config import Config, parse
+from controlplane.core.clock import Instant, after, seconds
 from controlplane.core.generation import Sampling
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import LengthPredictor
@@ -38,10 +40,14 @@ _GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who sends a request, and the objectives in milliseconds (`ttft_ms`, ...) that it states itself."""
+    """Who sends a request, and the objectives in milliseconds (`ttft_ms`, ...) that it states itself.
+
+    `host_delay` are the seconds from its arrival until it reaches the gate.
+    """
 
     tenant: str = "simulation"
     objectives: Mapping[str, float] = field(default_factory=dict)
+    host_delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,25 +131,6 @@ class SimulatedRecord:
 
 
 @dataclass(slots=True)
-class MemoryUse:
-    """Memory use over all steps.
-
-    Attributes:
-        peak: largest number of bytes in use.
-        kv_area: byte-seconds of KV cache.
-        workspace_area: byte-seconds of embedding workspace.
-        overflows: steps that used more than the pool.
-        failed_batches: embedding batches that failed for lack of memory.
-    """
-
-    peak: int = 0
-    kv_area: float = 0.0
-    workspace_area: float = 0.0
-    overflows: int = 0
-    failed_batches: int = 0
-
-
-@dataclass(slots=True)
 class SimulationResult:
     """Result of a simulation.
 
@@ -218,7 +205,7 @@ async def _play(
         digest.update(f"{start} {duration} {load}".encode())
         if machine.pool_bytes is not None:
             used = generator.step_bytes, embedder.pass_bytes
-            _note_memory(result.memory, machine.pool_bytes, *used, duration)
+            result.memory.note(machine.pool_bytes, *used, duration)
 
     def length(request: Request) -> int:
         offer = offered[int(request.id.partition("-")[0])]
@@ -281,13 +268,6 @@ def engines(
     return generator, embedder
 
 
-def _note_memory(use: MemoryUse, pool: int, kv: int, workspace: int, duration: float) -> None:
-    use.peak = max(use.peak, kv + workspace)
-    use.kv_area += kv * duration
-    use.workspace_area += workspace * duration
-    use.overflows += kv + workspace > pool
-
-
 def config_of(sections: Mapping[str, Any], *, has_pool: bool) -> Config:
     """Server configuration of the sections, with simulated models; raises ConfigError.
 
@@ -334,13 +314,17 @@ async def started(
 async def _all_clients(
     service: Service, llm: SimulatedGenerator, offered: Sequence[Offered]
 ) -> list[SimulatedRecord]:
-    """Starts each client at its arrival time, simultaneous ones in the order given, and waits for all."""
+    """Starts each client when its request reaches the gate, simultaneous ones in the order given.
+
+    Returns when all have ended.
+    """
     loop = asyncio.get_running_loop()
     clients: dict[int, asyncio.Task[SimulatedRecord]] = {}
-    for number in sorted(range(len(offered)), key=lambda n: (offered[n].at, n)):
+    times = [offer.at + offer.host_delay for offer in offered]
+    for number in sorted(range(len(offered)), key=lambda n: (times[n], n)):
         offer = offered[number]
-        if offer.at > loop.time():
-            await asyncio.sleep(offer.at - loop.time())
+        if times[number] > loop.time():
+            await asyncio.sleep(times[number] - loop.time())
         clients[number] = asyncio.create_task(_client(service, llm, number, offer))
     await asyncio.gather(*clients.values())
     return [clients[number].result() for number in range(len(offered))]
@@ -348,12 +332,15 @@ async def _all_clients(
 
 async def _client(service: Service, llm: SimulatedGenerator, number: int, offer: Offered) -> SimulatedRecord:
     hints = RequestHints(offer.service_class, **offer.objectives)
+    arrival = after(service.gate.clock.now(), seconds(-offer.host_delay))
     try:
         if isinstance(offer, SimulatedRequest):
-            ticket = await _generated(service, llm, number, offer, hints)
+            ticket = await _generated(service, llm, number, offer, hints, arrival)
         else:
             inputs, caller = [range(length) for length in offer.lengths], Caller(offer.tenant)
-            job = await service.intake.embeddings(str(number), caller, "simulated-embedding", inputs, hints)
+            job = await service.intake.embeddings(
+                str(number), caller, "simulated-embedding", inputs, hints, arrival=arrival
+            )
             ticket = (await service.gate.embed(job)).ticket
     except Rejected as rejected:
         return SimulatedRecord(number, f"rejected: {rejected.reject.reason}", rejected.request.arrival)
@@ -372,7 +359,12 @@ async def _client(service: Service, llm: SimulatedGenerator, number: int, offer:
 
 
 async def _generated(
-    service: Service, llm: SimulatedGenerator, number: int, offer: SimulatedRequest, hints: RequestHints
+    service: Service,
+    llm: SimulatedGenerator,
+    number: int,
+    offer: SimulatedRequest,
+    hints: RequestHints,
+    arrival: Instant,
 ) -> Ticket:
     limit = offer.max_tokens or offer.output_tokens
     shared, group = offer.prefix_tokens, offer.prefix_group
@@ -385,6 +377,7 @@ async def _generated(
         max_tokens=limit,
         sampling=Sampling(limit, offer.sequences),
         hints=hints,
+        arrival=arrival,
     )
     answer = await service.gate.generate(job)
     await read_to_end(llm, job.request.id, answer)

@@ -12,6 +12,7 @@ from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
 from benchmark_control_plane.decision_replay.replay_command import sections_for
+from benchmark_control_plane.decision_replay.replayed_requests import with_host_delays
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tuning_page import tuning_page
 from benchmark_control_plane.tuning.blocks import blocks_of
@@ -36,7 +37,7 @@ def tune(options: argparse.Namespace) -> int:
     content = read_yaml(path)
     config = parse(content, source=str(path))
     assert isinstance(content, dict)
-    traffic = read_traffic(options.log)
+    traffic = with_host_delays(read_traffic(options.log))
 
     def served(changed: Mapping[str, Any]) -> Mapping[str, Any]:
         return sections_for(traffic, options.log, parse(changed), source=str(path))

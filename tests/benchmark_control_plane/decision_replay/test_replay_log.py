@@ -11,6 +11,8 @@ import yaml
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.decision_replay.recorded_traffic import expanded, read_traffic
+from benchmark_control_plane.decision_replay.replayed_requests import with_host_delays
+from benchmark_control_plane.decision_replay.self_check import check_replay
 from benchmark_control_plane.decision_replay.sound_rows import is_sound
 from benchmark_control_plane.simulator.simulation import (
     Machine,
@@ -65,6 +67,19 @@ def log(tmp_path_factory):
 def yaml_file(path, **sections):
     path.write_text(yaml.safe_dump({"models": {"chat": {"model": "m"}}, **sections}))
     return path
+
+
+def test_time_outside_gate_and_engines_is_read_from_the_log(tmp_path):
+    late = [replace(offer, host_delay=0.08) for offer in offered(count=600)]
+    simulate(late, MACHINE, {**SECTIONS, "decision_log": {"dir": str(tmp_path), "sample": 0}})
+    without = read_traffic(tmp_path)
+    traffic = with_host_delays(without)
+    assert traffic.host_delays == pytest.approx({"embed": 0.08, "generate": 0.08}, abs=0.005)
+    medians = [
+        [each.replayed - each.measured for each in check_replay(tried).figures if each.name == "p50_ms"]
+        for tried in (traffic, without)
+    ]
+    assert all(abs(with_delay) < 40 and off < -60 for with_delay, off in zip(*medians, strict=True)), medians
 
 
 def test_a_log_of_the_simulator_is_reproduced_and_another_configuration_is_predicted(log, tmp_path, capsys):
