@@ -24,6 +24,8 @@ PERIOD_SECONDS = 1.0
 _MAX_CLASSES = 50
 _MAX_TEXT = 500
 _MAX_CHANGES = 20
+# A long prompt's step takes seconds.
+_MOST_PENDING_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class LiveFeed:
         self._health = HealthTracker("the live feed has no new samples", "the live feed has samples again")
         self._moves: MergedMoves | None = None
         self._faults: dict[str, str] = {}
-        self._busy = dict(status.metrics.device_time)
+        self._shown_seconds = dict(status.metrics.device_time)
         self._restarts = self._worker_restarts()
         self._sampled_at = self._recorder.records.clock.now()
         if status.quota_controller is not None:
@@ -107,11 +109,6 @@ class LiveFeed:
         recorder.attainment.advance(now)
         self._record_changes()
         owners, classes = self._owners_and_classes(now)
-        busy, self._busy = self._busy, dict(status.metrics.device_time)
-        # A step is counted when it ends, so a second may end one that began before it.
-        shares = {
-            owner.value: round(min(1.0, (self._busy[owner] - busy[owner]) / elapsed), 4) for owner in Owner
-        }
         self._add(
             "sample",
             {
@@ -119,12 +116,29 @@ class LiveFeed:
                 "withheld_bytes": status.monitor.withheld if status.monitor else 0,
                 "owners": owners,
                 "classes": classes,
-                "device": shares,
+                "device": self._device_shares(elapsed),
                 "calibration": self._calibration(),
                 "faults": self._faults,
                 "config_version": self._version.number,
             },
         )
+
+    def _device_shares(self, elapsed: float) -> dict[str, float]:
+        """Shares of the device time since the last sample, which took so many seconds; at most 1 together.
+
+        A step or a pass is counted when it ends, so more may end in a second than fits into it: the excess is
+        of the time before, and is shown in the next second.
+        """
+        counted = self._status.metrics.device_time
+        pending = {owner: counted[owner] - self._shown_seconds[owner] for owner in Owner}
+        fitting = min(1.0, elapsed / max(1e-9, sum(pending.values())))
+        shown = {owner: fitting * pending[owner] for owner in Owner}
+        for owner in Owner:
+            # Two engines of one owner may count more than the time that passes.
+            left = min(_MOST_PENDING_SECONDS, pending[owner] - shown[owner])
+            self._shown_seconds[owner] = counted[owner] - left
+        # Rounded down, so that the sum is at most 1.
+        return {owner.value: int(1e4 * shown[owner] / elapsed) / 1e4 for owner in Owner}
 
     def _sample_or_fail(self) -> None:
         try:

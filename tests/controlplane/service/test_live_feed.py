@@ -72,6 +72,21 @@ def test_a_sample_shows_memory_by_owner_and_class(bench):
     bench(scenario)
 
 
+def test_work_that_ends_in_a_second_is_shown_in_as_many_seconds_as_it_took(bench):
+    async def scenario(b):
+        counted = b.service.status.metrics.device_time
+        for llm, embedding in ((0.7, 0.0), (2.4, 0.6), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)):
+            await asyncio.sleep(1)
+            counted[Owner.LLM] += llm
+            counted[Owner.EMBEDDING] += embedding
+            b.service.live.sample()
+        shares = [one["device"] for one in records(b.service, "sample")]
+        assert [one["llm"] for one in shares] == pytest.approx([0.7, 0.8, 0.8, 0.8, 0], abs=2e-4)
+        assert [one["embedding"] for one in shares] == pytest.approx([0, 0.2, 0.2, 0.2, 0], abs=2e-4)
+
+    bench(scenario)
+
+
 def test_a_preemption_names_beneficiary_and_cost(bench):
     async def scenario(b):
         await read(await b.ask(max_tokens=60))
@@ -216,6 +231,7 @@ def test_the_simulated_machine_is_sampled_in_virtual_time():
     assert [one["at"] for one in samples] == [float(n) for n in range(1, len(samples) + 1)]
     assert max(one["device"]["llm"] for one in samples) > 0.5
     assert max(one["device"]["embedding"] for one in samples) > 0.005
+    assert max(sum(one["device"].values()) for one in samples) <= 1
     moves = [one for one in found if one["type"] == "quota"]
     assert 0 < len(moves) <= len(samples)
     assert all(set(one["urgency"]) == set(one["from"]) == {"llm", "embedding"} for one in moves)
