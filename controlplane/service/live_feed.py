@@ -5,7 +5,7 @@ samples, quota moves are merged into one event. Samples need a timer, which only
 in virtual time a caller takes them with `sample`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from controlplane.core.clock import Duration, Instant, to_milliseconds, to_seconds
@@ -51,8 +51,13 @@ class ShownVersion:
 class LiveFeed:
     """The sampler of one started service."""
 
-    def __init__(self, status: ServiceStatus, version: ShownVersion) -> None:
+    def __init__(
+        self, status: ServiceStatus, version: ShownVersion, failed_change: Callable[[], str | None]
+    ) -> None:
+        """`failed_change` is the last change of the configuration in words if it failed, which is no fault
+        of the service."""
         self._version = version
+        self._failed_change = failed_change
         self._status = status
         self._recorder = status.dispatcher.recorder
         self._timer = LoopTimer()
@@ -295,6 +300,8 @@ class LiveFeed:
                 self._add("restart", {"part": "worker", "model": model, "state": "up"})
         self._restarts = restarts
         faults = {name: text[:_MAX_TEXT] for name, text in self._status.faults().items()}
+        if (failed := self._failed_change()) is not None:
+            faults["configuration"] = failed[:_MAX_TEXT]
         for name in faults.keys() - self._faults.keys():
             self._add("fault", {"part": name, "state": "began", "text": faults[name]})
         for name in self._faults.keys() - faults.keys():

@@ -10,6 +10,7 @@ import pytest
 from backends.testing.scripted import ScriptedGenerator
 from benchmark_control_plane.simulator import simulation
 from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.config import ConfigError
 from controlplane.core.errors import Refused
 from controlplane.core.request import Owner, Request
 from controlplane.service.ticket import Rejected
@@ -179,6 +180,25 @@ def test_a_change_of_the_configuration_is_an_event(bench):
         assert (first["version"], second["version"]) == (1, 2)
         assert second["changes"] == {"scheduling.ordering": ["least-slack", "fcfs"]}
         assert records(b.service, "sample")[0]["config_version"] == 2
+
+    bench(scenario, scheduling={"ordering": "least-slack"})
+
+
+def test_a_failed_change_of_the_configuration_is_a_fault_until_the_next_one(bench):
+    async def scenario(b):
+        changing = b.service.reconfiguration
+        with pytest.raises(ConfigError):
+            await changing.change({"classes": {"interactive": {"ttft_ms": -1}}}, source="a test")
+        b.service.live.sample()
+        await changing.change({"scheduling": {"ordering": "fcfs"}}, source="a test")
+        b.service.live.sample()
+        began, ended = records(b.service, "fault")
+        assert (began["part"], began["state"], ended["state"]) == ("configuration", "began", "ended")
+        assert "the change by a test failed, and version 1 stays in force: " in began["text"]
+        assert "ttft_ms" in began["text"]
+        shown = [one["faults"] for one in records(b.service, "sample")]
+        assert shown == [{"configuration": began["text"]}, {}]
+        assert b.service.status.faults() == {}
 
     bench(scenario, scheduling={"ordering": "least-slack"})
 

@@ -187,6 +187,12 @@ async def test_a_quota_move_a_change_and_a_fault_are_seen():
         row = page.locator("#rows-happenings .event", has_text="version 2")
         assert "scheduling.ordering: none → fcfs" in await row.inner_text()
         assert await marks(page) == {"v2"}
+        bad = {"classes": {"late": {"ttft_ms": -1}}}
+        assert (await stage.http.put("/admin/config", json=bad, headers=ADMIN)).status_code == 400
+        stage.service.live.sample()
+        await next_answer(page)
+        banner = page.locator("#faults p[data-part=configuration]")
+        assert "the change by PUT /admin/config failed, and version 2" in await banner.inner_text()
         stage.service.gate.dispatcher.health.failed(RuntimeError("made by the test"))
         stage.service.live.sample()
         await next_answer(page)
