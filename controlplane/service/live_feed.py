@@ -54,8 +54,7 @@ class LiveFeed:
     def __init__(
         self, status: ServiceStatus, version: ShownVersion, failed_change: Callable[[], str | None]
     ) -> None:
-        """`failed_change` is the last change of the configuration in words if it failed, which is no fault
-        of the service."""
+        """`failed_change` returns the last change of the configuration in words if it failed."""
         self._version = version
         self._failed_change = failed_change
         self._status = status

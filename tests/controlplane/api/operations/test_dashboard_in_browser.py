@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from backends.testing.scripted import Script
-from controlplane.service.live_feed import PERIOD_SECONDS
 from tests.chromium import launch_options
 from tests.controlplane.api.operations.test_admin import ADMIN, SETTINGS
 from tests.controlplane.api.scripted_server import (
@@ -40,8 +39,7 @@ _DRAWN = """() => [...document.querySelectorAll('[data-chart] canvas')].map((can
   for (let at = 3; at < pixels.length; at += 4) drawn += pixels[at] > 0;
   return [canvas.closest('[data-chart]').dataset.chart, drawn];
 })"""
-# What happens is seen within two seconds: the server's sample of it, and one period of the page.
-_SEEN_WITHIN_MS, _PERIOD_MS = 2_000, 1_000
+_PERIOD_MS = 500
 _CHARTS = {"memory", "device", "ttft", "queue", "attainment"}
 
 
@@ -156,10 +154,6 @@ async def test_a_preemption_a_rejection_and_a_restart_are_seen():
         assert await happened.filter(has_text="killed by the test").first.is_visible()
         assert await happened.filter(has_text="serves again").first.is_visible()
         assert await marks(page) == {"engine down, engine up"}
-
-
-def test_a_sample_and_a_period_of_the_page_are_within_the_time_in_which_all_is_seen():
-    assert 1_000 * PERIOD_SECONDS + _PERIOD_MS <= _SEEN_WITHIN_MS
 
 
 async def test_a_quota_move_a_change_and_a_fault_are_seen():
