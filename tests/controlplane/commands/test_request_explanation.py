@@ -11,7 +11,14 @@ from controlplane.cli import main
 from controlplane.commands.admin_api import KEY_VARIABLE
 from controlplane.commands.request_explanation import REASONS
 from controlplane.core.decision import Reason
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, MAX_RUNNING, listening, staged, until
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    MAX_RUNNING,
+    listening,
+    staged,
+    until,
+)
 
 SECTIONS = {
     "server": {"admin_key_sha256": sha256(b"root").hexdigest()},

@@ -1,6 +1,7 @@
 """How long after an event the dashboard shows it, with the clocks of the server and of Chromium running."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Delays:
     def check(self) -> None:
         """Prints the delays, and fails if one is too long."""
         for kind, found in self.seconds.items():
-            print(f"{kind}: seen after {', '.join(f'{each:.2f}' for each in found)} s")
+            sys.stdout.write(f"{kind}: seen after {', '.join(f'{each:.2f}' for each in found)} s\n")
         assert max(max(found) for found in self.seconds.values()) <= _SEEN_WITHIN_S, self.seconds
 
 
