@@ -17,6 +17,7 @@ from controlplane import __version__
 
 try:
     from controlplane.commands.config_changes import add_config_commands
+    from controlplane.commands.drain import add_drain_command
     from controlplane.commands.exit_status import ExitStatus
     from controlplane.commands.fleet import add_fleet_commands
     from controlplane.commands.request_explanation import add_explain_command
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
             )  # fmt: skip
     add_config_commands(commands)
     add_explain_command(commands)
+    add_drain_command(commands)
     add_top_command(commands)
     add_fleet_commands(commands)
     for command_entry in entry_points(group=_COMMANDS):

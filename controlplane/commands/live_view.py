@@ -3,6 +3,7 @@
 The rows are plain text and numbers, so that the terminal application, `--once` and a test show the same.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,21 @@ _EVENTS_OF_A_TYPE = 6
 _OWNERS = {Owner.LLM.value: "LLM", Owner.EMBEDDING.value: "embeddings"}
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _NONE = "-"
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_LINE_CELLS = 24
+# Below it quotas move for lenders, as on the dashboard.
+_NO_URGENCY = 1e-6
+_PREDICTORS: Mapping[str, tuple[str, str]] = {
+    "ttft": ("first token", "s"), "length": ("output length", "tokens"),
+    "embedding_load": ("embedding load", ""),
+}  # fmt: skip
 
 CLASS_COLUMNS = (
-    "class", "attained 5m", "burn 5m", "burn 1h", "running", "waiting", "first token", "predicted",
+    "class", "attained 5m", "burn 5m", "burn 1h", "running", "waiting", "first token", "predicted", "held",
+    "held over time",
 )  # fmt: skip
 OWNER_COLUMNS = ("memory", "held", "quota", "lent", "of quota", "device time", "running", "waiting")
+CALIBRATION_COLUMNS = ("forecast", "outcomes within its 0.9 quantile, and the mean error")
 EVENT_COLUMNS = ("age", "event", "request", "class", "detail")
 LIMIT_OF_BURN = 1.0
 """Burn above this uses more than the allowed misses."""
@@ -72,8 +83,30 @@ class LiveView:
         return {"about": self.about, "now": self.now, "sample": self.sample, "events": self.events}
 
     def class_rows(self) -> list[Row]:
-        """A row of `CLASS_COLUMNS` for each class."""
-        return [_class_row(name, found) for name, found in self.sample.get("classes", {}).items()]
+        """A row of `CLASS_COLUMNS` for each class; the lines of memory have one scale."""
+        classes = self.sample.get("classes", {})
+        held = {name: [_held(sample, name) for sample in self.samples] for name in classes}
+        most = max((max(values) for values in held.values()), default=0)
+        return [
+            (*_class_row(name, found), _bytes(held[name][-1]), _line(held[name], most))
+            for name, found in classes.items()
+        ]
+
+    def calibration_rows(self) -> list[Row]:
+        """A row of `CALIBRATION_COLUMNS` for each predictor that has stated a forecast."""
+        return [
+            (title, _calibrated(found, unit))
+            for key, (title, unit) in _PREDICTORS.items()
+            if (found := self.sample.get("calibration", {}).get(key)) is not None
+        ]
+
+    def pool_line(self) -> str:
+        """The size of the pool, and what of it is shared and withheld."""
+        owners = self.sample.get("owners", {})
+        shared = sum(found["shared_prefix_bytes"] for found in owners.values())
+        sizes = (self.sample.get("pool_bytes", 0), shared, self.sample.get("withheld_bytes", 0))
+        pool, prefixes, withheld = map(_bytes, sizes)
+        return f"pool {pool}, shared prefixes {prefixes}, withheld {withheld}"
 
     def owner_rows(self) -> list[Row]:
         """A row of `OWNER_COLUMNS` for each owner of memory."""
@@ -121,12 +154,15 @@ def plain_text(view: LiveView) -> str:
     sections = (
         (CLASS_COLUMNS, view.class_rows()),
         (OWNER_COLUMNS, view.owner_rows()),
+        *(((CALIBRATION_COLUMNS, rows),) if (rows := view.calibration_rows()) else ()),
         (EVENT_COLUMNS, view.event_rows(_EVENTS_OF_A_TYPE, is_filtered=True)),
     )
     for header, rows in sections:
         if parts:
             parts.append("")
         parts += _aligned([header, *rows])
+        if header is OWNER_COLUMNS and view.samples:
+            parts.append(view.pool_line())
     return "\n".join(parts)
 
 
@@ -175,15 +211,11 @@ def _described(event: Record) -> tuple[str, str]:
         case "preemption":
             own = "waiting embeddings" if event["by"] == "gate" else "the engine's order"
             cost = f"{event['recompute_tokens']:,} tokens to compute again"
-            return "preempted", f"for {event['for'] or own}, {cost}"
+            time = f" in {_duration(took)}" if (took := event.get("recompute_ms")) is not None else ""
+            freed = f", freed {_bytes(size)}" if (size := event.get("freed_bytes")) is not None else ""
+            return "preempted", f"for {event['for'] or own}, {cost}{time}{freed}"
         case "quota":
-            moved = event["to"][Owner.LLM.value] - event["from"][Owner.LLM.value]
-            gains = _OWNERS[Owner.LLM.value if moved > 0 else Owner.EMBEDDING.value]
-            moves = "one move" if event["moves"] == 1 else f"{event['moves']} moves"
-            return (
-                "quota",
-                f"+{_bytes(abs(moved))} for {gains} in {moves}" if moved else f"there and back in {moves}",
-            )
+            return "quota", _moved(event)
         case "restart":
             return f"{event['part']} {event['state']}", event.get("text", "")
         case "config":
@@ -193,6 +225,41 @@ def _described(event: Record) -> tuple[str, str]:
             return f"fault {event['state']}", event["text"]
         case other:
             return str(other), ""
+
+
+def _moved(event: Record) -> str:
+    """Who gained how much, and the urgency of both owners at the largest move."""
+    moved = event["to"][Owner.LLM.value] - event["from"][Owner.LLM.value]
+    gains = _OWNERS[Owner.LLM.value if moved > 0 else Owner.EMBEDDING.value]
+    moves = "one move" if event["moves"] == 1 else f"{event['moves']} moves"
+    size = f"+{_bytes(abs(moved))} for {gains} in {moves}" if moved else f"there and back in {moves}"
+    urgency = event["urgency"]
+    if sum(urgency.values()) < _NO_URGENCY:
+        return f"{size}, unused memory lent or taken back"
+    return f"{size}, urgency {', '.join(f'{_OWNERS[owner]} {urgency[owner]:.2f}' for owner in _OWNERS)}"
+
+
+def _calibrated(found: Record, unit: str) -> str:
+    errors = found.get("error", {})
+    parts = []
+    for name, share in found["coverage"].items():
+        error = f" ({errors[name]:.3g} {unit})" if name in errors else ""
+        parts.append(f"{name if unit else f'quantile {name}'} {100 * share:.0f} %{error}")
+    return ", ".join(parts) or "no outcome yet"
+
+
+def _held(sample: Record, name: str) -> int:
+    """Bytes of the leases of a class."""
+    owners = sample.get("owners", {}).values()
+    return sum(found["held_by_class"].get(name, 0) for found in owners)
+
+
+def _line(values: Sequence[float], most: float) -> str:
+    """Values as blocks from the oldest to the newest; each is the largest of its part of the time."""
+    size = max(1, -(-len(values) // _LINE_CELLS))
+    parts = [max(values[at : at + size]) for at in range(0, len(values), size)]
+    top = len(_LEVELS) - 1
+    return "".join(_LEVELS[min(top, math.ceil(top * part / most)) if most else 0] for part in parts)
 
 
 def _number(sample: Record, path: Sequence[str]) -> float:

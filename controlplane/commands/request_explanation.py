@@ -1,11 +1,12 @@
-"""The command `tandem explain ID`: how a request was decided, and why, from a running server."""
+"""The command `tandem explain`: how a running server decided a request, or would decide one now, and why."""
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from controlplane.commands.admin_api import add_server, call, guarded, print_json
+from controlplane.commands.admin_api import CommandFailed, add_server, call, guarded, print_json
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.core.decision import Reason
 
@@ -27,21 +28,52 @@ REASONS: Mapping[str, str] = {
 
 def add_explain_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the parser of the command."""
-    text = "show how a running server decided a request, and why"
+    text = "show how a running server decided a request or would decide one now, and why"
     parser = commands.add_parser("explain", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    parser.add_argument("id", help="the client's x-request-id, or the full id of one request")
+    parser.add_argument("id", nargs="?", help="the client's x-request-id, or the full id of one request")
+    parser.add_argument("--model", help="decide a hypothetical request to this model; nothing is admitted")
+    parser.add_argument("--tokens", type=int, help="with --model: prompt tokens, of an embedding per input")
+    parser.add_argument("--max-tokens", type=int, help="with --model: at most this many output tokens")
+    parser.add_argument("--inputs", type=int, help="with --model: texts of an embedding or rerank call")
+    parser.add_argument("--class", dest="service_class", help="with --model: service class")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_server(parser)
     parser.set_defaults(run=guarded(_explain))
 
 
 def _explain(options: argparse.Namespace) -> int:
-    found = call(options, "GET", f"/admin/explain/{quote(options.id, safe='')}")
+    size = {
+        "prompt_tokens": options.tokens, "max_tokens": options.max_tokens, "inputs": options.inputs,
+        "service_class": options.service_class,
+    }  # fmt: skip
+    stated = {name: value for name, value in size.items() if value is not None}
+    if options.id is not None and not stated and options.model is None:
+        found = call(options, "GET", f"/admin/explain/{quote(options.id, safe='')}")
+        lines = [line for request in found["requests"] for line in lines_of(request)]
+    elif options.id is None and options.model is not None and options.tokens is not None:
+        content = json.dumps({"model": options.model, **stated}).encode()
+        found = call(
+            options, "POST", "/admin/explain", headers={"content-type": "application/json"}, content=content
+        )
+        lines = [*_dry_run_lines(found)]
+    else:
+        message = "give either the id of a request, or --model and --tokens of a hypothetical one"
+        raise CommandFailed(f"explain: {message}", ExitStatus.BAD_INPUT)
     if options.json:
         print_json(found)
     else:
-        print("\n".join(line for request in found["requests"] for line in lines_of(request)))
+        print("\n".join(lines))
     return ExitStatus.DONE
+
+
+def _dry_run_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The decision on a hypothetical request in lines."""
+    request, queue = found["request"], found["queue"]
+    yield f"{_decided(found)}"
+    yield f"  {request['kind']}, class {request['class']}, {request['prompt_tokens']:,} prompt tokens"
+    yield f"  queue: {queue['others']:,} other requests, {queue['before_it']:,} of them before it"
+    if refused := found["others_refused"]:
+        yield f"  would be refused for it: {', '.join(refused)}"
 
 
 def lines_of(found: Mapping[str, Any]) -> Iterator[str]:

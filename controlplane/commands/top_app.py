@@ -12,6 +12,7 @@ from textual.widgets import DataTable, Footer, Sparkline, Static
 
 from controlplane.commands.admin_api import CommandFailed
 from controlplane.commands.live_view import (
+    CALIBRATION_COLUMNS,
     CLASS_COLUMNS,
     EVENT_COLUMNS,
     LIMIT_OF_BURN,
@@ -84,12 +85,15 @@ class TopApp(App[None]):
         with Vertical(classes="panel", id="owners-panel"):
             yield DataTable[Text](id="owners", cursor_type="none")
             yield Static(id="map")
+            yield Static(id="pool")
         with Horizontal(id="charts"):
             for number, title in enumerate(_CHARTS):
                 with Vertical(classes="chart", id=f"chart-{number}") as chart:
                     chart.border_title = title
                     yield Sparkline([0.0], summary_function=max, id=f"line-{number}")
                     yield Static(id=f"value-{number}")
+        with Vertical(classes="panel", id="calibration-panel"):
+            yield DataTable[Text](id="calibration", cursor_type="none")
         with Vertical(classes="panel", id="events-panel"):
             yield DataTable[Text](id="events", cursor_type="row", zebra_stripes=True)
         yield Footer()
@@ -99,6 +103,7 @@ class TopApp(App[None]):
         for name, columns, title in (
             ("classes", CLASS_COLUMNS, "Classes"),
             ("owners", OWNER_COLUMNS, "Memory and device"),
+            ("calibration", CALIBRATION_COLUMNS, "Calibration"),
             ("events", EVENT_COLUMNS, "Events"),
         ):
             self.query_one(f"#{name}", DataTable).add_columns(*columns)
@@ -140,6 +145,8 @@ class TopApp(App[None]):
         self._fill("classes", map(_class_cells, view.class_rows()))
         self._fill("owners", ([Text(cell) for cell in row] for row in view.owner_rows()))
         self.query_one("#map", Static).update(_memory_map(view))
+        self.query_one("#pool", Static).update(Text(view.pool_line(), style="dim"))
+        self._fill("calibration", ([Text(cell) for cell in row] for row in view.calibration_rows()))
         for number, path in enumerate(_CHARTS.values()):
             values = view.series(path) or [0.0]
             self.query_one(f"#line-{number}", Sparkline).data = values
@@ -193,7 +200,7 @@ def _memory_map(view: LiveView) -> Text:
     llm, embedding = (owners[owner.value] for owner in Owner)
     left, right = (round(_BAR * each["held_bytes"] / pool) for each in (llm, embedding))
     quota = min(_BAR, round(_BAR * llm["quota_bytes"] / pool))
-    text = Text("pool ")
+    text = Text()
     for position in range(_BAR):
         text.append("│" if position == quota else "", style="bold")
         if position < left:

@@ -277,7 +277,7 @@ def _parts(
         TenantQueues(policies.tenant_weights),
         RequestRecorder(clock, remembered=policies.explained_requests),
     )
-    observer = RateObserver(dispatcher.paces, dispatcher.pause_costs, encoders, metrics, fail_open)
+    observer = RateObserver(clock, dispatcher.paces, dispatcher.pause_costs, encoders, metrics, fail_open)
     observer.attach(generators)
     outages = EngineOutages(dispatcher, supervisors)
     timeouts = StartTimeouts(dispatcher, clock, policies.admission.options.max_wait)

@@ -5,7 +5,7 @@ samples, quota moves are merged into one event. Samples need a timer, which only
 in virtual time a caller takes them with `sample`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from controlplane.core.clock import Duration, Instant, to_milliseconds, to_seconds
@@ -24,6 +24,8 @@ PERIOD_SECONDS = 1.0
 _MAX_CLASSES = 50
 _MAX_TEXT = 500
 _MAX_CHANGES = 20
+# A long prompt's step takes seconds.
+_MOST_PENDING_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -49,15 +51,19 @@ class ShownVersion:
 class LiveFeed:
     """The sampler of one started service."""
 
-    def __init__(self, status: ServiceStatus, version: ShownVersion) -> None:
+    def __init__(
+        self, status: ServiceStatus, version: ShownVersion, failed_change: Callable[[], str | None]
+    ) -> None:
+        """`failed_change` returns the last change of the configuration in words if it failed."""
         self._version = version
+        self._failed_change = failed_change
         self._status = status
         self._recorder = status.dispatcher.recorder
         self._timer = LoopTimer()
         self._health = HealthTracker("the live feed has no new samples", "the live feed has samples again")
         self._moves: MergedMoves | None = None
         self._faults: dict[str, str] = {}
-        self._busy = dict(status.metrics.device_time)
+        self._shown_seconds = dict(status.metrics.device_time)
         self._restarts = self._worker_restarts()
         self._sampled_at = self._recorder.records.clock.now()
         if status.quota_controller is not None:
@@ -107,11 +113,6 @@ class LiveFeed:
         recorder.attainment.advance(now)
         self._record_changes()
         owners, classes = self._owners_and_classes(now)
-        busy, self._busy = self._busy, dict(status.metrics.device_time)
-        # A step is counted when it ends, so a second may end one that began before it.
-        shares = {
-            owner.value: round(min(1.0, (self._busy[owner] - busy[owner]) / elapsed), 4) for owner in Owner
-        }
         self._add(
             "sample",
             {
@@ -119,12 +120,29 @@ class LiveFeed:
                 "withheld_bytes": status.monitor.withheld if status.monitor else 0,
                 "owners": owners,
                 "classes": classes,
-                "device": shares,
+                "device": self._device_shares(elapsed),
                 "calibration": self._calibration(),
                 "faults": self._faults,
                 "config_version": self._version.number,
             },
         )
+
+    def _device_shares(self, elapsed: float) -> dict[str, float]:
+        """Shares of the device time since the last sample, which took so many seconds; at most 1 together.
+
+        A step or a pass is counted when it ends, so more may end in a second than fits into it: the excess is
+        of the time before, and is shown in the next second.
+        """
+        counted = self._status.metrics.device_time
+        pending = {owner: counted[owner] - self._shown_seconds[owner] for owner in Owner}
+        fitting = min(1.0, elapsed / max(1e-9, sum(pending.values())))
+        shown = {owner: fitting * pending[owner] for owner in Owner}
+        for owner in Owner:
+            # Two engines of one owner may count more than the time that passes.
+            left = min(_MOST_PENDING_SECONDS, pending[owner] - shown[owner])
+            self._shown_seconds[owner] = counted[owner] - left
+        # Rounded down, so that the sum is at most 1.
+        return {owner.value: int(1e4 * shown[owner] / elapsed) / 1e4 for owner in Owner}
 
     def _sample_or_fail(self) -> None:
         try:
@@ -281,6 +299,8 @@ class LiveFeed:
                 self._add("restart", {"part": "worker", "model": model, "state": "up"})
         self._restarts = restarts
         faults = {name: text[:_MAX_TEXT] for name, text in self._status.faults().items()}
+        if (failed := self._failed_change()) is not None:
+            faults["configuration"] = failed[:_MAX_TEXT]
         for name in faults.keys() - self._faults.keys():
             self._add("fault", {"part": name, "state": "began", "text": faults[name]})
         for name in self._faults.keys() - faults.keys():

@@ -157,6 +157,15 @@ class Reconfiguration:
             "workers": None if self.workers is None else self.workers.to_json(),
         }
 
+    def failure(self) -> str | None:
+        """The last change in words if it failed."""
+        if (failed := self._failure) is None:
+            return None
+        return (
+            f"the change by {failed['source']} failed, and version {self.active.number} stays in force: "
+            f"{failed['error']}"
+        )
+
     async def change(
         self,
         content: object,

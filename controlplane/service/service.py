@@ -115,7 +115,7 @@ class Service:
             self.reconfiguration.attach(
                 ConfiguredParts(parts.gate, parts.intake, parts.status.metrics, parts.quota_controller)
             )
-            self.live = LiveFeed(self.status, self._version_shown())
+            self.live = LiveFeed(self.status, self._version_shown(), self.reconfiguration.failure)
             self.reconfiguration.listeners.append(self._configured)
             if (workers := self.reconfiguration.workers) is not None:
                 workers.on_change = self.live.worker_changed

@@ -16,9 +16,10 @@ const view = {
   frozenAt: null,
   setFocus(name) { view.focus = name; draw(); },
 };
-let panels, tables, lastAnswer = 0;
+let panels, tables, lastAnswer = 0, drawn;
 
 function draw() {
+  drawn = `${feed.instance} ${feed.next}`;
   panels.update();
   tables.update();
 }
@@ -33,7 +34,9 @@ function changed(feed) {
   showState(feed.last ? "live" : "wait", feed.last ? "live" : "waiting for the first sample");
   const faults = Object.entries(feed.last?.faults ?? {});
   part("faults").replaceChildren(...faults.map(([name, text]) => el("p", { "data-part": name }, el("b", {}, name.replaceAll("_", " ")), text)));
-  if (view.frozenAt === null) draw();
+  // Most answers between two samples are empty.
+  const newest = `${feed.instance} ${feed.next}`;
+  if (view.frozenAt === null && newest !== drawn) draw();
   part("board").dataset.answers = Number(part("board").dataset.answers ?? 0) + 1;
 }
 

@@ -1,10 +1,14 @@
-// Reads /admin/live once a second and keeps its records: 900 samples and the events of each kind.
+// Reads /admin/live twice a second and after each sample, and keeps its records: 900 samples and the events of each kind.
 
 const KEPT = {
   sample: 900, admission: 300, deferral: 200, rejection: 250, end: 450, preemption: 300, quota: 300,
   restart: 60, config: 60, fault: 80,
 };
-const PERIOD_MS = 1000;
+// Between the starts of two readings.
+const PERIOD_MS = 500;
+const SAMPLED_MS = 1000;
+// A sample may be late by this.
+const LATE_MS = 40;
 const HIDDEN_PERIOD_MS = 10000;
 const KEY = "tandem-admin-key";
 
@@ -58,6 +62,7 @@ export class Feed {
     this.isStopped = false;
     if (this.isPolling) return;
     this.isPolling = true;
+    const began = performance.now();
     try {
       while (this.take(await admin(`live?since=${this.next}`)));
       this.changed(this);
@@ -66,7 +71,17 @@ export class Feed {
     } finally {
       this.isPolling = false;
     }
-    if (!this.isStopped) this.timer = setTimeout(() => this.poll(), document.hidden ? HIDDEN_PERIOD_MS : PERIOD_MS);
+    if (this.isStopped) return;
+    this.timer = setTimeout(() => this.poll(), this.wait(began));
+  }
+
+  /** Milliseconds until the next reading: a period after the last one began, or sooner, just after the next sample. */
+  wait(began) {
+    const now = performance.now(), { last } = this;
+    const left = Math.max(0, (document.hidden ? HIDDEN_PERIOD_MS : PERIOD_MS) - (now - began));
+    if (document.hidden || !last) return left;
+    const sampled = this.answered + 1000 * (last.at - this.now) + SAMPLED_MS + LATE_MS - now;
+    return sampled > 0 ? Math.min(left, sampled) : left;
   }
 
   /** Adds the records of one answer; true if there are more to ask for. */
@@ -89,6 +104,8 @@ export class Feed {
       if (ring.length > KEPT[record.type]) ring.shift();
     }
     this.next = answer.next;
+    this.now = answer.now;
+    this.answered = performance.now();
     return answer.more;
   }
 

@@ -31,7 +31,7 @@ export class Panels {
     this.device = new Chart(
       "device", "Device time by owner",
       "Share of each second in engine steps and embedding passes, each as long as it takes alone.",
-      options({ height: 300, unit: (value) => percent(value), range: (plot, low, high) => [0, Math.max(1, high)] }),
+      options({ height: 300, unit: (value) => percent(value), range: () => [0, 1] }),
     );
     this.queue = new Chart("queue", "Waiting at the gate", "Requests in the waiting queue, by class.", options({
       unit: (value) => count(Math.round(value * 10) / 10), range: (plot, low, high) => [0, Math.max(4, high * 1.1)],

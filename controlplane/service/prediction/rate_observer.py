@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from controlplane.core.clock import Duration, to_seconds
+from controlplane.core.clock import Clock, Duration, seconds, to_seconds
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.ports import Embedder, EmbeddingPass, Generator, PauseCost
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.prediction.device_time import DeviceTime
 from controlplane.service.prediction.fail_open import FailOpen, Subject
 from predictors.timing.embedding_pace import ModelPaces
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepWork
@@ -22,12 +23,15 @@ class RateObserver:
 
     def __init__(
         self,
+        clock: Clock,
         paces: Mapping[Owner, ObservedPace | ReportedPace],
         pause_costs: Callable[[], PauseCost | None],
         encoders: EncoderRegistry,
         metrics: Metrics,
         fail_open: FailOpen,
     ) -> None:
+        self._clock = clock
+        self._device_time = DeviceTime()
         self._paces = paces
         self._pause_costs = pause_costs
         self._encoders = encoders
@@ -61,11 +65,15 @@ class RateObserver:
             is_shared = self._has_pass_ended or any(e.is_computing for e in self._encoders.running)
             self._has_pass_ended = False
             paces = self._paces[Owner.LLM]
-            busy = to_seconds(Duration(done.took - done.waited))
+            busy = Duration(done.took - done.waited)
             # A step beside an embedding pass is longer; the difference is the time of the embeddings.
-            own = min(busy, paces.steps.predict(work)) if is_shared else busy
-            self._metrics.device_time[Owner.LLM] += own
+            alone = Duration(min(busy, seconds(paces.steps.predict(work)))) if is_shared else busy
+            self._count(Owner.LLM, done.took, alone)
             paces.observe_work(work, done.took, waited=done.waited, is_alone=not is_shared)
+
+    def _count(self, owner: Owner, took: Duration, alone: Duration) -> None:
+        counted = self._device_time.count(owner, self._clock.now(), took, alone)
+        self._metrics.device_time[owner] += to_seconds(counted)
 
     @staticmethod
     def _alone(embedder: Embedder, done: EmbeddingPass) -> Duration:
@@ -78,7 +86,7 @@ class RateObserver:
         self._has_pass_ended = True
         with self._fail_open[Subject.PACE]:
             self._metrics.batch_tokens.observe(done.padded_tokens)
-            self._metrics.device_time[Owner.EMBEDDING] += to_seconds(self._alone(embedder, done))
+            self._count(Owner.EMBEDDING, done.elapsed, self._alone(embedder, done))
             self._metrics.handover_time += to_seconds(done.handover)
             paces = self._paces[Owner.EMBEDDING]
             # Of a worker that is leaving only the rate over all models learns.

@@ -11,7 +11,14 @@ from controlplane.cli import main
 from controlplane.commands.admin_api import KEY_VARIABLE
 from controlplane.commands.request_explanation import REASONS
 from controlplane.core.decision import Reason
-from tests.controlplane.api.scripted_server import CHAT_MODEL, MAX_RUNNING, listening, staged, until
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    EMBED_MODEL,
+    MAX_RUNNING,
+    listening,
+    staged,
+    until,
+)
 
 SECTIONS = {
     "server": {"admin_key_sha256": sha256(b"root").hexdigest()},
@@ -76,3 +83,29 @@ async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
         state = await stage.http.get("/admin/state", headers={"authorization": "Bearer root"})
         windows = state.json()["classes"]["batch"]
         assert windows.keys() == {"5m", "1h"} and windows["1h"]["met"] < windows["1h"]["ended"]
+
+
+async def test_a_hypothetical_request_is_decided_and_a_drained_server_refuses_it(monkeypatch, capsys):
+    monkeypatch.setenv(KEY_VARIABLE, "root")
+    async with staged(**SECTIONS) as stage, listening(stage.app) as url:
+
+        async def tandem(*words: str) -> tuple[int, str]:
+            status = await asyncio.to_thread(main, [*words, "--server", url])
+            captured = capsys.readouterr()
+            return status, captured.out + captured.err
+
+        size = ("--model", CHAT_MODEL, "--tokens", "150")
+        status, text = await tandem("explain", *size, "--max-tokens", "40", "--class", "batch")
+        assert status == 0 and "ADMIT  0 running, free slots" in text and "predicted wait" in text
+        assert "generate, class batch, 150 prompt tokens\n  queue: 0 other requests" in text
+        _, text = await tandem("explain", "--model", EMBED_MODEL, "--tokens", "20", "--inputs", "3", "--json")
+        assert json.loads(text)["request"]["prompt_tokens"] == 60
+        for words in ((), ("--model", CHAT_MODEL), ("some-id", "--tokens", "3"), ("some-id", *size)):
+            status, text = await tandem("explain", *words)
+            assert status == 2 and "give either the id of a request, or --model and --tokens" in text
+        assert not stage.service.gate.tickets()
+        assert await tandem("drain") == (
+            0, "drained: no request runs; only a restart of the server admits requests again\n",
+        )  # fmt: skip
+        status, text = await tandem("explain", *size)
+        assert status == 1 and "503: the server is shutting down" in text

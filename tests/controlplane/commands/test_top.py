@@ -51,8 +51,9 @@ async def test_once_prints_classes_memory_and_what_went_wrong(capsys):
     async with busy_server() as (_, url):
         assert await run("top", "--server", url, "--once") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line] == [
-        "class", "gold", "fast", "memory", "LLM", "embeddings", "age", "0", "0", "0",
+    # Below "age" each row begins with the seconds since the event.
+    assert [line.split()[0] for line in lines if line][:-3] == [
+        "class", "gold", "fast", "memory", "LLM", "embeddings", "pool", "forecast", "first", "output", "age",
     ]  # fmt: skip
     assert "66.7 % of 3" in lines[1] and "3.33" in lines[1]
     events = lines[-3:]
@@ -107,9 +108,10 @@ EVENTS: list[dict[str, Any]] = [
     {"type": "admission", "id": "r", "class": "c", "victims": 2, "wait_ms": 10.0},
     {"type": "deferral", "id": "r", "class": "c", "reason": "no_memory"},
     {"type": "rejection", "id": "r", "class": "c", "reason": "never_fits", "retry_after_ms": None},
-    {"type": "preemption", "id": "r", "class": "c", "by": "gate", "for": None, "recompute_tokens": 9},
+    {"type": "preemption", "id": "r", "class": "c", "by": "gate", "for": None, "recompute_tokens": 9,
+     "recompute_ms": 12.4, "freed_bytes": 2**21},
     {"type": "quota", "from": {"llm": 0, "embedding": 2**20}, "to": {"llm": 2**20, "embedding": 0},
-     "moves": 3},
+     "moves": 3, "urgency": {"llm": 1.5, "embedding": 0.25}},
     {"type": "restart", "part": "engine", "model": "m", "state": "down", "text": "it died"},
     {"type": "config", "version": 2, "changes": {"log.level": ["info", "debug"]}},
     {"type": "fault", "part": "quotas", "state": "began", "text": "they stand"},
@@ -125,12 +127,65 @@ def test_every_event_is_described():
         "admitted": "after preempting 2 predicted wait 10 ms",
         "deferred": "no memory",
         "rejected": "never fits, no retry can help",
-        "preempted": "for waiting embeddings, 9 tokens to compute again",
-        "quota": "+1.0 MiB for LLM in 3 moves",
+        "preempted": "for waiting embeddings, 9 tokens to compute again in 12 ms, freed 2.0 MiB",
+        "quota": "+1.0 MiB for LLM in 3 moves, urgency LLM 1.50, embeddings 0.25",
         "engine down": "it died",
         "version 2": "log.level: info -> debug",
         "fault began": "they stand",
     }
+
+
+def sample(number: int, held: dict[str, int], **more: Any) -> dict[str, Any]:
+    """A sample in which the LLM's leases of each class are `held`, and embeddings of `bulk` hold 1 MiB."""
+    owner = {"quota_bytes": 2**23, "lent_bytes": 0, "held_bytes": 0, "running": 0, "waiting": 0}
+    return {
+        "seq": number, "at": float(number), "type": "sample", "pool_bytes": 2**24, "withheld_bytes": 2**20,
+        "owners": {
+            "llm": owner | {"held_by_class": held, "shared_prefix_bytes": 2**19},
+            "embedding": owner | {"held_by_class": {"bulk": 2**20}, "shared_prefix_bytes": 0},
+        },
+        "classes": {name: {"running": 0, "waiting": 0} for name in ("gold", "bulk")},
+        "device": {"llm": 0.5, "embedding": 0.25}, **more,
+    }  # fmt: skip
+
+
+def view_of(records: list[dict[str, Any]]) -> LiveView:
+    view = LiveView()
+    view.take({"instance": "a", "next": 99, "now": 100.0, "more": False, "records": records})
+    return view
+
+
+def test_memory_of_each_class_is_shown_over_time_at_one_scale():
+    view = view_of([sample(n, {"gold": n * 2**20}) for n in range(5)])
+    rows = {row[0]: row[-2:] for row in view.class_rows()}
+    assert rows == {"gold": ("4.0 MiB", " ▂▄▆█"), "bulk": ("1.0 MiB", "▂▂▂▂▂")}
+    long = view_of([sample(n, {"gold": 2**23 if n == 200 else 0}) for n in range(240)])
+    line = long.class_rows()[0][-1]
+    assert len(line) == 24 and line.strip() == "█" and line.index("█") == 20
+
+
+def test_withheld_memory_shared_prefixes_and_calibration_are_text():
+    calibration = {
+        "ttft": {"coverage": {"gold": 0.88}, "error": {"gold": 0.0971}},
+        "length": {"coverage": {}, "error": {}},
+        "embedding_load": {"coverage": {"0.9": 0.914}},
+    }
+    view = view_of([sample(1, {}, calibration=calibration)])
+    lines = plain_text(view).splitlines()
+    assert "pool 16.0 MiB, shared prefixes 512.0 KiB, withheld 1.0 MiB" in lines
+    assert view.calibration_rows() == [
+        ("first token", "gold 88 % (0.0971 s)"),
+        ("output length", "no outcome yet"),
+        ("embedding load", "quantile 0.9 91 %"),
+    ]
+    assert any(line.startswith("first token     gold 88 %") for line in lines)
+
+
+def test_memory_that_is_lent_has_no_urgency():
+    move = EVENTS[4] | {"seq": 1, "at": 1.0, "moves": 1, "urgency": {"llm": 0.0, "embedding": 0.0}}
+    assert view_of([move]).event_rows()[0][4] == (
+        "+1.0 MiB for LLM in one move, unused memory lent or taken back"
+    )
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from backends.testing.scripted import ScriptedGenerator
 from benchmark_control_plane.simulator import simulation
 from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.config import ConfigError
 from controlplane.core.errors import Refused
 from controlplane.core.request import Owner, Request
 from controlplane.service.ticket import Rejected
@@ -68,6 +69,21 @@ def test_a_sample_shows_memory_by_owner_and_class(bench):
         }  # fmt: skip
         assert sample["faults"] == {} and sample["config_version"] == 1
         await asyncio.gather(*reading)
+
+    bench(scenario)
+
+
+def test_work_that_ends_in_a_second_is_shown_in_as_many_seconds_as_it_took(bench):
+    async def scenario(b):
+        counted = b.service.status.metrics.device_time
+        for llm, embedding in ((0.7, 0.0), (2.4, 0.6), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)):
+            await asyncio.sleep(1)
+            counted[Owner.LLM] += llm
+            counted[Owner.EMBEDDING] += embedding
+            b.service.live.sample()
+        shares = [one["device"] for one in records(b.service, "sample")]
+        assert [one["llm"] for one in shares] == pytest.approx([0.7, 0.8, 0.8, 0.8, 0], abs=2e-4)
+        assert [one["embedding"] for one in shares] == pytest.approx([0, 0.2, 0.2, 0.2, 0], abs=2e-4)
 
     bench(scenario)
 
@@ -168,6 +184,25 @@ def test_a_change_of_the_configuration_is_an_event(bench):
     bench(scenario, scheduling={"ordering": "least-slack"})
 
 
+def test_a_failed_change_of_the_configuration_is_a_fault_until_the_next_one(bench):
+    async def scenario(b):
+        changing = b.service.reconfiguration
+        with pytest.raises(ConfigError):
+            await changing.change({"classes": {"interactive": {"ttft_ms": -1}}}, source="a test")
+        b.service.live.sample()
+        await changing.change({"scheduling": {"ordering": "fcfs"}}, source="a test")
+        b.service.live.sample()
+        began, ended = records(b.service, "fault")
+        assert (began["part"], began["state"], ended["state"]) == ("configuration", "began", "ended")
+        assert "the change by a test failed, and version 1 stays in force: " in began["text"]
+        assert "ttft_ms" in began["text"]
+        shown = [one["faults"] for one in records(b.service, "sample")]
+        assert shown == [{"configuration": began["text"]}, {}]
+        assert b.service.status.faults() == {}
+
+    bench(scenario, scheduling={"ordering": "least-slack"})
+
+
 def test_the_first_answer_describes_the_classes(bench):
     async def scenario(b):
         first, later = (json.loads(b.service.live.since(number, "one")) for number in (0, 1))
@@ -216,6 +251,7 @@ def test_the_simulated_machine_is_sampled_in_virtual_time():
     assert [one["at"] for one in samples] == [float(n) for n in range(1, len(samples) + 1)]
     assert max(one["device"]["llm"] for one in samples) > 0.5
     assert max(one["device"]["embedding"] for one in samples) > 0.005
+    assert max(sum(one["device"].values()) for one in samples) <= 1
     moves = [one for one in found if one["type"] == "quota"]
     assert 0 < len(moves) <= len(samples)
     assert all(set(one["urgency"]) == set(one["from"]) == {"llm", "embedding"} for one in moves)

@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from backends.testing.scripted import Script
-from controlplane.service.live_feed import PERIOD_SECONDS
 from tests.chromium import launch_options
 from tests.controlplane.api.operations.test_admin import ADMIN, SETTINGS
 from tests.controlplane.api.scripted_server import (
@@ -40,8 +39,7 @@ _DRAWN = """() => [...document.querySelectorAll('[data-chart] canvas')].map((can
   for (let at = 3; at < pixels.length; at += 4) drawn += pixels[at] > 0;
   return [canvas.closest('[data-chart]').dataset.chart, drawn];
 })"""
-# What happens is seen within two seconds: the server's sample of it, and one period of the page.
-_SEEN_WITHIN_MS, _PERIOD_MS = 2_000, 1_000
+_PERIOD_MS = 500
 _CHARTS = {"memory", "device", "ttft", "queue", "attainment"}
 
 
@@ -158,10 +156,6 @@ async def test_a_preemption_a_rejection_and_a_restart_are_seen():
         assert await marks(page) == {"engine down, engine up"}
 
 
-def test_a_sample_and_a_period_of_the_page_are_within_the_time_in_which_all_is_seen():
-    assert 1_000 * PERIOD_SECONDS + _PERIOD_MS <= _SEEN_WITHIN_MS
-
-
 async def test_a_quota_move_a_change_and_a_fault_are_seen():
     quota = {"tick_ms": 10_000}
     classes = {**CLASSES, "late": {"ttft_ms": 0.001, "sheddable": False}}
@@ -187,6 +181,12 @@ async def test_a_quota_move_a_change_and_a_fault_are_seen():
         row = page.locator("#rows-happenings .event", has_text="version 2")
         assert "scheduling.ordering: none → fcfs" in await row.inner_text()
         assert await marks(page) == {"v2"}
+        bad = {"classes": {"late": {"ttft_ms": -1}}}
+        assert (await stage.http.put("/admin/config", json=bad, headers=ADMIN)).status_code == 400
+        stage.service.live.sample()
+        await next_answer(page)
+        banner = page.locator("#faults p[data-part=configuration]")
+        assert "the change by PUT /admin/config failed, and version 2" in await banner.inner_text()
         stage.service.gate.dispatcher.health.failed(RuntimeError("made by the test"))
         stage.service.live.sample()
         await next_answer(page)

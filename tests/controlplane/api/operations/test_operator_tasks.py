@@ -133,7 +133,8 @@ def assert_reasons_are_found(printed: dict[int, list[str]]) -> None:
         "tandem_device_seconds_total", "tandem_held_bytes", "tandem_predicted_utilisation",
         "tandem_quota_bytes",
     }  # fmt: skip
-    (dry_run,) = printed[7]
+    words, dry_run = printed[7]
+    assert words.startswith("ADMIT  ") and "generate, class interactive, 150 prompt tokens" in words
     assert json.loads(dry_run)["decision"] == "ADMIT"
     top, forecast = printed[9]
     assert json.loads(top)["sample"]["calibration"].keys() >= {"ttft", "length"}
@@ -157,5 +158,6 @@ def assert_changes_are_made(printed: dict[int, list[str]]) -> None:
     assert "classes.batch.ttft_ms: 60000.0 -> null" in undone
     assert "classes.batch.ttft_ms" in json.loads(put)["applied"]
     assert "classes.batch.ttft_ms" in json.loads(rolled)["applied"]
-    drained, ready = printed[10]
+    words, drained, ready = printed[10]
+    assert words.startswith("drained: no request runs")
     assert json.loads(drained) == {"status": "drained"} and ready == "503"

@@ -11,6 +11,7 @@ from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.prediction.rate_observer import RateObserver
+from controlplane.service.runtime.timers import MonotonicClock
 from predictors.timing.online_step_time import ObservedPace
 
 STEP = EngineStep(0, 8, 1_000, milliseconds(10))
@@ -24,6 +25,7 @@ def test_a_pass_that_ended_during_the_step_makes_it_shared():
     generator = ScriptedGenerator()
     embedder = ScriptedEmbedder()
     observer = RateObserver(
+        MonotonicClock(),
         {Owner.LLM: model, Owner.EMBEDDING: ObservedPace()},
         lambda: None,
         EncoderRegistry([embedder]),
