@@ -1,12 +1,13 @@
 """The command `tandem explain ID`: how a request was decided, and why, from a running server."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from controlplane.commands.admin_api import add_server, call, guarded, print_json
 from controlplane.commands.exit_status import ExitStatus
+from controlplane.commands.output import has_colours, print_table
 from controlplane.core.decision import Reason
 
 REASONS: Mapping[str, str] = {
@@ -39,13 +40,17 @@ def _explain(options: argparse.Namespace) -> int:
     found = call(options, "GET", f"/admin/explain/{quote(options.id, safe='')}")
     if options.json:
         print_json(found)
-    else:
-        print("\n".join(line for request in found["requests"] for line in lines_of(request)))
+        return ExitStatus.DONE
+    for request in found["requests"]:
+        print("\n".join(_about(request)))
+        _print_decisions(request["decisions"])
+        if lines := list(_times(request)):
+            print("\n".join(lines))
     return ExitStatus.DONE
 
 
-def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
-    """One request in lines: outcome, decisions in order, forecast and measured times."""
+def _about(found: Mapping[str, Any]) -> Iterator[str]:
+    """The outcome of a request, and what was asked."""
     request = found["request"]
     late = f" (missed {', '.join(found['missed'])})" if found["missed"] else ""
     yield f"{found['id']}: {found['outcome'] or found['phase']}{late}"
@@ -55,8 +60,20 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
     sizes = f"{request['prompt_tokens']:,} prompt tokens"
     sizes += f", at most {limit:,} output tokens" if limit else ""
     yield f"  {request['kind']}, {names}; {sizes}; objectives: {objectives or 'none'}"
-    for decision in found["decisions"]:
-        yield f"  {decision['at_ms']:>10,.1f} ms  {_decided(decision)}"
+
+
+def _print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the decisions in order; on a terminal as a table."""
+    if decisions and has_colours():
+        rows = [(f"{one['at_ms']:,.1f}", one["decision"], _basis(one)) for one in decisions]
+        print_table("decisions", ("ms", "decision", "basis"), rows)
+        return
+    for one in decisions:
+        print(f"  {one['at_ms']:>10,.1f} ms  {_decided(one)}")
+
+
+def _times(found: Mapping[str, Any]) -> Iterator[str]:
+    """Forecast and measured times of a request, and what would be decided now."""
     for title, figures in (("predicted", found["predicted"]), ("measured", found["measured"])):
         if shown := ", ".join(_figures(figures)):
             yield f"  {title}: {shown}"
@@ -67,12 +84,15 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
 def _decided(decision: Mapping[str, Any]) -> str:
     """One decision with its reason and the numbers behind it."""
     name = decision["decision"]
-    if name == "PREEMPTED":
+    return f"{name}{' ' if name == 'PREEMPTED' else '  '}{_basis(decision)}".rstrip()
+
+
+def _basis(decision: Mapping[str, Any]) -> str:
+    """The reason of a decision and the numbers behind it."""
+    if decision["decision"] == "PREEMPTED":
         beneficiary = f" for {decision['for']}" if decision.get("for") else ""
-        return (
-            f"{name} by the {decision['by']}{beneficiary}; {decision['recompute_tokens'] or 0:,} tokens to "
-            "compute again"
-        )
+        again = f"{decision['recompute_tokens'] or 0:,} tokens to compute again"
+        return f"by the {decision['by']}{beneficiary}; {again}"
     parts = []
     if (reason := decision.get("reason")) is not None:
         parts.append(f"{reason}: {REASONS.get(reason, reason)}")
@@ -87,7 +107,7 @@ def _decided(decision: Mapping[str, Any]) -> str:
         parts.append(f"predicted wait {wait:,.1f} ms")
     if (retry := decision.get("retry_after_ms")) is not None:
         parts.append(f"retry after {retry / 1_000:,.1f} s")
-    return f"{name}  {'; '.join(parts)}".rstrip()
+    return "; ".join(parts)
 
 
 def _figures(figures: Mapping[str, Any] | None) -> Iterator[str]:
