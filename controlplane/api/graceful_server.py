@@ -245,7 +245,7 @@ async def _run_service(
 
 
 def _ready_line(service: Service, config: Config, url: str) -> str:
-    """Says in one line where the service is and what it has."""
+    """Says in one line where the service is and what it has; the dashboard only if its data can be read."""
     active = [each.name for each in mechanisms(config) if each.is_active]
     lists = {
         "models": [model.served_name for model in config.models.all()],
@@ -253,8 +253,10 @@ def _ready_line(service: Service, config: Config, url: str) -> str:
         "active": active,
     }
     parts = [f"{name} {', '.join(values)}" for name, values in lists.items() if values]
-    took = service.progress.seconds
-    return f"ready after {took:.1f} s at {url}: {'; '.join(parts)}; dashboard {url}/dashboard/"
+    # Its data comes from /admin/live, which is disabled without the key.
+    if config.server.admin_key_sha256 is not None:
+        parts.append(f"dashboard {url}/dashboard/")
+    return f"ready after {service.progress.seconds:.1f} s at {url}: {'; '.join(parts)}"
 
 
 def _reduce_garbage_collection() -> None:

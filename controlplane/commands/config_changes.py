@@ -21,6 +21,7 @@ from controlplane.commands.admin_api import (
     print_json,
 )
 from controlplane.commands.exit_status import ExitStatus
+from controlplane.commands.output import has_colours, print_table
 from controlplane.config.documents import document_of, flattened, masked
 from controlplane.config.live_keys import Taken, taken
 from controlplane.config.loader import load
@@ -104,6 +105,9 @@ def _diff(options: argparse.Namespace) -> int:
     }
     if options.json:
         print_json({key: {"from": a, "to": b, "taken": note} for key, (a, b, note) in found.items()})
+    elif found and has_colours():
+        rows = [(key, _text(a), _text(b), note) for key, (a, b, note) in found.items()]
+        print_table("keys that differ", ("key", options.first.name, options.second.name, "taken"), rows)
     else:
         lines = [f"{key}: {_text(a)} -> {_text(b)} ({note})" for key, (a, b, note) in found.items()]
         print("\n".join(lines) or "no key differs")
@@ -201,10 +205,7 @@ def _print_change(options: argparse.Namespace, answer: Answer) -> None:
 def _print_plan(answer: Answer, applied: str, waiting: str, nothing: str) -> None:
     for title, keys in ((applied, answer["applied"]), (waiting, answer["needs_restart"])):
         if keys:
-            print(title)
-        for key, change in keys.items():
-            reason = f" ({change['reason']})" if "reason" in change else ""
-            print(f"  {key}: {_text(change['from'])} -> {_text(change['to'])}{reason}")
+            _print_keys(title, keys)
     if (workers := answer.get("workers")) is not None:
         print("workers:")
         for model, each in workers["models"].items():
@@ -214,6 +215,18 @@ def _print_plan(answer: Answer, applied: str, waiting: str, nothing: str) -> Non
         print(f"  reserved: {workers['reserved_bytes']:,} of {workers['reservable_bytes']:,} bytes")
     if not answer["applied"] and not answer["needs_restart"]:
         print(nothing)
+
+
+def _print_keys(title: str, keys: Mapping[str, Any]) -> None:
+    rows = [(key, _text(each["from"]), _text(each["to"]), each.get("reason")) for key, each in keys.items()]
+    if has_colours():
+        header = ("key", "from", "to", "reason")
+        width = 3 if all(reason is None for *_, reason in rows) else 4
+        print_table(title.rstrip(":"), header[:width], [row[:width] for row in rows])
+        return
+    print(title)
+    for key, before, after, reason in rows:
+        print(f"  {key}: {before} -> {after}" + (f" ({reason})" if reason else ""))
 
 
 def _text(value: object) -> str:

@@ -4,15 +4,25 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-COLOURS = {"on": "green", "off": "yellow", "kept": "green", "missed": "red"}
+COLOURS = {
+    "on": "green", "off": "yellow", "kept": "green", "missed": "red",
+    "live": "green", "live where quotas move": "green", "needs a restart": "yellow",
+    "ADMIT": "green", "ADMIT_WITH_PREEMPTION": "green", "DEFER": "yellow", "PREEMPTED": "yellow",
+    "REJECT": "red",
+}  # fmt: skip
 """Colour of a cell by its text."""
+
+
+def has_colours() -> bool:
+    """Whether tables are coloured: standard output is a terminal, and `rich` is installed."""
+    return sys.stdout.isatty() and find_spec("rich") is not None
 
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Prints a table with one line per row; columns of numbers are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     is_number = [all(_is_number(row[i]) for row in cells) for i in range(len(header))]
-    if sys.stdout.isatty() and find_spec("rich") is not None:
+    if has_colours():
         _print_coloured(title, header, cells, is_number)
         return
     widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]

@@ -2,12 +2,13 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from controlplane.commands.admin_api import CommandFailed, add_server, call, guarded, print_json
 from controlplane.commands.exit_status import ExitStatus
+from controlplane.commands.output import has_colours, print_table
 from controlplane.core.decision import Reason
 
 REASONS: Mapping[str, str] = {
@@ -49,35 +50,44 @@ def _explain(options: argparse.Namespace) -> int:
     stated = {name: value for name, value in size.items() if value is not None}
     if options.id is not None and not stated and options.model is None:
         found = call(options, "GET", f"/admin/explain/{quote(options.id, safe='')}")
-        lines = [line for request in found["requests"] for line in lines_of(request)]
+        show, shown = _print_request, found["requests"]
     elif options.id is None and options.model is not None and options.tokens is not None:
         content = json.dumps({"model": options.model, **stated}).encode()
         found = call(
             options, "POST", "/admin/explain", headers={"content-type": "application/json"}, content=content
         )
-        lines = [*_dry_run_lines(found)]
+        show, shown = _print_dry_run, [found]
     else:
         message = "give either the id of a request, or --model and --tokens of a hypothetical one"
         raise CommandFailed(f"explain: {message}", ExitStatus.BAD_INPUT)
     if options.json:
         print_json(found)
     else:
-        print("\n".join(lines))
+        for each in shown:
+            show(each)
     return ExitStatus.DONE
 
 
-def _dry_run_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The decision on a hypothetical request in lines."""
+def _print_dry_run(found: Mapping[str, Any]) -> None:
+    """Prints the decision on a hypothetical request."""
     request, queue = found["request"], found["queue"]
-    yield f"{_decided(found)}"
-    yield f"  {request['kind']}, class {request['class']}, {request['prompt_tokens']:,} prompt tokens"
-    yield f"  queue: {queue['others']:,} other requests, {queue['before_it']:,} of them before it"
+    print(_decided(found))
+    print(f"  {request['kind']}, class {request['class']}, {request['prompt_tokens']:,} prompt tokens")
+    print(f"  queue: {queue['others']:,} other requests, {queue['before_it']:,} of them before it")
     if refused := found["others_refused"]:
-        yield f"  would be refused for it: {', '.join(refused)}"
+        print(f"  would be refused for it: {', '.join(refused)}")
 
 
-def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
-    """One request in lines: outcome, decisions in order, forecast and measured times."""
+def _print_request(found: Mapping[str, Any]) -> None:
+    """Prints what came of one request: outcome, decisions in order, forecast and measured times."""
+    print("\n".join(_about(found)))
+    _print_decisions(found["decisions"])
+    if lines := list(_times(found)):
+        print("\n".join(lines))
+
+
+def _about(found: Mapping[str, Any]) -> Iterator[str]:
+    """The outcome of a request, and what was asked."""
     request = found["request"]
     late = f" (missed {', '.join(found['missed'])})" if found["missed"] else ""
     yield f"{found['id']}: {found['outcome'] or found['phase']}{late}"
@@ -87,8 +97,20 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
     sizes = f"{request['prompt_tokens']:,} prompt tokens"
     sizes += f", at most {limit:,} output tokens" if limit else ""
     yield f"  {request['kind']}, {names}; {sizes}; objectives: {objectives or 'none'}"
-    for decision in found["decisions"]:
-        yield f"  {decision['at_ms']:>10,.1f} ms  {_decided(decision)}"
+
+
+def _print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the decisions in order; on a terminal as a table."""
+    if decisions and has_colours():
+        rows = [(f"{one['at_ms']:,.1f}", one["decision"], _basis(one)) for one in decisions]
+        print_table("decisions", ("ms", "decision", "basis"), rows)
+        return
+    for one in decisions:
+        print(f"  {one['at_ms']:>10,.1f} ms  {_decided(one)}")
+
+
+def _times(found: Mapping[str, Any]) -> Iterator[str]:
+    """Forecast and measured times of a request, and what would be decided now."""
     for title, figures in (("predicted", found["predicted"]), ("measured", found["measured"])):
         if shown := ", ".join(_figures(figures)):
             yield f"  {title}: {shown}"
@@ -99,12 +121,15 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
 def _decided(decision: Mapping[str, Any]) -> str:
     """One decision with its reason and the numbers behind it."""
     name = decision["decision"]
-    if name == "PREEMPTED":
+    return f"{name}{' ' if name == 'PREEMPTED' else '  '}{_basis(decision)}".rstrip()
+
+
+def _basis(decision: Mapping[str, Any]) -> str:
+    """The reason of a decision and the numbers behind it."""
+    if decision["decision"] == "PREEMPTED":
         beneficiary = f" for {decision['for']}" if decision.get("for") else ""
-        return (
-            f"{name} by the {decision['by']}{beneficiary}; {decision['recompute_tokens'] or 0:,} tokens to "
-            "compute again"
-        )
+        again = f"{decision['recompute_tokens'] or 0:,} tokens to compute again"
+        return f"by the {decision['by']}{beneficiary}; {again}"
     parts = []
     if (reason := decision.get("reason")) is not None:
         parts.append(f"{reason}: {REASONS.get(reason, reason)}")
@@ -119,7 +144,7 @@ def _decided(decision: Mapping[str, Any]) -> str:
         parts.append(f"predicted wait {wait:,.1f} ms")
     if (retry := decision.get("retry_after_ms")) is not None:
         parts.append(f"retry after {retry / 1_000:,.1f} s")
-    return f"{name}  {'; '.join(parts)}".rstrip()
+    return "; ".join(parts)
 
 
 def _figures(figures: Mapping[str, Any] | None) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, listening, staged
+from tests.programs import required
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
 CLASSES = {"quick": {"ttft_ms": 5_000, "default": True}, "slow": {"e2e_ms": 0.001, "sheddable": False}}
@@ -35,9 +35,7 @@ def free_port() -> int:
 @asynccontextmanager
 async def prometheus(folder: Path, target: str) -> AsyncIterator[httpx.AsyncClient]:
     """A Prometheus with the rules of ops/ that scrapes the target five times a second."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus is not installed")
+    program = required("prometheus")
     config = {
         "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
         "rule_files": [str(OPS / "prometheus/rules.yml")],

@@ -1,6 +1,6 @@
-"""The files in ops/ pass the programs that read them; a program that is not installed skips its test.
+"""The files in ops/ pass the programs that read them; `tests/programs.py` says what a missing one does.
 
-The end of each test run says which are there (`tests/programs.py`). Grafana's SDK is in the extra `ops`, too.
+Grafana's SDK is in the extra `ops`, too.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.programs import SOURCES, found
+from tests.programs import required
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = ROOT / "ops"
@@ -26,14 +26,9 @@ pytestmark = pytest.mark.long
 
 
 def run(program: str, *arguments: str, status: int = 0) -> str:
-    """Standard output of a program in the repository's root, or standard error after an expected failure.
-
-    Skips the test where the program is not installed.
-    """
-    path = found(program)
-    if path is None:
-        pytest.skip(f"{program} is not installed: {SOURCES[program]}")
-    done = subprocess.run([path, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    """Standard output of a program in the repository's root, or standard error after an expected failure."""
+    command = [required(program), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stderr if status else done.stdout
 

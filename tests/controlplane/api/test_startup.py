@@ -121,15 +121,20 @@ async def test_the_health_port_answers_during_the_start():
         assert (answer.status_code, answer.json()["status"]) == (503, "starting")
 
 
-async def test_the_last_line_says_what_is_served(caplog):
+@pytest.mark.parametrize("has_admin_key", [True, False])
+async def test_the_last_line_says_what_is_served(caplog, has_admin_key):
+    """It names the dashboard where the page can read its data, which needs the admin key."""
     caplog.set_level(logging.INFO)
-    async with hosted(classes={"gold": {"ttft_ms": 500, "default": True}, "bulk": {}}) as host:
+    server = {"admin_key_sha256": sha256(b"root").hexdigest()} if has_admin_key else {}
+    classes = {"gold": {"ttft_ms": 500, "default": True}, "bulk": {}}
+    async with hosted(classes=classes, server=server) as host:
         host.load.set_result(None)
         await until(lambda: host.service.is_started and "ready after" in caplog.text)
         line = caplog.messages[-1]
         url = str(host.http.base_url)
     assert f"at {url}: models {CHAT_MODEL}, {EMBED_MODEL}; classes gold, bulk; active " in line
-    assert line.endswith(f"; dashboard {url}/dashboard/")
+    assert line.endswith(f"; dashboard {url}/dashboard/") == has_admin_key
+    assert ("dashboard" in line) == has_admin_key
     stages = [record.getMessage() for record in caplog.records if record.name == "tandem.start"]
     assert sorted(stage.rpartition(" took ")[0] for stage in stages) == [
         f"{CHAT_MODEL}: loading", f"{EMBED_MODEL}: loading", f"{EMBED_MODEL}: measuring",

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shlex
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -70,6 +71,27 @@ def test_diff_of_files_says_what_needs_a_restart(tmp_path, capsys):
     assert main(["diff", "--json", first, second]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["pool.margin"] == {"from": 0.1, "to": 0.2, "taken": "needs a restart"}
+
+
+async def test_differences_are_tables_on_a_terminal(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    first = write(tmp_path / "a.yaml")
+    second = write(tmp_path / "b.yaml", pool={"margin": 0.2}, admission={"max_waiting": 5})
+    assert main(["diff", first, second]) == 1
+    shown = capsys.readouterr().out
+    assert "a.yaml" in shown and "\x1b[33mneeds a restart" in shown and "\x1b[32mlive" in shown
+    assert re.search(r"pool\.margin +0\.1 +0\.2", shown)
+    async with server() as (_, url):
+        assert await run("diff", second, "--server", url) == 1
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+        assert re.search(r"differs, live *\n *key +from +to *\n *admission\.max_waiting +1000 +5 *\n", shown)
+        assert re.search(r"pool\.margin +0\.1 +0\.2 +the memory is divided at the start", shown)
+        assert await run("diff", second, "--server", url, "--json") == 1
+        assert json.loads(capsys.readouterr().out)["applied"]["admission.max_waiting"]["to"] == 5
 
 
 async def test_diff_with_a_server_changes_nothing(tmp_path, capsys):

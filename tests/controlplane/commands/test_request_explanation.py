@@ -3,8 +3,11 @@
 import asyncio
 import json
 import re
+import sys
 from hashlib import sha256
 from pathlib import Path
+
+import pytest
 
 from backends.testing.scripted import Script
 from controlplane.cli import main
@@ -83,6 +86,12 @@ async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
         state = await stage.http.get("/admin/state", headers={"authorization": "Bearer root"})
         windows = state.json()["classes"]["batch"]
         assert windows.keys() == {"5m", "1h"} and windows["1h"]["met"] < windows["1h"]["ended"]
+        pytest.importorskip("rich")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys.stdout, "isatty", lambda: True)
+            patch.setenv("COLUMNS", "160")
+            table = re.sub(r"\x1b\[[0-9;]*m", "", await explain("urgent"))
+            assert re.search(r"ms +decision +basis *\n *[\d,.]+ +(DEFER +no_slot: no free slot|ADMIT)", table)
 
 
 async def test_a_hypothetical_request_is_decided_and_a_drained_server_refuses_it(monkeypatch, capsys):

@@ -52,6 +52,11 @@ def test_what_a_step_runs_exists(step: EvidenceStep, tmp_path: Path, *, is_rehea
     assert not any("{" in word for word in arguments)
 
 
+def test_only_what_needs_a_gpu_has_no_rehearsal():
+    """Llama's costs differ from OPT's in the device only, and kvcached is not installed on a CPU."""
+    assert [step.name for step in STEPS if step.rehearsal is None] == ["bandwidth-llama", "kvcached"]
+
+
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs four steps of scripts, of which one hangs with a child in a session of its own."""
