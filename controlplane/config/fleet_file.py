@@ -45,6 +45,8 @@ class BoxKind:
     """GPUs of a box, which are on one node; 0 on a machine without GPUs. An LLM may use all of them."""
     cpus: Annotated[float, Field(gt=0, le=1_024)] = 1.0
     """CPU cores that Ray sets aside for a box; Ray does not limit the box to them."""
+    weight: Annotated[float, Field(gt=0, le=1_000)] = 1.0
+    """Relative speed of a box: routers draw it in proportion to its weight, against those of all kinds."""
     capacity: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """For `tandem fleet plan`: measured requests per second of a box; simulated where it is not stated."""
     autoscale: AutoscaleSection | None = None

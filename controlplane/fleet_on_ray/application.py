@@ -70,7 +70,8 @@ def application(file: FleetFile, boxes: Mapping[str, BoxFile], kind: str, key: s
         logging_config=_NO_ACCESS_LOG,
         ray_actor_options={"num_cpus": stated.cpus, "num_gpus": stated.gpus},
         request_router_config=RequestRouterConfig(
-            request_router_class=BoxMembership, request_router_kwargs={"router_key": key, "path": path}
+            request_router_class=BoxMembership,
+            request_router_kwargs={"router_key": key, "path": path, "weight": stated.weight},
         ),
     ).bind(own.content, key)
     others = [name for name in file.kinds if name != kind]

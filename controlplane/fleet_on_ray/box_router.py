@@ -29,14 +29,14 @@ _WAIT_AT_START_S = 10.0
 class BoxMembership(RequestRouter):  # type: ignore[misc]
     """Tells a process the boxes of a kind, which Ray Serve tells to the request router of a handle only."""
 
-    def initialize_state(self, router_key: str, path: str) -> None:
+    def initialize_state(self, router_key: str, path: str, weight: float) -> None:
         """Called by Ray Serve with `request_router_kwargs`."""
-        self._boxes, self._path = known_boxes(router_key), path
+        self._boxes, self._path, self._weight = known_boxes(router_key), path, weight
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called by Ray Serve with all running replicas."""
         super().update_replicas(replicas)
-        self._boxes.set_replicas(self._path, replicas)
+        self._boxes.set_replicas(self._path, replicas, self._weight)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -18,20 +18,20 @@ class KnownBoxes:
     def __init__(self, router_key: str) -> None:
         self._fleet = Router()
         self.polls = LoadPolls(self._fleet, router_key)
-        self._kinds: dict[str, list[RunningReplica]] = {}
+        self._kinds: dict[str, tuple[list[RunningReplica], float]] = {}
         self._replicas: dict[str, RunningReplica] = {}
 
-    def set_replicas(self, path: str, replicas: list[RunningReplica]) -> None:
-        """States all running boxes of the kind whose application has this path."""
-        self._kinds[path.rstrip("/")] = replicas
-        self._replicas, urls = {}, {}
-        for prefix, own in self._kinds.items():
+    def set_replicas(self, path: str, replicas: list[RunningReplica], weight: float) -> None:
+        """States all running boxes of the kind whose application has this path, and their relative speed."""
+        self._kinds[path.rstrip("/")] = replicas, weight
+        self._replicas, urls, weights = {}, {}, {}
+        for prefix, (own, speed) in self._kinds.items():
             for replica in own:
                 name = replica.replica_id.unique_id
-                self._replicas[name] = replica
+                self._replicas[name], weights[name] = replica, speed
                 if (place := replica.backend_http_endpoint) is not None:
                     urls[name] = f"http://{place[0]}:{place[1]}{prefix}"
-        self.polls.set_boxes(urls)
+        self.polls.set_boxes(urls, weights)
 
     async def choose(self, query: str, patience: float) -> RunningReplica | None:
         """The box for a request; None if no box answers for `patience` seconds."""

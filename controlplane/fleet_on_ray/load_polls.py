@@ -34,6 +34,7 @@ class LoadPolls:
             headers={"authorization": f"Bearer {router_key}"}, timeout=TIMEOUT_S, trust_env=False
         )
         self._polls: dict[str, asyncio.Task[None]] = {}
+        self._weights: dict[str, float] = {}
         self._living: set[str] = set()
         self._silent: set[str] = set()
         self._next_joins = asyncio.Event()
@@ -47,18 +48,24 @@ class LoadPolls:
         """Returns when a box answers that did not answer before."""
         await self._next_joins.wait()
 
-    def set_boxes(self, urls: Mapping[str, str]) -> None:
-        """Asks these boxes, and no others, from now on; `urls` has their base URLs by name."""
+    def set_boxes(self, urls: Mapping[str, str], weights: Mapping[str, float]) -> None:
+        """Asks these boxes, and no others, from now on.
+
+        `urls` has their base URLs by name, `weights` their relative speeds, 1 where none is stated.
+        """
+        self._weights = dict(weights)
         for name in self._polls.keys() - urls.keys():
             self._polls.pop(name).cancel()
             self._silent.discard(name)
             self._left(name)
         for name in urls.keys() - self._polls.keys():
             self._polls[name] = asyncio.create_task(self._ask_forever(name, urls[name]))
+        for name in self._living:
+            self._add(name)
 
     async def stop(self) -> None:
         """Asks no box any more."""
-        self.set_boxes({})
+        self.set_boxes({}, {})
         await self._http.aclose()
 
     async def _ask_forever(self, name: str, url: str) -> None:
@@ -90,10 +97,13 @@ class LoadPolls:
         self._silent.discard(name)
         if name not in self._living:
             self._living.add(name)
-            self._router.add(name)
+            self._add(name)
             self._next_joins.set()
             self._next_joins = asyncio.Event()
         self._router.heard(name, report, time.monotonic())
+
+    def _add(self, name: str) -> None:
+        self._router.add(name, self._weights.get(name, 1.0))
 
     def _left(self, name: str) -> None:
         if name in self._living:

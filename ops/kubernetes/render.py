@@ -18,6 +18,10 @@ MANIFESTS = {
         "--show-only=templates/scaledobject.yaml",
         "--set=autoscaling.enabled=true",
     ),
+    "components/inference-gateway/gateway.yaml": (
+        "--show-only=templates/inferencegateway.yaml",
+        "--set=inferenceGateway.enabled=true",
+    ),
     "components/monitoring/monitoring.yaml": (
         "--show-only=templates/monitoring.yaml",
         *(f"--set=monitoring.{name}=true" for name in _MONITORING),

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OPS = ROOT / "ops"
 CHART = "ops/helm/tandem"
 OPTIONS = (
-    "autoscaling.enabled=true,monitoring.podMonitor=true,monitoring.rules=true,monitoring.dashboard=true"
+    "autoscaling.enabled=true,monitoring.podMonitor=true,monitoring.rules=true,monitoring.dashboard=true,"
+    "inferenceGateway.enabled=true"
 )
 
 pytestmark = pytest.mark.long

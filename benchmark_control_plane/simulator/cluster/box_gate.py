@@ -113,7 +113,7 @@ def admit_waiting(
         if is_late(cost, boxes, requests, g, request, now):
             requests.fate[request] = _REJECTED
             boxes.area[g] -= memory_time(requests, request)
-            opened[request % opened.shape[0], g] -= 1
+            opened[g, requests.router[request]] -= 1
         elif boxes.tail[g] - boxes.head[g] >= size or not keeps_tpot(cost, boxes, requests, g, request):
             break
         else:

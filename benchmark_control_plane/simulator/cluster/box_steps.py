@@ -23,6 +23,7 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     FleetWorkload,
     Floats,
     Ints,
+    Tokens,
 )
 
 # As in `predictors.timing.online_step_time`.
@@ -75,16 +76,17 @@ class RequestArrays(NamedTuple):
     """State of all requests: the workload, and what came of it."""
 
     at: Floats
-    prompt: Ints
-    output: Ints
-    group: Ints
-    shared: Ints
-    uncached: npt.NDArray[np.int32]
+    prompt: Tokens
+    output: Tokens
+    group: Tokens
+    shared: Tokens
+    uncached: Tokens
     first: Floats
     fate: npt.NDArray[np.int8]
     ttft: npt.NDArray[np.float32]
     tpot: npt.NDArray[np.float32]
     box: npt.NDArray[np.int32]
+    router: npt.NDArray[np.int16]
 
 
 class BoxCost(NamedTuple):
@@ -153,14 +155,19 @@ def new_boxes(scenario: FleetScenario, queue: int) -> BoxArrays:
 def new_requests(workload: FleetWorkload) -> RequestArrays:
     """The requests before the start."""
     count = len(workload)
+    prompt, output, group, shared = (
+        column.astype(np.int32, copy=False)
+        for column in (workload.prompt_tokens, workload.output_tokens, workload.group, workload.shared)
+    )
     return RequestArrays(
-        workload.at, workload.prompt_tokens, workload.output_tokens, workload.group, workload.shared,
-        workload.prompt_tokens.astype(np.int32),
+        workload.at, prompt, output, group, shared,
+        prompt.copy(),
         np.full(count, np.nan),
         np.zeros(count, np.int8),
         np.full(count, np.nan, np.float32),
         np.full(count, np.nan, np.float32),
         np.full(count, -1, np.int32),
+        np.zeros(count, np.int16),
     )  # fmt: skip
 
 
@@ -246,7 +253,7 @@ def end_steps(
 ) -> None:
     """Ends the steps in flight: prompts that were read get their first token, and complete requests end.
 
-    `opened` counts the open requests by router and box.
+    `opened` counts the open requests by box and router.
     """
     steps = boxes.run_steps[g]
     took, kept = now - boxes.run_start[g], _DECAY**steps
@@ -281,7 +288,7 @@ def end_steps(
             requests.tpot[request] = (now - requests.first[request]) / (output - 1)
             is_met = is_met and requests.tpot[request] <= cost.tpot
         requests.fate[request] = _MET if is_met else _LATE
-        opened[request % opened.shape[0], g] -= 1
+        opened[g, requests.router[request]] -= 1
 
 
 @compiled

@@ -31,10 +31,12 @@ _ROUND_ROBIN, _LEAST_CONNECTIONS = int(RoutingPolicy.ROUND_ROBIN), int(RoutingPo
 _RANDOM, _BEST_OF_ALL = int(RoutingPolicy.RANDOM), int(RoutingPolicy.BEST_OF_ALL)
 _PREFIX_STICKY = int(RoutingPolicy.PREFIX_STICKY)
 _REPORT_ONLY = int(RoutingPolicy.TANDEM_REPORT_ONLY)
+# So that draws of different requests differ; only this many are drawn unless all are compared.
+_MOST_CHOICES = 64
 
 
 class RouterArrays(NamedTuple):
-    """What routers know: of each box, or of each router and box.
+    """What routers know: of each box, or of each box and router, in this order of indices.
 
     `intercept`, `free` and `described_at` are of the last report, which all routers hear; `next_intercept`
     and `next_free` of the one on its way. `sent` and `sent_tokens` are own sends that the report does not
@@ -70,14 +72,19 @@ class RoutingNumbers(NamedTuple):
     retry_headroom: float
     ttft: float
     retries: bool
+    choices: int
+    lost_router: int
+    lost_from: float
+    lost_until: float
 
 
 def numbers_of(scenario: FleetScenario) -> RoutingNumbers:
     """The options of the routing library, and what the scenario states."""
     options = RoutingOptions()
+    lost = scenario.router_down or (-1, 0.0, 0.0)
     return RoutingNumbers(
         int(scenario.policy), scenario.seed, options.useful_for, options.retry_share, options.retry_burst,
-        options.retry_headroom, scenario.ttft, scenario.retries,
+        options.retry_headroom, scenario.ttft, scenario.retries, scenario.choices, *lost,
     )  # fmt: skip
 
 
@@ -87,7 +94,7 @@ def new_routers(scenario: FleetScenario, workload: FleetWorkload) -> RouterArray
     speeds = np.array(scenario.speeds or np.ones(boxes), np.float64)
     weights = speeds if scenario.knows_speeds else np.ones(boxes)
     groups = int(workload.group.max(initial=-1)) + 1
-    pairs = (routers, boxes)
+    pairs = (boxes, routers)
     return RouterArrays(
         scenario.box.per_prompt_token / speeds,
         np.cumsum(weights),
@@ -117,6 +124,15 @@ def uniform(seed: int, request: int, number: int) -> float:
 
 
 @compiled
+def router_of(numbers: RoutingNumbers, routers: int, request: int, now: float) -> int:
+    """The router that a request is sent to: each in turn; those of a lost one go to the others in turn."""
+    r = request % routers
+    if r == numbers.lost_router and numbers.lost_from <= now < numbers.lost_until:
+        return (r + 1 + request // routers % (routers - 1)) % routers
+    return r
+
+
+@compiled
 def cached_tokens(routers: RouterArrays, r: int, box: int, group: int, shared: int) -> int:
     """Leading tokens that the box has by what this router sent to it last."""
     return shared if group >= 0 and routers.last_box[r, group] == box else 0
@@ -127,35 +143,23 @@ def forecast(
     routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, prompt: int, cached: int
 ) -> float:
     """Predicted TTFT at a box."""
-    sent = 0.0 if numbers.policy == _REPORT_ONLY else routers.sent[r, box]
+    sent = 0.0 if numbers.policy == _REPORT_ONLY else routers.sent[box, r]
     return predicted_ttft(routers.intercept[box], sent, routers.per_token[box], prompt, cached)
 
 
 @compiled
 def _missing(routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, prompt: int) -> float:
-    taken = 0.0 if numbers.policy == _REPORT_ONLY else routers.sent_tokens[r, box]
+    taken = 0.0 if numbers.policy == _REPORT_ONLY else routers.sent_tokens[box, r]
     return max(0.0, prompt + taken - routers.free[box])
 
 
 @compiled
-def best_of_two(
-    routers: RouterArrays,
-    numbers: RoutingNumbers,
-    r: int,
-    prompt: int,
-    group: int,
-    shared: int,
-    draws: tuple[float, float],
-    now: float,
-) -> int:
-    """The choice of Tandem's router."""
-    first = -1
-    if group >= 0:
-        first = routers.last_box[r, group]
-    if first < 0:
-        first = drawn_box(routers.cumulative, draws[0])
-    other = drawn_other(routers.cumulative, first, draws[1])
-    if other != first and is_better(
+def _is_preferred(
+    routers: RouterArrays, numbers: RoutingNumbers, r: int, other: int, first: int, prompt: int, group: int,
+    shared: int, now: float,
+) -> bool:  # fmt: skip
+    """Whether the box `other` is better than `first`."""
+    return is_better(
         now - routers.described_at[other],
         _missing(routers, numbers, r, other, prompt),
         forecast(routers, numbers, r, other, prompt, cached_tokens(routers, r, other, group, shared)),
@@ -163,9 +167,42 @@ def best_of_two(
         _missing(routers, numbers, r, first, prompt),
         forecast(routers, numbers, r, first, prompt, cached_tokens(routers, r, first, group, shared)),
         numbers.useful_for,
-    ):
-        return other
-    return first
+    )
+
+
+@compiled
+def best_of_drawn(
+    routers: RouterArrays,
+    numbers: RoutingNumbers,
+    r: int,
+    request: int,
+    prompt: int,
+    group: int,
+    shared: int,
+    now: float,
+) -> int:
+    """The choice of Tandem's router, which draws two boxes; of more in a study, up to all."""
+    first = -1
+    if group >= 0:
+        first = routers.last_box[r, group]
+    if first < 0:
+        first = drawn_box(routers.cumulative, uniform(numbers.seed, request, 0))
+    other = drawn_other(routers.cumulative, first, uniform(numbers.seed, request, 1))
+    best = first
+    if other != first and _is_preferred(routers, numbers, r, other, first, prompt, group, shared, now):
+        best = other
+    count = len(routers.cumulative)
+    if numbers.choices >= count:
+        for _ in range(count - 1):
+            other = (other + 1) % count
+            if _is_preferred(routers, numbers, r, other, best, prompt, group, shared, now):
+                best = other
+        return best
+    for number in range(numbers.choices - 2):
+        other = drawn_box(routers.cumulative, uniform(numbers.seed, _MOST_CHOICES * request + number, 3))
+        if other != best and _is_preferred(routers, numbers, r, other, best, prompt, group, shared, now):
+            best = other
+    return best
 
 
 @compiled
@@ -197,15 +234,14 @@ def choose(
         for at in range(count):
             box = (start + at) % count
             if numbers.policy == _LEAST_CONNECTIONS:
-                cost = float(routers.open[r, box])
+                cost = float(routers.open[box, r])
             else:
                 cached = cached_tokens(routers, r, box, group, shared)
                 cost = forecast(routers, numbers, r, box, prompt, cached)
             if cost < least:
                 best, least = box, cost
         return best
-    draws = (first, uniform(numbers.seed, request, 1))
-    return best_of_two(routers, numbers, r, prompt, group, shared, draws, now)
+    return best_of_drawn(routers, numbers, r, request, prompt, group, shared, now)
 
 
 @compiled
@@ -215,11 +251,11 @@ def record_send(
     """Counts a request that router `r` sends to a box."""
     tokens = REQUEST_TOKENS + max(1, prompt - cached_tokens(routers, r, box, group, shared))
     work = routers.per_token[box] * tokens
-    routers.sent[r, box] += work
-    routers.sent_since[r, box] += work
-    routers.sent_tokens[r, box] += prompt
-    routers.sent_tokens_since[r, box] += prompt
-    routers.open[r, box] += 1
+    routers.sent[box, r] += work
+    routers.sent_since[box, r] += work
+    routers.sent_tokens[box, r] += prompt
+    routers.sent_tokens_since[box, r] += prompt
+    routers.open[box, r] += 1
     if group >= 0:
         routers.last_box[r, group] = box
 
@@ -231,8 +267,8 @@ def publish(routers: RouterArrays, box: int, described_at: float) -> None:
     routers.free[box] = routers.next_free[box]
     routers.described_at[box] = described_at
     for r in range(len(routers.turn)):
-        routers.sent[r, box] = routers.sent_since[r, box]
-        routers.sent_tokens[r, box] = routers.sent_tokens_since[r, box]
+        routers.sent[box, r] = routers.sent_since[box, r]
+        routers.sent_tokens[box, r] = routers.sent_tokens_since[box, r]
 
 
 @compiled
@@ -240,5 +276,5 @@ def capture(routers: RouterArrays, box: int, intercept: float, free: float) -> N
     """Makes a report, which `publish` gives to the routers."""
     routers.next_intercept[box], routers.next_free[box] = intercept, free
     for r in range(len(routers.turn)):
-        routers.sent_since[r, box] = 0.0
-        routers.sent_tokens_since[r, box] = 0.0
+        routers.sent_since[box, r] = 0.0
+        routers.sent_tokens_since[box, r] = 0.0

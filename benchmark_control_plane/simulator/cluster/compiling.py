@@ -30,11 +30,15 @@ _CACHE_FOLDER = _cache_folder()
 
 
 def compiled(function: Function) -> Function:
-    """The function compiled to machine code, on its first call with each combination of types."""
+    """The function compiled to machine code, on its first call with each combination of types.
+
+    It must not make arrays: it counts no references to those that it is given, as these outlive the call.
+    Counting took more than half of the time, since a call passes some fifty arrays and each count is atomic.
+    """
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = _CACHE_FOLDER
     try:
-        result: Function = numba.njit(cache=True)(function)
+        result: Function = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)
     finally:
         numba.config.CACHE_DIR = before
     return result

@@ -1,10 +1,10 @@
 """Simulates a fleet of any size by events: arrivals, ends of steps, reports, and boxes that die or start.
 
 Boxes are those of `box_steps`, routers those of `compiled_routing`. Request `i` goes to router `i` modulo
-their number. A sixteenth of the boxes reports at a time, so reports are spread over the period. A box that
-is down refuses connections; the router then takes another one at random, since nothing was started. The run
-is sequential and deterministic: the same scenario and workload give the same hash on any machine with the
-same floating-point functions.
+their number; the others get the requests of a router that is down. A sixteenth of the boxes reports at a
+time, so reports are spread over the period. A box that is down refuses connections; the router then takes
+another one at random, since nothing was started. The run is sequential and deterministic: the same scenario
+and workload give the same hash on any machine with the same floating-point functions.
 """
 
 import time
@@ -38,6 +38,7 @@ from benchmark_control_plane.simulator.cluster.compiled_routing import (
     numbers_of,
     publish,
     record_send,
+    router_of,
     uniform,
 )
 from benchmark_control_plane.simulator.cluster.compiling import compiled
@@ -122,7 +123,11 @@ def _second_box(
         return other if other != box else -1
     if not numbers.retries:
         return -1
-    prompt, group, shared = requests.prompt[request], requests.group[request], requests.shared[request]
+    prompt, group, shared = (
+        int(requests.prompt[request]),
+        int(requests.group[request]),
+        int(requests.shared[request]),
+    )
     ttft = forecast(routers, numbers, r, other, prompt, cached_tokens(routers, r, other, group, shared))
     if not may_retry(routers.budget[r], ttft, numbers.ttft, numbers.retry_headroom):
         return -1
@@ -136,8 +141,14 @@ def _arrive(
     heap: EventHeap, request: int,
 ) -> int:  # fmt: skip
     """Routes a request and gives it to a box, or ends it; returns the second tries."""
-    now, r = requests.at[request], request % len(routers.turn)
-    prompt, group, shared = requests.prompt[request], requests.group[request], requests.shared[request]
+    now = requests.at[request]
+    r = router_of(numbers, len(routers.turn), request, now)
+    requests.router[request] = r
+    prompt, group, shared = (
+        int(requests.prompt[request]),
+        int(requests.group[request]),
+        int(requests.shared[request]),
+    )
     box = choose(routers, numbers, r, request, prompt, group, shared, now)
     routers.budget[r] = min(numbers.retry_burst, routers.budget[r] + numbers.retry_share)
     for tries in range(2):
@@ -147,7 +158,7 @@ def _arrive(
         if is_up and _accepts(cost, boxes, requests, box, request, now):
             enqueue(cost, boxes, requests, heap, routers.open, box, request, now)
             return tries
-        routers.open[r, box] -= 1
+        routers.open[box, r] -= 1
         other = -1
         if tries == 0:
             other = _second_box(numbers, boxes, routers, requests, r, box, request)
@@ -167,8 +178,7 @@ def _apply_fault(
         return
     boxes.is_up[box] = False
     lose_all(boxes, requests, box)
-    for r in range(len(routers.turn)):
-        routers.open[r, box] = 0
+    routers.open[box, :] = 0
 
 
 @compiled

@@ -50,11 +50,14 @@ def simulate_exactly(
 ) -> FleetResult:
     """Runs the workload until every request has ended.
 
-    `sections` are merged over the configuration of the boxes. Raises ValueError for a scenario with faults,
-    which this simulation does not have.
+    `sections` are merged over the configuration of the boxes. Raises ValueError for a scenario with faults or
+    with more than two choices, which this simulation does not have.
     """
-    if scenario.down:
-        raise ValueError(f"down={scenario.down}: the oracle has no faults; leave them out")
+    if scenario.down or scenario.router_down or scenario.choices != 2:
+        raise ValueError(
+            f"down={scenario.down}, router_down={scenario.router_down}, choices={scenario.choices}: "
+            "the oracle has no faults and two choices; leave them out"
+        )
     begin = time.perf_counter()
     fleet = run(_play(scenario, workload, sections or {}))
     count = len(workload)
@@ -180,11 +183,11 @@ class _Fleet:
                 ticket = await self._send(routed)
             except Rejected as rejected:
                 self.fates[number] = Fate.REJECTED
-                self._arrays.open[routed.router, routed.box] -= 1
+                self._arrays.open[routed.box, routed.router] -= 1
                 after = rejected.reject.retry_after
                 routed = self.retry(routed, 1.0 if after is None else to_seconds(after))
                 continue
-            self._arrays.open[routed.router, routed.box] -= 1
+            self._arrays.open[routed.box, routed.router] -= 1
             self._record(number, ticket)
             return
 

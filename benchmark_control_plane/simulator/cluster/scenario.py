@@ -1,6 +1,7 @@
 """What a simulated fleet consists of, what arrives, and what came of it."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Self
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 
 
 class RoutingPolicy(IntEnum):
@@ -60,10 +62,10 @@ class FleetWorkload:
     """
 
     at: Floats
-    prompt_tokens: Ints
-    output_tokens: Ints
-    group: Ints
-    shared: Ints
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    group: Tokens
+    shared: Tokens
 
     def __len__(self) -> int:
         return len(self.at)
@@ -73,7 +75,7 @@ class FleetWorkload:
         cls,
         rate: float,
         seconds: float,
-        seed: int,
+        seed: int | Sequence[int],
         *,
         median_prompt: float = 400.0,
         median_output: float = 120.0,
@@ -86,7 +88,7 @@ class FleetWorkload:
         Args:
             rate: requests per second.
             seconds: time of the last arrival.
-            seed: of the random numbers.
+            seed: of the random numbers; several numbers are one seed.
             median_prompt: tokens, deviation of the logarithm 1, at most 8,000.
             median_output: tokens, deviation of the logarithm 0.8, at most 1,000.
             groups: shared prefixes; the n-th is used in proportion to 1/n.
@@ -101,12 +103,12 @@ class FleetWorkload:
             part = at % 10.0
             head = 2.0 * burst
             at = at - part + np.where(part < head, part / burst, 2.0 + (part - head) * 8.0 / (10.0 - head))
-        prompt = np.clip(rng.lognormal(np.log(median_prompt), 1.0, count), 8, 8_000).astype(np.int64)
-        output = np.clip(rng.lognormal(np.log(median_output), 0.8, count), 2, 1_000).astype(np.int64)
-        group, shared = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+        prompt = np.clip(rng.lognormal(np.log(median_prompt), 1.0, count), 8, 8_000).astype(np.int32)
+        output = np.clip(rng.lognormal(np.log(median_output), 0.8, count), 2, 1_000).astype(np.int32)
+        group, shared = np.full(count, -1, np.int32), np.zeros(count, np.int32)
         if groups:
             popularity = 1.0 / np.arange(1, groups + 1)
-            group = rng.choice(groups, count, p=popularity / popularity.sum()).astype(np.int64)
+            group = rng.choice(groups, count, p=popularity / popularity.sum()).astype(np.int32)
             shared[:] = shared_tokens
             prompt += shared_tokens
         return cls(at, prompt, output, group, shared)
@@ -129,7 +131,9 @@ class FleetScenario:
         tpot: objective in seconds for the mean after the first token.
         has_admission: boxes reject requests that would be late.
         retries: routers may try another box after a refusal.
+        choices: boxes that Tandem's policy compares: 2 as it is served, or more, at most 64 or all.
         down: (box, from, until) in seconds; what runs on the box then is lost, and it refuses connections.
+        router_down: (router, from, until) in seconds; the others get its requests meanwhile.
         seed: of the routers' draws.
     """
 
@@ -145,7 +149,9 @@ class FleetScenario:
     tpot: float = 0.05
     has_admission: bool = True
     retries: bool = True
+    choices: int = 2
     down: tuple[tuple[int, float, float], ...] = ()
+    router_down: tuple[int, float, float] | None = None
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -159,6 +165,14 @@ class FleetScenario:
             raise ValueError(
                 f"report_period={self.report_period}, report_delay={self.report_delay}: the period and all "
                 "speeds are positive, and the delay is from 0 to the period"
+            )
+
+        if self.choices < 2 or 64 < self.choices < self.boxes:
+            raise ValueError(f"choices={self.choices}: from 2 to 64, or all boxes")
+        is_there = self.router_down is None or (self.routers > 1 and 0 <= self.router_down[0] < self.routers)
+        if not is_there:
+            raise ValueError(
+                f"router_down={self.router_down}, routers={self.routers}: one of at least two routers"
             )
 
     def with_policy(self, policy: RoutingPolicy) -> Self:
@@ -192,6 +206,12 @@ class FleetResult:
     def attainment(self) -> float:
         """Share of all requests that met their objectives; rejected and lost ones did not."""
         return self.share(Fate.MET)
+
+    def of(self, kept: npt.NDArray[np.bool_]) -> Self:
+        """The rows of some requests, with the totals of all."""
+        return replace(
+            self, fate=self.fate[kept], ttft=self.ttft[kept], tpot=self.tpot[kept], box=self.box[kept]
+        )
 
     def share(self, fate: Fate) -> float:
         """Share of all requests with this fate."""

@@ -65,6 +65,7 @@ def test_a_number_that_changes_has_bounds(folder: Path) -> None:
         ({}, "fleet.yaml: kinds: missing"),
         ({"kinds": {}}, "fleet.yaml: kinds"),
         (fleet(box={"config": "box.yaml", "boxes": 0}), "fleet.yaml: kinds.box.boxes=0"),
+        (fleet(box={"config": "both.yaml", "weight": 0}), "fleet.yaml: kinds.box.weight=0"),
         (fleet(box={"config": "none.yaml"}), "none.yaml: No such file"),
         (fleet(Box={"config": "box.yaml"}), "kinds.Box"),
         (fleet(box={"config": "box.yaml"}), "kinds.box.gpus=1: models.chat.engine of box.yaml needs 2 GPUs"),

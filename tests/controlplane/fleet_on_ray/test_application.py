@@ -21,7 +21,7 @@ def test_the_application_has_boxes_and_routers_with_one_key(
 
     monkeypatch.setenv(ROUTER_KEY, "our-key")
     (tmp_path / "box.yaml").write_text(BOX, encoding="utf-8")
-    kind = {"config": str(tmp_path / "box.yaml"), "boxes": 3, "gpus": 2, "cpus": 4}
+    kind = {"config": str(tmp_path / "box.yaml"), "boxes": 3, "gpus": 2, "cpus": 4, "weight": 2.5}
     built = fleet({"kinds": {"box": kind}, "routers": 1})
     boxes, routers = built._bound_deployment, built._ingress_request_router._bound_deployment
     assert (boxes.num_replicas, routers.num_replicas) == (3, 1)
@@ -31,7 +31,11 @@ def test_the_application_has_boxes_and_routers_with_one_key(
     }
     assert boxes.init_args[1] == "our-key"
     config = boxes._deployment_config
-    assert config.request_router_config.request_router_kwargs == {"router_key": "our-key", "path": "/"}
+    assert config.request_router_config.request_router_kwargs == {
+        "router_key": "our-key",
+        "path": "/",
+        "weight": 2.5,
+    }
     assert routers.init_args[0] == "our-key" and routers.init_args[2] == []
     # The running requests get the drain time and more before Ray kills the box.
     assert config.graceful_shutdown_timeout_s == 35

@@ -33,8 +33,8 @@ def boxes() -> Iterator[Any]:
 
     async def made() -> Any:
         found = KnownBoxes("key")
-        found.set_replicas("/", [replica("near"), replica("far")])
-        found.set_replicas("/-tandem/search", [replica("search")])
+        found.set_replicas("/", [replica("near"), replica("far")], 1.0)
+        found.set_replicas("/-tandem/search", [replica("search")], 3.0)
         return found
 
     yield asyncio.run(made())
@@ -82,6 +82,19 @@ def test_without_a_living_box_none_is_chosen(boxes: Any) -> None:
     assert chosen(boxes, times=1) == {None}
 
 
+def test_draws_are_in_proportion_to_the_weight_of_a_kind(boxes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("near", "far", "search"):
+        boxes.polls.heard(name, report(0.1))
+    draws = iter([(number % 100 / 100, number // 100 / 100) for number in range(10_000)])
+    single = iter([])
+    monkeypatch.setattr("random.random", lambda: next(single))
+    found = {"near": 0, "far": 0, "search": 0}
+    for first, second in draws:
+        single = iter([first, second])
+        found[boxes._choose(CHAT)] += 1
+    assert found["search"] > found["near"] + found["far"]
+
+
 async def test_a_request_waits_for_a_box_that_joins(boxes: Any) -> None:
     waiting = asyncio.create_task(boxes.choose(CHAT, 5.0))
     await asyncio.sleep(0)
@@ -97,7 +110,7 @@ def test_the_routers_of_all_kinds_in_a_process_share_what_they_know() -> None:
         found = []
         for path in ("/", "/-tandem/search"):
             router = object.__new__(BoxMembership)
-            router.initialize_state(router_key="shared", path=path)
+            router.initialize_state(router_key="shared", path=path, weight=1.0)
             found.append(router._boxes)
         return found
 

@@ -167,7 +167,7 @@ async def running_fleet(
         stack.push_async_callback(known.polls.stop)
         for kind, boxes in urls.items():
             path = route_prefix(kind, is_first=kind == kinds[0])
-            known.set_replicas(path, [replica(kind, name, url) for name, url in boxes.items()])
+            known.set_replicas(path, [replica(kind, name, url) for name, url in boxes.items()], 1.0)
         asked = await stack.enter_async_context(listening(chooser.__serve_build_asgi_app__()))
         url = await stack.enter_async_context(running_haproxy(folder, urls, asked))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=5, trust_env=False))

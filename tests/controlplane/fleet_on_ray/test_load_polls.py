@@ -37,7 +37,7 @@ async def test_boxes_report_until_they_are_gone() -> None:
     async with AsyncExitStack() as stack, polling(router) as polls:
         stages: list[Stage] = [await stack.enter_async_context(staged(SETTINGS)) for _ in range(2)]
         async with listening(stages[0].app) as stays, listening(stages[1].app) as leaves:
-            polls.set_boxes({"stays": stays, "leaves": leaves})
+            polls.set_boxes({"stays": stays, "leaves": leaves}, {})
             await until(lambda: polls.living == {"stays", "leaves"})
             numbers = [report.number for report in router.reports()]
             await until(lambda: [report.number for report in router.reports()] > numbers)
@@ -48,7 +48,7 @@ async def test_boxes_report_until_they_are_gone() -> None:
             assert choice.box == "stays"
             # A drained box still answers, and says why it serves nothing.
             assert polls.living == {"stays", "leaves"}
-            polls.set_boxes({"stays": stays})
+            polls.set_boxes({"stays": stays}, {})
             assert polls.living == {"stays"}
         await until(lambda: not polls.living)
         assert list(router.reports()) == []

@@ -15,3 +15,7 @@ drain_seconds: {{ div (add ($server.drain_ms | default 30000 | int) 999) 1000 }}
 app.kubernetes.io/name: tandem
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
+{{- define "tandem.pickerLabels" -}}
+app.kubernetes.io/name: tandem-epp
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}

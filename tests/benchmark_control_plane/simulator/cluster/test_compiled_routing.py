@@ -44,9 +44,9 @@ def report(number: int, intercept: float, free: int, speed: float) -> LoadReport
 def test_choices_are_those_of_the_library(
     speeds: list[float], events: list[tuple[str, float, float, int]], seed: int
 ) -> None:
-    empty = np.zeros(0, np.int64)
+    empty = np.zeros(0, np.int32)
     scenario = FleetScenario(5, MODEL, tuple(speeds), routers=1, seed=seed)
-    groups = FleetWorkload(np.zeros(1), empty, empty, np.array([3]), empty)
+    groups = FleetWorkload(np.zeros(1), empty, empty, np.array([3], np.int32), empty)
     arrays, numbers = compiled.new_routers(scenario, groups), compiled.numbers_of(scenario)
     router = Router()
     for box, speed in enumerate(speeds):

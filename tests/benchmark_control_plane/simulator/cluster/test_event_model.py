@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmark_control_plane.simulator.cluster import compiled_routing as compiled
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
 from benchmark_control_plane.simulator.cluster.scenario import (
     BoxModel,
@@ -25,7 +26,7 @@ OPEN = FleetScenario(1, BOX, has_admission=False, ttft=1e6, tpot=1e6)
 def of(*rows: tuple[float, int, int]) -> FleetWorkload:
     """A workload of (arrival, prompt tokens, output tokens)."""
     at, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
-    none = np.zeros(len(rows), np.int64)
+    none = np.zeros(len(rows), np.int32)
     return FleetWorkload(at.astype(np.float64), prompt, output, none - 1, none)
 
 
@@ -128,6 +129,30 @@ def test_a_box_that_dies_loses_its_requests_and_is_avoided_until_it_starts() -> 
     assert simulate_fleet(replace(scenario, down=()), load).share(Fate.LOST) == 0.0
 
 
+def test_the_requests_of_a_lost_router_go_to_the_others() -> None:
+    load = FleetWorkload.drawn(8 * 20, 20, 1)
+    scenario = FleetScenario(8, routers=4, ttft=0.5)
+    whole = simulate_fleet(scenario, load)
+    found = simulate_fleet(replace(scenario, router_down=(1, 5.0, 15.0)), load)
+    before = load.at < 5.0
+    assert np.array_equal(found.of(before).box, whole.of(before).box)
+    assert found.trace_hash != whole.trace_hash
+    assert not np.any(found.fate == Fate.UNFINISHED) and found.share(Fate.LOST) == 0.0
+    assert found.attainment > whole.attainment - 0.02
+    lost = compiled.numbers_of(replace(scenario, router_down=(1, 5.0, 15.0)))
+    asked = [compiled.router_of(lost, 4, request, 6.0) for request in range(16)]
+    assert asked == [0, 2, 2, 3, 0, 3, 2, 3, 0, 0, 2, 3, 0, 2, 2, 3]
+    assert compiled.router_of(lost, 4, 1, 15.0) == 1
+
+
+@pytest.mark.parametrize("choices", [2, 4, 8])
+def test_more_choices_take_less_time_of_fresh_reports(choices: int) -> None:
+    load = FleetWorkload.drawn(8 * 30, 10, 1)
+    scenario = FleetScenario(8, routers=1, report_period=0.001, ttft=0.5, choices=choices)
+    random = simulate_fleet(scenario.with_policy(RoutingPolicy.RANDOM), load)
+    assert simulate_fleet(scenario, load).ttft_quantile(0.9) < random.ttft_quantile(0.9)
+
+
 def test_a_prefix_cache_shortens_prompts_where_the_prefix_was_read_before() -> None:
     rows = of((0.0, 1_000, 2), (5.0, 1_000, 2), (10.0, 1_000, 2))
     group, shared = np.array([0, 0, -1]), np.array([800, 800, 0])
@@ -153,6 +178,10 @@ def test_tandem_keeps_more_objectives_than_random_near_capacity() -> None:
         ({"speeds": (1.0, 2.0)}, "2 speeds"),
         ({"report_delay": 0.3}, "report_delay=0.3"),
         ({"report_period": 0.0, "report_delay": 0.0}, "report_period=0.0"),
+        ({"choices": 1}, "choices=1: from 2"),
+        ({"boxes": 200, "choices": 100}, "choices=100"),
+        ({"routers": 1, "router_down": (0, 1.0, 2.0)}, "router_down="),
+        ({"routers": 2, "router_down": (2, 1.0, 2.0)}, "one of at least two routers"),
     ],
 )
 def test_an_impossible_fleet_is_refused(changed: dict[str, object], message: str) -> None:
