@@ -1,6 +1,7 @@
 """Output of the commands: JSON, tables, errors before plans, completion, and docs/command-line.md."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -105,6 +106,33 @@ def test_completion_knows_the_commands(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "check" in script and "device" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("pred", {"predictor"}),
+        ("predictor e", {"eval"}),
+        ("check --j", {"--json"}),
+        ("apply c --gu", {"--guard"}),
+        ("completion b", {"bash"}),
+    ],
+)
+def test_bash_completes_words(words, offered, tmp_path, capsys):
+    pytest.importorskip("shtab")
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "tandem").write_text(capsys.readouterr().out, encoding="utf-8")
+    lines = (
+        "source ./tandem",
+        'function=$(complete -p tandem | sed "s/.*-F \\([^ ]*\\) .*/\\1/")',
+        f"COMP_WORDS=(tandem {words}) COMP_CWORD={len(words.split())}",
+        f'$function tandem {words.split()[-1]} "" && printf "%s\\n" "${{COMPREPLY[@]}}"',
+    )
+    command = ["bash", "--norc", "-euc", "\n".join(lines)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (set(done.stdout.split()), done.stderr, done.returncode) == (offered, "", 0)
 
 
 def test_completion_without_shtab_names_the_extra(capsys, monkeypatch):
