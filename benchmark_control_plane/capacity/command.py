@@ -18,8 +18,7 @@ from controlplane.commands.output import print_table
 from controlplane.config import Config, parse
 from controlplane.config.loader import read_yaml
 from controlplane.config.packaged import config_path
-from controlplane.service.bootstrap import plan_of
-from controlplane.service.preflight import device_facts
+from controlplane.service.preflight import device_facts, plan_of
 
 _OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms", "gap_ms")
 # Requests from which the means of the stability condition are taken.

@@ -30,8 +30,7 @@ from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.output import print_table
 from controlplane.config.fleet_file import BoxFile, FleetFile, parse_fleet
 from controlplane.config.loader import read_yaml
-from controlplane.service.bootstrap import plan_of
-from controlplane.service.preflight import DeviceFacts, device_facts
+from controlplane.service.preflight import DeviceFacts, device_facts, plan_of
 
 _SAMPLE = 4_000
 # Of a kind without autoscale.max_boxes: the most that a fleet file allows.

@@ -12,9 +12,8 @@ from controlplane.commands.output import print_table
 from controlplane.commands.scheduling_hints import scheduling_hints
 from controlplane.config import Config
 from controlplane.config.active_mechanisms import mechanisms, unused_keys
-from controlplane.service.bootstrap import check_engine_arguments, hybrid_text, plan_of
 from controlplane.service.memory.memory_plan import MemoryPlan, example_lengths, plan_rows
-from controlplane.service.preflight import hint_facts
+from controlplane.service.preflight import check_engine_arguments, hint_facts, hybrid_text, plan_of
 
 _OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e", "gap_ms": "gap"}
 

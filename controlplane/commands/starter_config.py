@@ -13,10 +13,9 @@ from typing import Any
 from controlplane.config import Config, ConfigError, parse
 from controlplane.config.commented_yaml import commented_yaml
 from controlplane.core.kv_geometry import DTYPE_BYTES
-from controlplane.service.bootstrap import plan_of
 from controlplane.service.engine_builders import model_facts
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
-from controlplane.service.preflight import DeviceFacts, device_facts, estimated_workspace_bytes
+from controlplane.service.preflight import DeviceFacts, device_facts, estimated_workspace_bytes, plan_of
 
 # The worker measures its passes; the estimate from config.json leaves out what its libraries allocate.
 _WORKSPACE_HEADROOM = 2.0

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from backends.device import probe as device_probe
 from backends.device.kv_memory import KvcachedMemory, kvcached_segment, kvcached_unit
-from backends.vllm.argument_names import check_arguments, with_tandem_scheduler
-from backends.vllm.hybrid import support as hybrid_support
 from controlplane.config import Config, ConfigError
 from controlplane.config.active_mechanisms import mechanisms, unused_keys
 from controlplane.core.clock import Clock
@@ -20,17 +18,14 @@ from controlplane.core.device import DeviceMemory
 from controlplane.core.ports import Embedder, Generator, LengthPredictor, Reranker
 from controlplane.core.request import Kind
 from controlplane.metrics import Metrics
-from controlplane.policy.registry import lookup
 from controlplane.service.decision_log.decision_log import DecisionLog, decision_log_of
 from controlplane.service.decision_log.machine_facts import machine_facts
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.engine_builders import (
-    EMBEDDING_BACKENDS,
-    LLM_BACKENDS,
     embedders_of,
     encoder_of,
     generators_of,
-    model_facts,
+    length_predictor_of,
     rerankers_of,
     worker_needs,
 )
@@ -42,20 +37,15 @@ from controlplane.service.gate.intake import intake_of
 from controlplane.service.gate.policies import policies_of
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.start_timeouts import StartTimeouts
-from controlplane.service.memory import memory_plan
 from controlplane.service.memory.memory_plan import MemoryPlan, plan_text
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.pool import ledger_of, shared_pool
 from controlplane.service.memory.quota_controller import quota_controller
 from controlplane.service.memory.worker_reserve import PoolReserve, WorkerReserve, WorkspaceQuota
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor
-from controlplane.service.prediction.length_training import (
-    LENGTH_PREDICTORS,
-    LengthTraining,
-    length_predictor_of,
-    require_writable_file,
-)
+from controlplane.service.prediction.length_training import LengthTraining, require_writable_file
 from controlplane.service.prediction.rate_observer import RateObserver
+from controlplane.service.preflight import plan_of
 from controlplane.service.reconfiguration import Reconfiguration
 from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.engine_control import EngineConfigurator
@@ -70,30 +60,6 @@ if TYPE_CHECKING:
     from controlplane.service.tracing.request_tracer import RequestTracer
 
 log = logging.getLogger(__name__)
-
-
-def _check_names(config: Config) -> None:
-    """Resolves the backends and the predictor that are named. Raises ValueError for an unknown name."""
-    if (chat := config.models.chat) is not None:
-        lookup("generator", LLM_BACKENDS, chat.backend, setting="models.chat.backend")
-    for model in config.models.embeddings:
-        lookup("embedder", EMBEDDING_BACKENDS, model.backend, setting="models.embeddings.backend")
-    name = config.admission.length_predictor
-    lookup("length_predictor", LENGTH_PREDICTORS, name, setting="admission.length_predictor")
-
-
-def warn_if_taken(plan: MemoryPlan) -> None:
-    """Logs a warning if other processes hold memory of the plan; called before any model is loaded.
-
-    Raises ValueError if the device cannot be read.
-    """
-    free, needed = device_probe.free_gpu_bytes(), plan.memory_bytes - plan.margin_bytes
-    if free is not None and free < needed:
-        log.warning(
-            "the plan uses up to %s bytes of the device and %s are free now; stop the other processes, or "
-            "set pool.memory to the memory that may be used",
-            *(f"{needed:,}", f"{free:,}"),
-        )
 
 
 def kvcached_memory(plan: MemoryPlan) -> DeviceMemory:
@@ -119,33 +85,6 @@ def monitor_of(plan: MemoryPlan, *, is_static: bool) -> Callable[[Callable[[int]
         return MemoryMonitor(probe, lambda: granted, withhold, plan.margin_bytes // 2)
 
     return build
-
-
-def plan_of(config: Config) -> MemoryPlan:
-    """The memory plan of a configuration. Raises ConfigError."""
-    try:
-        _check_names(config)
-        plan = memory_plan.memory_plan(config, model_facts, device_probe.memory_bytes, hybrid_support)
-        warn_if_taken(plan)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return plan
-
-
-def hybrid_text(config: Config, plan: MemoryPlan) -> str | None:
-    """Text on the memory that hidden states would save; None without a chat model. Raises ConfigError."""
-    return memory_plan.hybrid_text(config, model_facts, plan, hybrid_support)
-
-
-def check_engine_arguments(config: Config) -> None:
-    """Checks the names in `models.chat.engine` against the installed vLLM. Raises ConfigError."""
-    chat, options = config.models.chat, config.engine_options()
-    if chat is None:
-        return
-    try:
-        check_arguments(chat.engine if options is None else with_tandem_scheduler(chat.engine, options))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def assemble(config: Config) -> Service:

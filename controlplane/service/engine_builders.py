@@ -1,25 +1,29 @@
-"""Builds the engines that a configuration names: the LLM, embedding models and rerankers."""
+"""Builds what a configuration names: the LLM, embedding models, rerankers and the length predictor.
+
+A backend is imported where it is built: `tandem check` only resolves its name.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends import bundled_models
 from backends.embedding import memory_model
-from backends.embedding.client import WorkerEmbedder
-from backends.vllm.client import VllmGenerator
 from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.hybrid import support as hybrid_support
 from backends.vllm.hybrid.support import HybridSetup
 from controlplane.config import Config, ConfigError
 from controlplane.config.models_section import ChatModel, EmbeddingModel, WorkerModel
 from controlplane.core.kv_geometry import DTYPE_BYTES
-from controlplane.core.ports import Embedder, Generator, Reranker
+from controlplane.core.ports import Embedder, Generator, LengthPredictor, Reranker
 from controlplane.policy.registry import lookup
 from controlplane.service.memory import memory_plan, model_config
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
-from controlplane.service.worker_replacement import WorkerNeeds
+
+if TYPE_CHECKING:
+    from backends.embedding.client import WorkerEmbedder
+    from controlplane.service.worker_replacement import WorkerNeeds
 
 # The hidden size where a config states none.
 _HIDDEN = 1_024
@@ -41,6 +45,8 @@ def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
 
 def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generator:
     """An AsyncLLM engine of vLLM, with Tandem's scheduler plug-in unless `scheduling.engine` is `off`."""
+    from backends.vllm.client import VllmGenerator
+
     scheduling = config.engine_options()
     # With its priority policy vLLM's own scheduler orders the forwarded requests, and picks victims, by the
     # gate's rank.
@@ -88,12 +94,14 @@ def encoder_of(config: Config, model: WorkerModel) -> Embedder:
     return backend(config, model)
 
 
-async def worker_needs(model: WorkerModel) -> WorkerNeeds:
+async def worker_needs(model: WorkerModel) -> "WorkerNeeds":
     """The weights of a worker as the memory plan counts them, and a prior of its passes. Raises ConfigError.
 
     The prior does not know on how many lanes the worker computes; what it measures is checked once it has
     loaded.
     """
+    from controlplane.service.worker_replacement import WorkerNeeds
+
     facts = await asyncio.to_thread(model_facts, model.model)
     element = DTYPE_BYTES["float32" if model.dtype is None else model.dtype]
     memory = memory_model.prior(facts.config, bytes_per_element=element, dimension=_HIDDEN)
@@ -103,7 +111,7 @@ async def worker_needs(model: WorkerModel) -> WorkerNeeds:
     return WorkerNeeds(facts.loaded_bytes(model.dtype), workspace)
 
 
-def worker_embedder(config: Config, model: WorkerModel) -> WorkerEmbedder:
+def worker_embedder(config: Config, model: WorkerModel) -> "WorkerEmbedder":
     """sentence-transformers in a worker process; `config` decides CPU priority and allocator."""
     has_chat, idle = config.models.chat is not None, model.idle_cpu_priority
     return embedder_of(
@@ -122,8 +130,10 @@ def embedder_of(
     idle_cpu_priority: bool = False,
     environment: Mapping[str, str] | None = None,
     returns_memory: bool = False,
-) -> WorkerEmbedder:
+) -> "WorkerEmbedder":
     """sentence-transformers in a worker process of its own."""
+    from backends.embedding.client import WorkerEmbedder
+
     own: dict[str, Any] = {"scores_pairs": True}
     if isinstance(model, EmbeddingModel):
         own = {"normalize": model.normalize, "dimensions": model.dimensions}
@@ -145,7 +155,36 @@ def embedder_of(
     )
 
 
+def length_predictor_of(config: Config) -> LengthPredictor:
+    """The predictor that `admission.length_predictor` names."""
+    name = config.admission.length_predictor
+    return lookup("length_predictor", LENGTH_PREDICTORS, name, setting="admission.length_predictor")(config)
+
+
+def _learned_lengths(config: Config) -> LengthPredictor:
+    from predictors.output_length.learned_predictor import LearnedLengths
+
+    return LearnedLengths(max_examples=config.predictors.max_examples)
+
+
+def _length_history(config: Config) -> LengthPredictor:
+    from predictors.output_length.history_predictor import HistoryQuantiles
+
+    return HistoryQuantiles()
+
+
+def _token_limits(config: Config) -> LengthPredictor:
+    from predictors.output_length.history_predictor import MaxTokens
+
+    return MaxTokens()
+
+
 LLM_BACKENDS: Mapping[str, Callable[[Config, ChatModel, MemoryPlan], Generator]] = {"vllm": vllm_generator}
 EMBEDDING_BACKENDS: Mapping[str, Callable[[Config, EmbeddingModel], Embedder]] = {
     "sentence-transformers": worker_embedder,
+}
+LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
+    "learned": _learned_lengths,
+    "history": _length_history,
+    "max-tokens": _token_limits,
 }

@@ -1,8 +1,10 @@
-"""What can be known about device and models before anything is started: for planning a new configuration.
+"""What can be known about device, models and memory before anything is started: for planning a configuration.
 
-With `bootstrap` the only module of the control plane that imports backends.
+It imports nothing of the running service, whose imports take most of a second. With `bootstrap` and
+`engine_builders` the only module of the control plane that imports backends.
 """
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +13,22 @@ from backends.cost_models import roofline
 from backends.device import probe
 from backends.device.named_devices import named_device
 from backends.embedding import cpu_class, memory_model
-from controlplane.config import ConfigError
+from backends.vllm.argument_names import check_arguments, with_tandem_scheduler
+from backends.vllm.hybrid import support as hybrid_support
+from controlplane.config import Config, ConfigError
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.kv_geometry import GeometryError
-from controlplane.service.memory.memory_plan import ModelFacts
+from controlplane.policy.registry import lookup
+from controlplane.service.engine_builders import (
+    EMBEDDING_BACKENDS,
+    LENGTH_PREDICTORS,
+    LLM_BACKENDS,
+    model_facts,
+)
+from controlplane.service.memory import memory_plan
+from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
+
+log = logging.getLogger(__name__)
 
 # Default of the CUDA driver for CUDA_MPS_PIPE_DIRECTORY.
 _MPS_FOLDER = "/tmp/nvidia-mps"
@@ -87,3 +101,54 @@ def estimated_workspace_bytes(
     dimension = int(facts.config.get("hidden_size") or facts.config.get("d_model") or 0)
     prior = memory_model.prior(facts.config, bytes_per_element=bytes_per_element, dimension=dimension)
     return prior.workspace_bytes(budget_tokens=batch_tokens, max_input_tokens=max_input_tokens)
+
+
+def plan_of(config: Config) -> MemoryPlan:
+    """The memory plan of a configuration. Raises ConfigError."""
+    try:
+        _check_names(config)
+        plan = memory_plan.memory_plan(config, model_facts, probe.memory_bytes, hybrid_support)
+        warn_if_taken(plan)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return plan
+
+
+def _check_names(config: Config) -> None:
+    """Resolves the backends and the predictor that are named. Raises ValueError for an unknown name."""
+    if (chat := config.models.chat) is not None:
+        lookup("generator", LLM_BACKENDS, chat.backend, setting="models.chat.backend")
+    for model in config.models.embeddings:
+        lookup("embedder", EMBEDDING_BACKENDS, model.backend, setting="models.embeddings.backend")
+    name = config.admission.length_predictor
+    lookup("length_predictor", LENGTH_PREDICTORS, name, setting="admission.length_predictor")
+
+
+def warn_if_taken(plan: MemoryPlan) -> None:
+    """Logs a warning if other processes hold memory of the plan; called before any model is loaded.
+
+    Raises ValueError if the device cannot be read.
+    """
+    free, needed = probe.free_gpu_bytes(), plan.memory_bytes - plan.margin_bytes
+    if free is not None and free < needed:
+        log.warning(
+            "the plan uses up to %s bytes of the device and %s are free now; stop the other processes, or "
+            "set pool.memory to the memory that may be used",
+            *(f"{needed:,}", f"{free:,}"),
+        )
+
+
+def hybrid_text(config: Config, plan: MemoryPlan) -> str | None:
+    """Text on the memory that hidden states would save; None without a chat model. Raises ConfigError."""
+    return memory_plan.hybrid_text(config, model_facts, plan, hybrid_support)
+
+
+def check_engine_arguments(config: Config) -> None:
+    """Checks the names in `models.chat.engine` against the installed vLLM. Raises ConfigError."""
+    chat, options = config.models.chat, config.engine_options()
+    if chat is None:
+        return
+    try:
+        check_arguments(chat.engine if options is None else with_tandem_scheduler(chat.engine, options))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -7,13 +7,13 @@ taken within a round, and the median of the differences over the rounds. The exp
 another process is measured on its own. The throughput ratio at a share of traced requests is that of the
 CPU times; work of an engine would bring it closer to 1. `access_line_us` are the parts of one line.
 
-    python -m benchmark_control_plane.experiments.gate.observation_cost [--requests 150] [--rounds 9]
+    python -m benchmark_control_plane.experiments.gate.observation_cost [--requests 150] [--rounds 9] \
+        --results benchmark_control_plane/results/observation-cost.json
 """
 
 import argparse
 import asyncio
 import gc
-import json
 import logging
 import statistics
 import subprocess
@@ -29,6 +29,7 @@ import orjson
 from starlette.types import ASGIApp, Message
 
 from backends.testing.scripted import Script, ScriptedGenerator
+from benchmark_control_plane.common.results_file import add_results, write_or_print
 from controlplane.api.access_log import AccessLog, gate_fields, write_line
 from controlplane.api.app import create_app
 from controlplane.api.settings import ApiSettings, live_settings
@@ -62,12 +63,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=9)
+    add_results(parser)
     options = parser.parse_args()
     with _receiver() as url, tempfile.TemporaryFile("w+") as log, redirect_stderr(log):
         set_up_logging(LogSection())
         found = asyncio.run(_measure(url, options.requests, options.rounds))
-    json.dump(found, sys.stdout, indent=1)
-    print()
+    write_or_print(options.results, {"rounds": options.rounds, "requests": options.requests, **found})
 
 
 @contextmanager

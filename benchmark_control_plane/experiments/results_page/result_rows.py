@@ -143,6 +143,19 @@ def live_feed(content: Mapping[str, Any]) -> Rows:
     )
 
 
+def observation_cost(content: Mapping[str, Any]) -> Rows:
+    added, ratio = content["added_us"], content["throughput_ratio"]
+    trace = added["traced"]["median"] + content["export_us_per_traced_request"]
+    line = added["access_log"]["median"] + content["write_us_per_access_line"]
+    yield (
+        "CPU time that a trace and a line of the access log add to a request of "
+        f"{content['plain_request_us'] / 1_000:.1f} ms, and throughput relative to that without "
+        f"(engines that take no time, medians of {content['rounds']} rounds)",
+        f"trace {trace:.0f} µs, {ratio['traced 0.1']:.3f} at a share of 10 %; "
+        f"line {line:.0f} µs, {ratio['access_log']:.3f}",
+    )
+
+
 def plugin_cost(content: Mapping[str, Any]) -> Rows:
     costs = [
         f"{name} {rows['slots']['hook_median_us']:.0f} and {rows['memory']['hook_median_us']:.0f} µs"
@@ -357,6 +370,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "victims.json": (GATE, victims),
     "cancellation.json": (GATE, cancellation),
     "live-feed.json": (GATE, live_feed),
+    "observation-cost.json": (GATE, observation_cost),
     "fault-suite.json": (FAULTS, fault_rows.fault_suite),
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),

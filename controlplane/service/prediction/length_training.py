@@ -1,4 +1,4 @@
-"""Length predictors by name, and the background training of the learned one.
+"""Trains the learned length predictor in the background.
 
 A periodic job checks whether enough requests have finished since the last training. The examples are copied
 and a separate process trains on them; the event loop then replaces the model. If the training fails, the
@@ -7,18 +7,16 @@ present model stays and the log says why.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
 from controlplane.metric_series import Readings
 from controlplane.metrics import Metrics
-from controlplane.policy.registry import lookup
 from controlplane.service.runtime.timers import PeriodicTimer, SchedulerTimer
 from predictors.output_length import checkpoint
 from predictors.output_length.checkpoint import Checkpoint, read_or_rename, save
-from predictors.output_length.history_predictor import HistoryQuantiles, MaxTokens
+from predictors.output_length.history_predictor import HistoryQuantiles
 from predictors.output_length.learned_predictor import LearnedLengths
 from predictors.output_length.quantile_model import ENOUGH
 from predictors.output_length.training import train_in_subprocess
@@ -28,19 +26,6 @@ log = logging.getLogger(__name__)
 # A new model is trained when this share of the examples is new, and at least so many.
 _MIN_NEW_SHARE = 0.25
 _MIN_NEW_EXAMPLES = 100
-
-
-LENGTH_PREDICTORS: Mapping[str, Callable[[Config], LengthPredictor]] = {
-    "learned": lambda config: LearnedLengths(max_examples=config.predictors.max_examples),
-    "history": lambda config: HistoryQuantiles(),
-    "max-tokens": lambda config: MaxTokens(),
-}
-
-
-def length_predictor_of(config: Config) -> LengthPredictor:
-    """The predictor that `admission.length_predictor` names."""
-    name = config.admission.length_predictor
-    return lookup("length_predictor", LENGTH_PREDICTORS, name, setting="admission.length_predictor")(config)
 
 
 def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings:

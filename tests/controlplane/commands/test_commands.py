@@ -1,6 +1,7 @@
 """Output of the commands: JSON, tables, errors before plans, completion, and docs/command-line.md."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -70,10 +71,14 @@ def test_error_replaces_the_plan(config, capsys, monkeypatch):
     assert "vLLM has no engine argument 'max_num_seqs'; did you mean max_num_batched" in err
 
 
-def test_check_imports_neither_vllm_nor_torch(config):
+def test_check_imports_neither_an_engine_nor_the_service(config):
+    left_out = {
+        "vllm", "torch", "transformers", "fastapi", "apscheduler", "prometheus_client", "predictors",
+        "backends.embedding.client", "backends.vllm.client", "controlplane.service.gate",
+    }  # fmt: skip
     script = (
         f"import sys; from controlplane.cli import main; main(['check', {str(config)!r}]);"
-        "sys.exit(', '.join({'vllm', 'torch', 'transformers', 'fastapi'} & set(sys.modules)) or 0)"
+        f"sys.exit(', '.join({left_out} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -101,6 +106,33 @@ def test_completion_knows_the_commands(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "check" in script and "device" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("pred", {"predictor"}),
+        ("predictor e", {"eval"}),
+        ("check --j", {"--json"}),
+        ("apply c --gu", {"--guard"}),
+        ("completion b", {"bash"}),
+    ],
+)
+def test_bash_completes_words(words, offered, tmp_path, capsys):
+    pytest.importorskip("shtab")
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "tandem").write_text(capsys.readouterr().out, encoding="utf-8")
+    lines = (
+        "source ./tandem",
+        'function=$(complete -p tandem | sed "s/.*-F \\([^ ]*\\) .*/\\1/")',
+        f"COMP_WORDS=(tandem {words}) COMP_CWORD={len(words.split())}",
+        f'$function tandem {words.split()[-1]} "" && printf "%s\\n" "${{COMPREPLY[@]}}"',
+    )
+    command = ["bash", "--norc", "-euc", "\n".join(lines)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (set(done.stdout.split()), done.stderr, done.returncode) == (offered, "", 0)
 
 
 def test_completion_without_shtab_names_the_extra(capsys, monkeypatch):

@@ -14,8 +14,9 @@ from controlplane.config import ConfigError, parse
 from controlplane.config.models_section import EmbeddingModel
 from controlplane.core.device import DeviceReading
 from controlplane.core.errors import BackendDown
-from controlplane.service.bootstrap import assemble, build_service, plan_of
+from controlplane.service.bootstrap import assemble, build_service
 from controlplane.service.memory.monitor import MemoryMonitor
+from controlplane.service.preflight import plan_of
 from controlplane.service.runtime.timers import LoopClock
 
 GIB = 2**30

@@ -9,7 +9,7 @@ from benchmark_control_plane.capacity.box_kinds import serves
 from benchmark_control_plane.capacity.workload_source import read_workload
 from benchmark_control_plane.experiments.fleet import kinds_of_boxes
 from controlplane.config.fleet_file import parse_fleet
-from controlplane.service.bootstrap import plan_of
+from controlplane.service.preflight import plan_of
 
 
 @pytest.mark.parametrize("fleet", kinds_of_boxes._FLEETS)
