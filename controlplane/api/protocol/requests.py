@@ -223,6 +223,7 @@ class ChatCompletionRequest(Generation):
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
     continue_final_message: bool | None = None
 
     # Ignored: cannot change the output.
@@ -240,8 +241,11 @@ class ChatCompletionRequest(Generation):
 
     # Known, not supported.
     audio: None = None
+    chat_template: None = None
     function_call: None = None
     functions: None = None
+    media_io_kwargs: None = None
+    mm_processor_kwargs: None = None
     moderation: None = None
     web_search_options: None = None
 
