@@ -39,7 +39,7 @@ def render(tokenizer: Any, prompt: ChatPrompt, limit: TextLimit) -> list[int]:
         raise Refused(f"the model's chat template refused the messages: {error}", param="messages") from error
     if not isinstance(text, str):
         return list(text)
-    encode = partial(tokenizer.encode, add_special_tokens=False)
+    encode = partial(tokenizer.encode, add_special_tokens=prompt.add_special_tokens)
     return list(limit.encode(encode, text, param="messages"))
 
 

@@ -5,6 +5,7 @@ A request with many documents is one request of the gate, with one deadline.
 
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,15 +48,13 @@ async def _rerank(
 ) -> None:
     body = ask.body
     # The either form has checked that there are documents.
-    documents = body.documents or []
-    texts = TextPairs([body.query], [_text(document) for document in documents])
-    job, scored = await _scored(
-        service, ask, texts, _truncation(body), document_tokens=body.max_tokens_per_doc
-    )
+    documents = [body.documents] if isinstance(body.documents, str) else body.documents or []
+    texts = _cut(body, TextPairs([body.query], [_text(document) for document in documents]))
+    job, scored = await _scored(service, ask, texts, _truncation(body))
     scores = _column(body, scored.vectors)
     tokens = job.request.prompt_tokens
     results: list[dict[str, object]] = []
-    for index in _ranked(scores)[: body.top_n]:
+    for index in _ranked(scores)[: body.top_n or None]:
         result: dict[str, object] = {"index": index, "relevance_score": float(scores[index])}
         if body.return_documents is not False:
             document = documents[index]
@@ -98,8 +97,8 @@ async def _rerank_either(service: Service, ask: ParsedRequest[EitherRerankReques
 
 async def _score(service: Service, ask: ParsedRequest[ScoreRequest], send: Send) -> None:
     body = ask.body
-    first, second = ([given] if isinstance(given, str) else given for given in (body.text_1, body.text_2))
-    texts = TextPairs(first, second, query_field="text_1", document_field="text_2")
+    first, second = body.sides
+    texts = _cut(body, TextPairs(body.texts(first), body.texts(second), first, second))
     job, scored = await _scored(service, ask, texts, _truncation(body))
     tokens = job.request.prompt_tokens
     reply = {
@@ -117,12 +116,7 @@ async def _score(service: Service, ask: ParsedRequest[ScoreRequest], send: Send)
 
 
 async def _scored(
-    service: Service,
-    ask: ParsedRequest[Any],
-    texts: TextPairs,
-    truncation: TruncationRequest | None,
-    *,
-    document_tokens: int | None = None,
+    service: Service, ask: ParsedRequest[Any], texts: TextPairs, truncation: TruncationRequest | None
 ) -> tuple[EmbedJob, Embedded]:
     """Scores the pairs; an error names the field of the document at fault."""
     job = await service.intake.pairs.job(
@@ -132,7 +126,6 @@ async def _scored(
         texts,
         ask.hints,
         truncation=truncation,
-        document_tokens=document_tokens,
         arrival=ask.arrival,
     )
     try:
@@ -147,6 +140,15 @@ def _truncation(body: PairFields) -> TruncationRequest:
     if tokens in (None, -1):
         return MODEL_LIMIT if side is None else TruncationRequest(None, side)
     return TruncationRequest(tokens, side)
+
+
+def _cut(body: PairFields, texts: TextPairs) -> TextPairs:
+    # 0 sets no limit.
+    return replace(
+        texts,
+        query_tokens=body.max_tokens_per_query or None,
+        document_tokens=body.max_tokens_per_doc or None,
+    )
 
 
 def _text(document: str | TextDocument) -> str:

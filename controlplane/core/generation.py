@@ -70,12 +70,16 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as the API received it; messages and tools are OpenAI's JSON objects."""
+    """A conversation as the API received it; messages and tools are OpenAI's JSON objects.
+
+    With `add_special_tokens` the tokenizer adds its own to those of the template.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] = "auto"
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,13 +75,16 @@ MODEL_LIMIT = TruncationRequest()
 class TextPairs:
     """Texts to score in pairs: one query for all documents, or one for each.
 
-    The fields name their members in the request body.
+    The fields name their members in the request body. Each query is cut to its first `query_tokens` before it
+    is joined with a document, and each document to `document_tokens`; None leaves them whole.
     """
 
     queries: Sequence[str]
     documents: Sequence[str]
     query_field: str = "query"
     document_field: str = "documents"
+    query_tokens: int | None = None
+    document_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

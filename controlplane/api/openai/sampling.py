@@ -120,4 +120,5 @@ def chat_prompt(body: ChatCompletionRequest | TokenizeRequest) -> ChatPrompt:
         tools=tools,
         tool_choice=body.tool_choice or ("auto" if tools else "none"),
         template_options=options,
+        add_special_tokens=bool(body.add_special_tokens),
     )

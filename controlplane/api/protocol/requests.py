@@ -1,13 +1,14 @@
 """Request bodies: OpenAI's fields, common vLLM fields, and the two fields of Tandem.
 
 Supported fields are typed and range-checked. Fields that cannot change the output are accepted and ignored.
-A field declared `None` is known but not supported: only null is accepted, and UNSERVED names the remedy. Any
-other field is refused. Imports only `types`, so that the SDK can import it.
+A field declared `None` is known but not supported: only null is accepted (or `Priority`'s default), and
+UNSERVED names the remedy. Any other field is refused. Imports only `types`, so that the SDK can import it.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from controlplane.api.protocol.types import (
     Message,
@@ -61,6 +62,8 @@ UNSERVED = {
     "best_of": "one output is generated per choice; use n",
     "access_programs": "leave it out",
     "cache_salt": "leave it out",
+    "chat_template": "the operator chooses the template; leave it out",
+    "chat_template_kwargs": "no chat template is used here; leave it out",
     "container": "code execution is not supported; leave it out",
     "context_management": "shorten the conversation before sending it",
     "conversation": "nothing is stored; send the whole conversation",
@@ -72,11 +75,15 @@ UNSERVED = {
     "guided_regex": "use structured_outputs",
     "image": "images are not passed on to a model; leave it out",
     "input_type": "name one of the model's own prompts in prompt_name",
+    "instruction": "rerankers have no chat template; write it into the query",
     "max_chunks_per_doc": "a document is cut, not split; use max_tokens_per_doc",
     "max_tool_calls": "it limits built-in tools, which are not supported; leave it out",
     "mcp_servers": "connect to them from the client and offer their tools",
+    "media_io_kwargs": "only text is passed on to a model; leave it out",
+    "mm_processor_kwargs": "only text is passed on to a model; leave it out",
     "moderation": "leave it out",
     "normalize": "the operator sets it for each embedding model; leave it out",
+    "padding": "inputs are not padded to the model's maximum; leave it out",
     "previous_response_id": "responses are not stored; send all earlier items in input",
     "priority": "servers disagree on its meaning; use service_class",
     "rank_fields": "documents are ranked by their text; write the fields into it",
@@ -88,6 +95,17 @@ UNSERVED = {
     "web_search_options": "web search is not supported; leave it out",
 }
 
+
+def _null_for(default: object, value: object) -> object:
+    return None if value == default and type(value) is type(default) else value
+
+
+# vLLM's clients send its default; another value is refused.
+Priority = Annotated[None, BeforeValidator(partial(_null_for, 0), json_schema_input_type=Literal[0] | None)]
+Padding = Annotated[
+    None,
+    BeforeValidator(partial(_null_for, "do_not_pad"), json_schema_input_type=Literal["do_not_pad"] | None),
+]
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 # Without fail_fast every invalid item of a list would have an error of its own.
@@ -159,7 +177,7 @@ class Generation(Objectives):
     guided_grammar: None = None
     guided_json: None = None
     guided_regex: None = None
-    priority: None = None
+    priority: Priority = None
     request_id: None = None
     vllm_xargs: None = None
 
@@ -205,6 +223,7 @@ class ChatCompletionRequest(Generation):
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
     continue_final_message: bool | None = None
 
     # Ignored: cannot change the output.
@@ -222,8 +241,11 @@ class ChatCompletionRequest(Generation):
 
     # Known, not supported.
     audio: None = None
+    chat_template: None = None
     function_call: None = None
     functions: None = None
+    media_io_kwargs: None = None
+    mm_processor_kwargs: None = None
     moderation: None = None
     web_search_options: None = None
 
@@ -313,7 +335,7 @@ class EmbeddingRequest(Objectives):
     token_ids: Literal["as-given"] | None = None
     # One of the model's own prompts, such as "query" or "passage" (a sentence-transformers term).
     prompt_name: Name | None = None
-    priority: None = None
+    priority: Priority = None
     request_id: None = None
 
     @property

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypedDict
 
-from controlplane.api.protocol.requests import MAX_INPUTS, Name, Objectives, Usage
+from controlplane.api.protocol.requests import MAX_INPUTS, Name, Objectives, Padding, Priority, Usage
 from controlplane.api.protocol.types import OPEN, Text, conflict, expecting
 
-_DOCUMENTS = f'a list of 1 to {MAX_INPUTS} strings or {{"text": …}} objects'
+_DOCUMENTS = f'a string or a list of 1 to {MAX_INPUTS} strings or {{"text": …}} objects'
 _TEXTS = f"a non-empty string or a list of 1 to {MAX_INPUTS} strings"
 
 
@@ -24,7 +24,7 @@ class TextDocument(TypedDict):
 
 # An empty document is scored, so that one empty chunk does not fail a request of 100.
 Documents = Annotated[
-    Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
+    str | Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
     expecting(_DOCUMENTS),
 ]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
@@ -33,6 +33,17 @@ KeptTokens = Annotated[
     Literal[-1] | Annotated[int, Field(ge=1)] | None,
     expecting("the number of tokens to keep, at least 1, or -1 for as many as the model takes"),
 ]
+# Fields that only one of the two bodies of /rerank has.
+_OF_TEXTS = ("raw_scores", "return_text", "truncate", "truncation_direction")
+_OF_DOCUMENTS = (
+    *("top_n", "return_documents", "use_activation"),
+    *("max_tokens_per_query", "max_tokens_per_doc"),
+)
+# vLLM's default is 0, which sets no limit.
+OptionalLimit = Annotated[int, Field(ge=0)] | None
+
+SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+_SIDE_FIELDS = tuple(dict.fromkeys(name for sides in SIDES for name in sides))
 
 
 class PairFields(Objectives):
@@ -43,10 +54,19 @@ class PairFields(Objectives):
     # vLLM's fields.
     truncate_prompt_tokens: KeptTokens = None
     truncation_side: Literal["left", "right"] | None = None
+    max_tokens_per_query: OptionalLimit = None
+    # Also Cohere's field.
+    max_tokens_per_doc: OptionalLimit = None
     use_activation: bool | None = None
     user: str | None = None
 
-    priority: None = None
+    # Known, not supported.
+    cache_salt: None = None
+    chat_template_kwargs: None = None
+    instruction: None = None
+    mm_processor_kwargs: None = None
+    padding: Padding = None
+    priority: Priority = None
     request_id: None = None
 
 
@@ -54,10 +74,8 @@ class RankingFields(PairFields):
     """Fields of one query whose documents are ranked."""
 
     query: Text
-    top_n: Annotated[int, Field(ge=1)] | None = None
+    top_n: OptionalLimit = None
     return_documents: bool | None = None
-    # Cohere's field.
-    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
     # Known, not supported.
     max_chunks_per_doc: None = None
@@ -85,13 +103,7 @@ class EitherRerankRequest(RankingFields):
     def _is_one_of_both(self) -> Self:
         if (self.documents is None) == (self.texts is None):
             raise conflict("documents", "give either documents or texts (text-embeddings-inference)")
-        if self.texts is None:
-            foreign, owner = ("raw_scores", "return_text", "truncate", "truncation_direction"), "texts"
-        else:
-            foreign, owner = (
-                ("top_n", "return_documents", "max_tokens_per_doc", "use_activation"),
-                "documents",
-            )
+        owner, foreign = ("texts", _OF_TEXTS) if self.texts is None else ("documents", _OF_DOCUMENTS)
         for name in foreign:
             if getattr(self, name) is not None:
                 raise conflict(name, f"belongs to a request with {owner}; leave it out")
@@ -99,10 +111,41 @@ class EitherRerankRequest(RankingFields):
 
 
 class ScoreRequest(PairFields):
-    """Body of POST /v1/score and /score: vLLM's, one text with each of several, or pairs."""
+    """Body of POST /v1/score and /score: one text with each of several, or pairs, named as in SIDES."""
 
-    text_1: Scored
-    text_2: Scored
+    queries: Scored | None = None
+    documents: Scored | None = None
+    items: Scored | None = None
+    data_1: Scored | None = None
+    data_2: Scored | None = None
+    text_1: Scored | None = None
+    text_2: Scored | None = None
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Names of the fields with the texts."""
+        return next(sides for sides in SIDES if all(getattr(self, name) is not None for name in sides))
+
+    def texts(self, field: str) -> list[str]:
+        """The texts of a field as a list."""
+        found: str | list[str] = getattr(self, field)
+        return [found] if isinstance(found, str) else found
+
+    @model_validator(mode="after")
+    def _has_both_sides(self) -> Self:
+        stated = [name for name in _SIDE_FIELDS if getattr(self, name) is not None]
+        if not stated:
+            raise conflict("queries", "missing; give queries and documents, or text_1 and text_2")
+        shapes = [sides for sides in SIDES if stated[0] in sides]
+        if len(stated) == 1:
+            (missing,) = {*shapes[0]} - {*stated}
+            raise conflict(missing, f"missing; it belongs to {stated[0]}")
+        if not any({*stated} == {*sides} for sides in shapes):
+            known = {name for sides in shapes for name in sides}
+            extra = next((name for name in stated if name not in known), stated[-1])
+            others = " and ".join(name for name in stated if name != extra)
+            raise conflict(extra, f"does not belong to {others}; leave it out")
+        return self
 
 
 class RankedDocument(BaseModel):

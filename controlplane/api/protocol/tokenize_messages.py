@@ -23,6 +23,7 @@ class TokenizeRequest(Objectives):
     # Required only if several chat models are served, as in vLLM.
     model: Name | None = None
     return_token_strs: bool | None = None
+    # By default on for a text and off for a conversation, as in vLLM.
     add_special_tokens: bool | None = None
     prompt: str | None = None
 
@@ -36,12 +37,15 @@ class TokenizeRequest(Objectives):
     tool_choice: ToolChoice | None = None
     reasoning_effort: str | None = None
 
+    # Known, not supported.
+    chat_template: None = None
+    media_io_kwargs: None = None
+    mm_processor_kwargs: None = None
+
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise conflict("prompt", "give either prompt or messages")
-        if self.messages is not None and self.add_special_tokens:
-            raise conflict("add_special_tokens", "the chat template adds them to messages; leave it out")
         if self.messages is None and (
             stated := [name for name in _OF_CHATS if getattr(self, name) is not None]
         ):

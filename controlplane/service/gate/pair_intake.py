@@ -56,7 +56,6 @@ class PairIntake:
         hints: RequestHints,
         *,
         truncation: TruncationRequest | None,
-        document_tokens: int | None = None,
         arrival: Instant | None = None,
     ) -> EmbedJob:
         """The job that scores these pairs. Raises Refused, Rejected.
@@ -68,7 +67,6 @@ class PairIntake:
             texts: queries and documents.
             hints: class and objectives that the request states.
             truncation: cuts the longer text of a pair first; None refuses pairs that are too long.
-            document_tokens: cuts each document to so many tokens before.
             arrival: now unless the caller knows it.
         """
         arrival = self._clock.now() if arrival is None else arrival
@@ -82,7 +80,7 @@ class PairIntake:
             )
         fields = RequestFields(request_id, caller, hints, arrival)
         with self._encoders.bound(reranker):
-            return await self._pairs_job(fields, reranker, texts, truncation, document_tokens)
+            return await self._pairs_job(fields, reranker, texts, truncation)
 
     async def _pairs_job(
         self,
@@ -90,7 +88,6 @@ class PairIntake:
         reranker: Reranker,
         texts: TextPairs,
         truncation: TruncationRequest | None,
-        document_tokens: int | None,
     ) -> EmbedJob:
         caller = fields.caller
         limit = None if truncation is None else truncation_limit(truncation, reranker)
@@ -103,7 +100,8 @@ class PairIntake:
             partial(least_job, self._requests, fields, reranker, bounded),
         )
         count = len(texts.queries)
-        queries, documents = token_ids[:count], [ids[:document_tokens] for ids in token_ids[count:]]
+        queries = [ids[: texts.query_tokens] for ids in token_ids[:count]]
+        documents = [ids[: texts.document_tokens] for ids in token_ids[count:]]
         side = None if truncation is None else truncation.side
         most = self._requests.terms_of(caller).max_pair_tokens
         join = partial(self._joined, reranker, texts, queries, documents, limit, side, most_tokens=most)

@@ -35,8 +35,9 @@ def rendered():
     tokenizer = AutoTokenizer.from_pretrained(bundled_models.ensure_tiny_model())
     tokenizer.chat_template = _AS_PUBLISHED
 
-    def write(*messages, **options):
-        tokens = render(tokenizer, ChatPrompt(messages, template_options=options), LIMIT)
+    def write(*messages, add_special_tokens=False, **options):
+        prompt = ChatPrompt(messages, template_options=options, add_special_tokens=add_special_tokens)
+        tokens = render(tokenizer, prompt, LIMIT)
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
     return write
@@ -49,6 +50,10 @@ def assistant(**fields):
 def assistant_with_call(arguments, **fields):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     return assistant(tool_calls=[call]) | fields
+
+
+def test_special_tokens_are_added_on_top_of_the_template(rendered):
+    assert rendered(_HI, add_special_tokens=True) == "<|begin|>" + rendered(_HI)
 
 
 @pytest.mark.parametrize("calls", [None, []])

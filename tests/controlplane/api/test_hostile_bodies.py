@@ -76,7 +76,7 @@ BODIES = [
     ("documents beyond the limit", RERANK, rerank(listed(b'"a"', 300_000)), "invalid_value"),
     ("documents and numbers", RERANK, rerank(listed(b'"a",1', 150_000)), "invalid_value"),
     ("documents of unknown form", RERANK, rerank(listed(b'{"a":1}', 1_000)), "invalid_value"),
-    ("a document of megabytes", RERANK, rerank(b'"%b"' % (b"d" * SIZE)), "invalid_value"),
+    ("a document of megabytes", RERANK, rerank(b'{"text":"%b"}' % (b"d" * SIZE)), "invalid_value"),
     (
         "a text of megabytes to tokenize",
         TOKENIZE,

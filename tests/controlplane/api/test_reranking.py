@@ -87,6 +87,51 @@ async def test_pairs_are_cut_as_cross_encoders_do_unless_told_otherwise(stage: S
     ]  # fmt: skip
 
 
+DEFAULTS = {
+    "top_n": 0,
+    "max_tokens_per_query": 0,
+    "max_tokens_per_doc": 0,
+    "priority": 0,
+    "padding": "do_not_pad",
+}
+NULLS = dict.fromkeys(
+    (
+        *("cache_salt", "chat_template_kwargs", "instruction", "mm_processor_kwargs", "padding", "priority"),
+        *("request_id", "truncate_prompt_tokens", "truncation_side", "use_activation", "user"),
+    )
+)
+
+
+@pytest.mark.parametrize("fields", [DEFAULTS, NULLS])
+async def test_defaults_of_vllm_change_nothing(stage: Stage, fields: dict[str, Any]):
+    plain = (await stage.http.post("/v1/rerank", json=rerank())).json()
+    answer = await stage.http.post("/v1/rerank", json=rerank(**fields))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["results"] == plain["results"]
+    of_scores = {name: value for name, value in fields.items() if name != "top_n"}
+    answer = await stage.http.post("/v1/score", json={"queries": "what", "documents": TEXTS} | of_scores)
+    assert answer.status_code == 200, answer.text
+    for path, body in (
+        ("/v1/embeddings", {"model": EMBED_MODEL, "input": "a"}),
+        ("/v1/completions", {"model": CHAT_MODEL, "prompt": "a", "max_tokens": 1}),
+    ):
+        answer = await stage.http.post(path, json=body | {"priority": 0})
+        assert answer.status_code == 200, answer.text
+
+
+async def test_documents_may_be_one_text(stage: Stage):
+    answer = await stage.http.post("/v1/rerank", json=rerank(documents="alone"))
+    assert [one["document"] for one in answer.json()["results"]] == [{"text": "alone"}]
+
+
+async def test_queries_and_documents_are_cut_before_they_are_joined(stage: Stage):
+    cut = {"max_tokens_per_query": 2, "max_tokens_per_doc": 3}
+    await stage.http.post("/v1/rerank", json=rerank(documents=["abcdef"], **cut))
+    await stage.http.post("/v1/score", json={"queries": ["what", "none"], "items": ["abcdef", "gh"]} | cut)
+    found = [[bytes(ids) for ids in run.inputs] for run in stage.reranker.runs]
+    assert found == [[b"whabc"], [b"whabc", b"nogh"]]
+
+
 async def test_the_answer_of_text_embeddings_inference(stage: Stage):
     logits = (await rows(stage))[:, 1]
     plain = {"query": "what", "texts": TEXTS}
@@ -116,6 +161,13 @@ async def test_text_embeddings_inference_may_refuse_or_cut_left(stage: Stage):
     assert "texts[0] has 65 characters" in refused["message"]
 
 
+async def test_a_query_of_texts_has_no_limit_of_its_own(stage: Stage):
+    ask = {"query": "what", "texts": TEXTS, "max_tokens_per_query": 2}
+    refused = (await stage.http.post("/rerank", json=ask)).json()["error"]
+    assert refused["param"] == "max_tokens_per_query"
+    assert "belongs to a request with documents" in refused["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
 async def test_scores_of_pairs_keep_their_order(stage: Stage, path: str):
     expected = await rows(stage)
@@ -129,6 +181,21 @@ async def test_scores_of_pairs_keep_their_order(stage: Stage, path: str):
     assert body["usage"]["prompt_tokens"] == 3 * len("what") + sum(map(len, TEXTS))
     logits = (await stage.http.post(path, json=ask | {"use_activation": False})).json()["data"]
     assert [one["score"] for one in logits] == pytest.approx(expected[:, 1].tolist())
+
+
+SHAPES = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
+
+
+@pytest.mark.parametrize(("first", "second"), SHAPES)
+async def test_scores_take_each_shape_of_vllm(stage: Stage, first: str, second: str):
+    expected = await rows(stage)
+    others = dict.fromkeys(name for shape in SHAPES for name in shape)
+    answer = await stage.http.post("/v1/score", json=others | {first: "what", second: TEXTS})
+    assert answer.status_code == 200, answer.text
+    assert [one["score"] for one in answer.json()["data"]] == pytest.approx(expected[:, 0].tolist())
+    refused = (await stage.http.post("/v1/score", json={first: ["a", "b"], second: ["c"]})).json()["error"]
+    assert refused["param"] == first
+    assert f"{first} has 2 texts and {second} 1" in refused["message"]
 
 
 async def test_as_many_queries_as_documents(stage: Stage):
@@ -148,7 +215,13 @@ async def test_as_many_queries_as_documents(stage: Stage):
         ("/v1/rerank", {"documents": ["a"] * 2049}, "documents", "invalid_value", "has 2,049 items"),
         ("/v1/rerank", {"query": ""}, "query", "invalid_value", "at least 1 character"),
         ("/v1/rerank", {"query": None}, "query", "invalid_value", "valid string"),
-        ("/v1/rerank", {"top_n": 0}, "top_n", "invalid_value", "greater than or equal to 1"),
+        ("/v1/rerank", {"top_n": -1}, "top_n", "invalid_value", "greater than or equal to 0"),
+        ("/v1/rerank", {"max_tokens_per_query": -1}, "max_tokens_per_query", "invalid_value", "equal to 0"),
+        ("/v1/rerank", {"priority": 1}, "priority", "unsupported_parameter", "use service_class"),
+        ("/v1/rerank", {"instruction": "x"}, "instruction", "unsupported_parameter", "into the query"),
+        ("/v1/rerank", {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "unsupported_parameter",
+         "no chat template"),
+        ("/v1/rerank", {"padding": "max_length"}, "padding", "unsupported_parameter", "not padded"),
         ("/v1/rerank", {"rank_fields": ["a"]}, "rank_fields", "unsupported_parameter", "write the fields"),
         ("/v1/rerank", {"texts": ["a"]}, "texts", "unknown_parameter", "unknown field"),
         ("/v1/rerank", {"truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "invalid_value", "most 64"),
@@ -176,7 +249,13 @@ async def test_bad_input_names_field_rule_and_remedy(stage, path, fields, param,
     [
         ({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "text_1 has 2 texts and text_2 3"),
         ({"text_1": [], "text_2": "a"}, "text_1", "1 to 2048 strings"),
-        ({"text_1": "a"}, "text_2", "missing; add it"),
+        ({"text_1": "a"}, "text_2", "missing; it belongs to text_1"),
+        ({"items": "a"}, "queries", "missing; it belongs to items"),
+        ({"queries": "a"}, "documents", "missing; it belongs to queries"),
+        ({}, "queries", "give queries and documents"),
+        ({"queries": "a", "documents": "b", "text_1": "c"}, "text_1", "does not belong to queries"),
+        ({"queries": "a", "documents": "b", "items": "c"}, "items", "does not belong to queries"),
+        ({"data_1": "a", "data_2": "b", "top_n": 1}, "top_n", "unknown field"),
     ],
 )
 async def test_bad_scores_are_refused(stage: Stage, fields, param, message):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.core.generation import ChatPrompt
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage
 
 HI = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -24,6 +25,34 @@ async def test_a_conversation(stage: Stage):
     assert found["count"] == used["usage"]["prompt_tokens"] == len(found["tokens"])
     assert "".join(found["token_strs"]) == "hihello"
     assert len(stage.generator.runs) == 1
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+OPTIONS: list[dict[str, Any]] = [
+    {"tools": TOOLS},
+    {"tools": TOOLS, "tool_choice": "required"},
+    {"chat_template_kwargs": {"style": "brief"}},
+    {"reasoning_effort": "low", "add_generation_prompt": True},
+    {"continue_final_message": True},
+    {"add_special_tokens": True},
+    {"chat_template": None, "media_io_kwargs": None, "mm_processor_kwargs": None},
+]
+
+
+@pytest.mark.parametrize("fields", OPTIONS)
+async def test_the_count_is_the_usage_of_the_same_chat(stage: Stage, monkeypatch, fields: dict[str, Any]):
+    async def whole(prompt: ChatPrompt) -> list[int]:
+        return list(repr((prompt.tools, prompt.template_options, prompt.add_special_tokens)).encode())
+
+    monkeypatch.setattr(stage.generator, "render_chat", whole)
+    stage.generator.max_model_tokens = 1_000
+    plain = (await stage.http.post("/tokenize", json={"messages": HI})).json()["count"]
+    body = {"messages": HI, "max_tokens": 1} | fields
+    counted = await stage.http.post("/tokenize", json={"messages": HI} | fields)
+    answer = await stage.http.post("/v1/chat/completions", json=body | {"model": CHAT_MODEL})
+    assert answer.status_code == counted.status_code == 200, (answer.text, counted.text)
+    assert counted.json()["count"] == answer.json()["usage"]["prompt_tokens"]
+    assert (counted.json()["count"] != plain) == any(fields.values())
 
 
 async def test_tokens_become_the_text_again(stage: Stage):
@@ -57,8 +86,12 @@ async def test_a_long_text_is_tokenized_beside_the_event_loop(stage: Stage, monk
         ("/tokenize", {}, "prompt", "invalid_value", "either prompt or messages"),
         ("/tokenize", {"prompt": "a", "messages": HI}, "prompt", "invalid_value", "either prompt or"),
         ("/tokenize", {"prompt": "x" * 300}, "prompt", "context_length_exceeded", "has 300 characters"),
-        ("/tokenize", {"messages": HI, "add_special_tokens": True}, "add_special_tokens", "invalid_value",
-         "the chat template adds them"),
+        ("/tokenize", {"messages": HI, "chat_template": "x"}, "chat_template", "unsupported_parameter",
+         "the operator chooses the template"),
+        ("/tokenize", {"messages": HI, "media_io_kwargs": {}}, "media_io_kwargs", "unsupported_parameter",
+         "only text is passed on"),
+        ("/tokenize", {"messages": HI, "mm_processor_kwargs": {}}, "mm_processor_kwargs",
+         "unsupported_parameter", "only text is passed on"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools", "invalid_value", "a request with messages"),
         ("/tokenize", {"prompt": "a", "model": EMBED_MODEL}, "model", "invalid_value",
          "does not serve tokenization; models that do: chat-model"),
