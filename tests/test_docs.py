@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -20,7 +20,7 @@ from tests.controlplane.api.scripted_server import staged
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     ROOT / "benchmark_control_plane/README.md",
     ROOT / "ops/README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
@@ -49,6 +49,11 @@ def code(page: Path) -> Iterator[str]:
     for block in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield from block.splitlines()
     yield from re.findall(r"`([^`\n]+)`", text)
+
+
+def is_whole(given: Sequence[str]) -> bool:
+    """Whether the words after `tandem` are a command with its arguments and not only its name."""
+    return len(given) > (2 if given[0] in ("bench", "fleet", "predictor") else 1)
 
 
 def named(page: Path, pattern: str) -> set[str]:
@@ -101,8 +106,7 @@ def test_commands_of_a_page_are_understood(page):
     for line in code(page):
         if line.startswith("tandem "):
             _, *given = shlex.split(line, comments=True)
-            is_whole = len(given) > (2 if given[0] in ("bench", "fleet", "predictor") else 1)
-            assert not is_whole or _parser().parse_args(given)
+            assert not is_whole(given) or _parser().parse_args(given)
         for module, options in re.findall(r"python -m (benchmark_control_plane[\w.]+)([^|;]*)", line):
             known = source(module).read_text(encoding="utf-8") + INPUTS.read_text(encoding="utf-8")
             assert [one for one in re.findall(r"--[a-z-]+", options) if f'"{one}"' not in known] == [], line
