@@ -3,12 +3,14 @@
 The KV cache, the number of sequences and the tokens of an embedding pass are those of the configuration, and
 so is the pool, which holds no more than both need.
 
-On SIGUSR2 its wall clock is set: the file `clock` beside the configuration holds the seconds that it then is
-ahead of the machine's. The monotonic clock stays, as when the time of a machine is set.
+On DEATH_SIGNAL the LLM engine dies, and the server restarts it. On SIGUSR2 its wall clock is set: the file
+`clock` beside the configuration holds the seconds that it then is ahead of the machine's. The monotonic clock
+stays, as when the time of a machine is set.
 
     python -m benchmark_control_plane.experiments.faults.simulated_server CONFIG_FILE
 """
 
+import asyncio
 import signal
 import sys
 import time
@@ -32,6 +34,7 @@ from controlplane.service.bootstrap import build_service
 _STEP = sequential(llm_only(affine(0.02, 1e-4, 1e-4, 1e-7)), embedding_line(0.005, 1e-5))
 _KV_BYTES, _RUNNING, _BATCH_TOKENS = 64 * 2**20, 32, 4_096
 CLOCK_FILE, CLOCK_SIGNAL = "clock", signal.SIGUSR2
+DEATH_SIGNAL = signal.SIGRTMIN
 # What the server reads the wall clock by: its own modules call functions of `time`, APScheduler calls these.
 _DATETIMES = (
     "apscheduler.schedulers.base",
@@ -98,6 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Used only where the configuration lets quotas move.
         device_memory=lambda: ElasticMemory(pool, kv_bytes),
     )
+
+    def kill_engine(*_: object) -> None:
+        asyncio.get_running_loop().call_soon_threadsafe(generator.die, "killed by a signal")
+
+    signal.signal(DEATH_SIGNAL, kill_engine)
     with _settable_clock(Path(path).with_name(CLOCK_FILE)):
         return host_forever(service, config, Hosting(file))
 

@@ -41,8 +41,8 @@ async def browser() -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def _unlocked(chromium: Any, url: str) -> AsyncIterator[Any]:
-    context = await chromium.new_context(viewport=_SIZE, color_scheme="dark", base_url=url)
+async def _unlocked(chromium: Any, url: str, scheme: str = "dark") -> AsyncIterator[Any]:
+    context = await chromium.new_context(viewport=_SIZE, color_scheme=scheme, base_url=url)
     stored = {"tandem-admin-key": ADMIN_KEY, "tandem-window": str(_WINDOW_S)}
     for name, value in stored.items():
         await context.add_init_script(f"sessionStorage.setItem({name!r}, {value!r})")
@@ -122,11 +122,15 @@ async def tried(chromium: Any, task: int, urls: Mapping[str, str], folder: Path)
 
 
 async def overview(chromium: Any, url: str, folder: Path) -> None:
-    """The image of the upper part of the dashboard."""
-    async with _unlocked(chromium, url) as page:
-        await page.goto("/dashboard/")
-        await page.locator("#chart-attainment canvas").wait_for()
-        _write(await page.screenshot(), folder / "dashboard.webp")
+    """The images of the whole dashboard, dark and light."""
+    for scheme, name in (("dark", "dashboard"), ("light", "dashboard-light")):
+        async with _unlocked(chromium, url, scheme) as page:
+            await page.goto("/dashboard/")
+            await page.locator("#chart-attainment canvas").wait_for()
+            for table in ("decisions", "preemptions", "quotas"):
+                await page.locator(f"#rows-{table} .event").first.wait_for()
+            await page.locator("#rows-happenings .event", has_text="serves again").first.wait_for()
+            _write(await page.screenshot(full_page=True), folder / f"{name}.webp")
 
 
 async def terminal(chromium: Any, url: str, folder: Path) -> None:
@@ -141,10 +145,10 @@ async def terminal(chromium: Any, url: str, folder: Path) -> None:
     options, view = argparse.Namespace(server=url, key_file=None), LiveView()
     top.read(options, view)
     app = top_app.TopApp(view, lambda: top.read(options, view), "http://127.0.0.1:8000")
-    async with app.run_test(size=(132, 38)) as pilot:
+    async with app.run_test(size=(150, 46)) as pilot:
         await pilot.pause()
         drawing = app.export_screenshot(title="tandem top")
-    page = await chromium.new_page(viewport={"width": 1640, "height": 990})
+    page = await chromium.new_page(viewport={"width": 1860, "height": 1190})
     await page.set_content(f"<style>body {{ margin: 0 }}</style>{drawing}")
     _write(await page.locator("svg").first.screenshot(), folder / "top.webp")
 

@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     QUOTAS: {
         # Both together would need 56 MiB.
-        "pool": {"kv_allocator": "kvcached", "memory": "48MiB"},
+        "pool": {"kv_allocator": "kvcached", "memory": "40MiB"},
         "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
     },
 }
@@ -64,7 +64,7 @@ LOAD: Mapping[str, Sequence[Stream]] = {
     GATE: (Stream("batch", 1.0, 60, 200), Stream("interactive", 0.6, 40, 15), Stream("search", 1.0, 30)),
     QUOTAS: (
         Stream("interactive", 2.5, 400, 100),
-        Stream("batch", 0.5, 1_800, 250),
+        Stream("batch", 0.5, 1_800, 300),
         Stream("search", 3.0, 60),
         Stream("indexing", 0.8, 300, inputs=40),
     ),

@@ -1,6 +1,6 @@
 """Tries the ten tasks of docs/operator-tasks.md by page, terminal and API, and writes their times and images.
 
-    python -m benchmark_control_plane.experiments.gate.operator_tasks [--warmup 240]
+    python -m benchmark_control_plane.experiments.gate.operator_tasks [--warmup 280]
 
 Runs every command of the page once, and the page's steps in Chromium, on two simulated servers under load.
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark_control_plane.common.servers import Server, all_serving
+from benchmark_control_plane.experiments.faults.simulated_server import DEATH_SIGNAL
 from benchmark_control_plane.experiments.gate.operator_pages import PAGES, browser, overview, terminal, tried
 from benchmark_control_plane.experiments.gate.operator_servers import ADMIN_KEY, GATE, QUOTAS, loaded, server
 
@@ -64,7 +65,7 @@ def commands_by_task(text: str) -> dict[int, list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--warmup", type=float, default=240.0, help="seconds of load before the first task")
+    parser.add_argument("--warmup", type=float, default=280.0, help="seconds of load before the first task")
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -107,6 +108,9 @@ async def _try_all(
                 ran[task] = [await _run(_filled(each, url, ids), folder) for each in commands[task]]
 
             await run(_CHANGE)
+            killed = servers[QUOTAS].process_id
+            assert killed is not None
+            os.kill(killed, DEATH_SIGNAL)
             await asyncio.sleep(_SETTLE_S)
             pages = {task: await tried(chromium, task, urls, DOCS) for task in PAGES}
             await overview(chromium, urls[QUOTAS], DOCS)

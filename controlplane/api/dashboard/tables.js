@@ -42,7 +42,9 @@ export class Tables {
       late: records.end.filter((one) => one.outcome !== "met" && one.outcome !== "rejected"),
     }[this.filter] ?? records[this.filter];
     this.fill("decisions", wanted.filter(focused), (one) => this.decision(one), "No such decision since the page's first record.");
-    this.fill("preemptions", records.preemption.filter(focused), (one) => this.preemption(one), "Nothing was preempted.", this.cost(records.preemption));
+    // The engine's are known once their victims go on, and may be older than the last one.
+    const lost = records.preemption.filter(focused).sort((a, b) => a.at - b.at);
+    this.fill("preemptions", lost, (one) => this.preemption(one), "Nothing was preempted.", this.cost(records.preemption));
     this.fill("quotas", records.quota, (one) => this.move(one), "The quotas have not moved.");
     const happenings = [...records.restart, ...records.config, ...records.fault].sort((a, b) => a.seq - b.seq);
     this.fill("happenings", happenings, (one) => this.happening(one), "Nothing happened.");

@@ -4,15 +4,18 @@ import asyncio
 import gc
 import json
 import tracemalloc
+from collections import Counter
 
 import pytest
 
 from backends.testing.scripted import ScriptedGenerator
 from benchmark_control_plane.simulator import simulation
 from benchmark_control_plane.simulator.virtual_time import run
+from controlplane.commands.live_view import LiveView
 from controlplane.config import ConfigError
 from controlplane.core.errors import Refused
 from controlplane.core.request import Owner, Request
+from controlplane.service.live_records import RING_SIZES
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.gate.test_explain import read
 from tests.controlplane.service.memory.test_quota_controller import CLASSES, MACHINE, QUOTA, mixed
@@ -261,18 +264,47 @@ def test_the_simulated_machine_is_sampled_in_virtual_time():
     assert len([one for one in found if one["type"] == "end"]) == len(offered)
 
 
+async def overload(b) -> None:
+    """A request is preempted for another one, a third waits, and a fourth is rejected."""
+    text = asyncio.create_task(read(await b.ask(max_tokens=8, service_class="batch")))
+    await asyncio.sleep(2.05)
+    urgent = asyncio.create_task(b.ask(max_tokens=1, service_class="interactive"))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(b.ask(max_tokens=1))
+    await asyncio.sleep(0)
+    with pytest.raises(Rejected):
+        await b.ask(max_tokens=1)
+    for asked in (urgent, waiting):
+        await read(await asked)
+    await text
+
+
 @pytest.mark.long
 def test_memory_is_flat_over_a_day(bench):
-    """What is held after a day is what was held after eight hours, when every ring and window is full."""
+    """What is held after a day is what was held after 18 hours, when every ring and window is full.
+
+    The server is overloaded every two minutes. Samples are twenty seconds apart, since a day of seconds would
+    take minutes under tracemalloc, and each is read.
+    """
     held: list[int] = []
+    view, seen = LiveView(), Counter[str]()
+
+    def poll(b) -> None:
+        b.service.live.sample()
+        is_behind = True
+        while is_behind:
+            answer = json.loads(b.service.live.since(view.next, "test"))
+            seen.update(record["type"] for record in answer["records"])
+            is_behind = view.take(answer)
 
     async def scenario(b):
+        await read(await b.ask(max_tokens=8))
         for _ in range(24):
-            for second in range(0, 3_600, 10):
-                await asyncio.sleep(10)
-                b.service.live.sample()
-                if second % 30 == 0:
-                    await read(await b.ask(max_tokens=4, service_class="interactive"))
+            for second in range(0, 3_600, 20):
+                await asyncio.sleep(20)
+                if second % 120 == 0:
+                    await overload(b)
+                poll(b)
             # The bench and the scripted engine remember every request.
             b.ended.clear()
             b.generator.runs.clear()
@@ -281,9 +313,17 @@ def test_memory_is_flat_over_a_day(bench):
 
     tracemalloc.start()
     try:
-        bench(scenario, server={"explain_requests": 50}, admission={"length_predictor": "max-tokens"})
+        bench(
+            scenario,
+            server={"explain_requests": 50},
+            generator=ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=1),
+            admission={"length_predictor": "max-tokens", "engine_queue": 0, "max_waiting": 2},
+        )
     finally:
         tracemalloc.stop()
-    full = held[7]
+    # Twice what a ring holds.
+    for kind in ("sample", "preemption", "rejection", "deferral", "admission", "end"):
+        assert seen[kind] >= 2 * RING_SIZES[kind], seen
+    full = held[17]
     # An unbounded ring grows by more in an hour; a table of a library that is enlarged once does not.
-    assert max(held[8:]) - full < 0.02 * full, held
+    assert max(held[18:]) - full < 0.02 * full, held
