@@ -32,8 +32,12 @@ def server(folder):
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     port = free_port()
     command = [sys.executable, "-m", "controlplane.cli", "serve", str(path), "--port", str(port)]
-    with serving(Server("tandem", command, port, "/ready"), folder / "log") as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        # Other tests of this process state levels for their engines.
+        for name in ("VLLM_LOGGING_LEVEL", "TRANSFORMERS_VERBOSITY", "TQDM_DISABLE"):
+            patch.delenv(name, raising=False)
+        with serving(Server("tandem", command, port, "/ready"), folder / "log") as found:
+            yield found
 
 
 def test_the_readme_answers_from_the_documentation(server, monkeypatch):
@@ -52,6 +56,15 @@ def test_the_readme_answers_from_the_documentation(server, monkeypatch):
     ]
     assert list(answer.stage_ms) == ["embed", "retrieve", "chat"]
     assert found["vectors"].shape == (len(found["passages"]), 384)
+
+
+def test_the_log_has_no_lines_of_the_engines_below_a_warning(server, folder):
+    """By default, without --engine-log: neither vLLM's own form of a line nor a progress bar."""
+    text = (folder / "log").read_text(encoding="utf-8")
+    assert " INFO tandem: ready after " in text
+    assert re.findall(r"^.*\b(?:INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d.*$", text, re.MULTILINE) == []
+    assert not re.search(r" (?:INFO|DEBUG) (?:vllm|transformers|sentence_transformers)\b", text)
+    assert "it/s]" not in text
 
 
 def cpu_seconds_once_it_ended(process_id: int) -> tuple[float, float]:

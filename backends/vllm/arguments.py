@@ -3,6 +3,7 @@
 Importing this module imports vLLM, which takes seconds.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
@@ -23,7 +24,8 @@ def engine_args(
 ) -> AsyncEngineArgs:
     """Builds vLLM's AsyncEngineArgs with Tandem's defaults. Raises ValueError for unknown arguments.
 
-    vLLM's periodic log lines and Prometheus metrics stay off unless `disable_log_stats: false` is given.
+    vLLM's periodic log lines and Prometheus metrics stay off unless `disable_log_stats: false` is given. Its
+    progress bar of the weights follows TQDM_DISABLE as other bars do.
     """
     check_arguments(arguments)
     nested = _nested_configs()
@@ -35,6 +37,7 @@ def engine_args(
         "model": model,
         "served_model_name": served_name,
         "disable_log_stats": True,
+        "use_tqdm_on_load": not os.environ.get("TQDM_DISABLE"),
         "worker_extension_cls": EXTENSION,
     }
     if reasoning_parser is not None:

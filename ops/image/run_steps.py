@@ -7,14 +7,16 @@
 ROOT stands for the base image. All stages share it, so `COPY --from` copies nothing. RUN, ENV, WORKDIR, USER
 and `COPY . .` are carried out, the last one with the files that the .dockerignore beside the Dockerfile
 leaves; ENTRYPOINT, CMD, EXPOSE and HEALTHCHECK are printed. `--serve` starts what ENTRYPOINT and CMD state,
-as the image's user and with this configuration, until HEALTHCHECK succeeds, then stops it. Needs root.
-Variables that begin with PIP_ are passed on.
+as the image's user and with this configuration, until HEALTHCHECK succeeds, then stops it. As in compose and
+in the chart its root is read-only but for the user's home and an empty /tmp. Needs root. Variables that begin
+with PIP_ are passed on.
 """
 
 import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,13 @@ _PRINTED = ("FROM", "ARG", "SHELL", "EXPOSE", "ENTRYPOINT", "CMD", "HEALTHCHECK"
 _START_SECONDS, _STOP_SECONDS, _PERIOD_SECONDS = 600.0, 60.0, 2.0
 # Bound to those of this machine inside a mount namespace that ends with the process.
 _MOUNTS = ("proc", "dev", "sys")
+# Then `$home` and /tmp are all that can be written. A remount concerns only the mount itself.
+_READ_ONLY = (
+    'mount --rbind "$0" "$0"',
+    'if [ -d "$0$home" ]; then mount --bind "$0$home" "$0$home"; fi',
+    'mount -t tmpfs -o mode=1777 tmpfs "$0/tmp"',
+    'mount -o remount,bind,ro "$0"',
+)
 
 
 class Step(NamedTuple):
@@ -91,7 +100,7 @@ def run_steps(dockerfile: Path, root: Path) -> None:
             (root / step.folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
         elif step.name == "RUN":
             subprocess.run(
-                _inside(root, step, ["/bin/bash", "-c", step.rest]), env=step.environment, check=True
+                inside(root, step, ["/bin/bash", "-c", step.rest]), env=step.environment, check=True
             )
         elif (step.name, step.rest) == ("COPY", ". ."):
             for path in copied_folders(dockerfile.with_name(f"{dockerfile.name}.dockerignore")):
@@ -106,11 +115,11 @@ def serve(dockerfile: Path, root: Path, config: Path) -> float:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(config, target)
     began = time.monotonic()
-    words = _inside(root, check, [*last["ENTRYPOINT"].words(), *command])
+    words = inside(root, check, [*last["ENTRYPOINT"].words(), *command], is_read_only=True)
     server = subprocess.Popen(words, env=check.environment)
     try:
         while subprocess.run(
-            _inside(root, check, check.words()), env=check.environment, check=False
+            inside(root, check, check.words(), is_read_only=True), env=check.environment, check=False
         ).returncode:
             if server.poll() is not None or time.monotonic() - began > _START_SECONDS:
                 raise RuntimeError(f"the server is not healthy after {time.monotonic() - began:.0f} s")
@@ -124,10 +133,19 @@ def serve(dockerfile: Path, root: Path, config: Path) -> float:
     return took
 
 
-def _inside(root: Path, step: Step, words: Sequence[str]) -> list[str]:
-    """The command line that runs `words` in `root` as a step's user, in its folder."""
-    binds = " && ".join(f'mount --rbind /{name} "$0/{name}"' for name in _MOUNTS)
-    inner = f'{binds} && exec chroot --userspec="$1" "$0" /bin/sh -c \'cd "$0" && exec "$@"\' "$2" "${{@:3}}"'
+def inside(root: Path, step: Step, words: Sequence[str], *, is_read_only: bool = False) -> list[str]:
+    """The command line that runs `words` in `root` as a step's user, in its folder.
+
+    With `is_read_only` only the home of the step's environment and an empty /tmp can be written.
+    """
+    mounts = [f'mount --rbind /{name} "$0/{name}"' for name in _MOUNTS]
+    if is_read_only:
+        first, *others = _READ_ONLY
+        mounts = [f"home={shlex.quote(step.environment['HOME'])}", first, *mounts, *others]
+    inner = (
+        f"{' && '.join(mounts)} && "
+        'exec chroot --userspec="$1" "$0" /bin/sh -c \'cd "$0" && exec "$@"\' "$2" "${@:3}"'
+    )
     return ["unshare", "--mount", "/bin/bash", "-c", inner, str(root), step.user, step.folder, *words]
 
 

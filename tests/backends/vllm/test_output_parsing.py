@@ -311,6 +311,17 @@ def test_request_values_override_the_models_defaults():
     assert params.max_tokens == 50
 
 
+@pytest.mark.parametrize("is_disabled", [True, False])
+def test_the_progress_bar_of_the_weights_is_off_with_the_others(monkeypatch, is_disabled):
+    """`set_engine_log_level` sets the variable."""
+    from backends.vllm.arguments import engine_args
+
+    monkeypatch.setenv("TQDM_DISABLE", "1" if is_disabled else "")
+    folder = str(bundled_models.ensure_tiny_model())
+    assert engine_args(folder, "name", {}).use_tqdm_on_load != is_disabled
+    assert engine_args(folder, "name", {"use_tqdm_on_load": True}).use_tqdm_on_load
+
+
 def test_nested_engine_arguments_may_be_mappings():
     from backends.vllm.arguments import engine_args
 
