@@ -7,12 +7,18 @@ import orjson
 from starlette.routing import Route
 from starlette.types import Send
 
-from controlplane.api.error_dialects import anthropic_error, renamed_fields
+from controlplane.api.error_dialects import anthropic_error
 from controlplane.api.errors import Failure
 from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ShownParts
-from controlplane.api.openai.output_items import ItemChange, ItemEncoder, OutputItem, event, serve_chat
-from controlplane.api.openai.sampling import chat_prompt
+from controlplane.api.openai.output_items import (
+    ItemChange,
+    ItemEncoder,
+    OutputItem,
+    counted_tokens,
+    event,
+    serve_chat,
+)
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json
 from controlplane.api.protocol.anthropic_messages import CountTokensRequest, MessagesRequest
 from controlplane.service.service import Service
@@ -45,10 +51,8 @@ async def _serve(service: Service, ask: ParsedRequest[MessagesRequest], send: Se
 
 
 async def _count(service: Service, ask: ParsedRequest[CountTokensRequest], send: Send) -> None:
-    with renamed_fields(_FIELDS):
-        prompt = chat_prompt(ask.body.chat)
-        found = await service.intake.tokenization.chat(ask.caller, ask.body.model, prompt, has_strings=False)
-    await send_json(send, orjson.dumps({"input_tokens": len(found.token_ids)}), [])
+    tokens = await counted_tokens(service, ask, ask.body.chat, names=_FIELDS)
+    await send_json(send, orjson.dumps({"input_tokens": tokens}), [])
 
 
 class MessageEncoder(ItemEncoder):

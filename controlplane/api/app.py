@@ -19,7 +19,7 @@ from controlplane.api.middleware import RequestMiddleware
 from controlplane.api.openai.chat import chat_route
 from controlplane.api.openai.completions import completion_route
 from controlplane.api.openai.embeddings import embedding_route
-from controlplane.api.openai.responses import responses_route
+from controlplane.api.openai.responses import responses_routes
 from controlplane.api.openapi import describe_bodies
 from controlplane.api.operations.admin import admin_routes
 from controlplane.api.operations.configuration import config_routes
@@ -70,9 +70,9 @@ def create_app(
     _add_exception_handlers(app)
     endpoints = EndpointFactory()
     app.router.routes += [
-        route(service, endpoints)
-        for route in (chat_route, completion_route, responses_route, embedding_route)
+        route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
     ]
+    app.router.routes += responses_routes(service, endpoints)
     app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)
     app.router.routes += anthropic_routes(service, endpoints)
     for routes in (
@@ -110,7 +110,7 @@ def _add_middleware(app: FastAPI, service: Service, settings: SettingsSource, ac
 def _add_exception_handlers(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> Response:
         overload_status = settings_for(request).overload_status
-        return response_of(failure_of(error, overload_status=overload_status), request.scope["path"])
+        return response_of(failure_of(error, overload_status=overload_status), request.scope)
 
     # The middleware handles any other exception: it is a defect of the server.
     for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException):

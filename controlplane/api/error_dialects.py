@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 import orjson
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import Scope
 
 from controlplane.api.errors import Failure, Problem, error_response
 from controlplane.core.errors import Refused
@@ -20,6 +22,11 @@ _ANTHROPIC_TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
+
+
+def is_anthropic(headers: Headers) -> bool:
+    """Whether a request comes from a client of Anthropic's, which all state a version."""
+    return "anthropic-version" in headers
 
 
 @contextmanager
@@ -51,9 +58,10 @@ def anthropic_error(failure: Failure) -> bytes:
     return orjson.dumps({"type": "error", "error": error | {"type": kind}})
 
 
-def response_of(failure: Failure, path: str) -> Response:
-    """The HTTP response of a failure, in the shape that clients of `path` expect."""
-    if path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/"):
+def response_of(failure: Failure, scope: Scope) -> Response:
+    """The HTTP response of a failure, in the shape that the client of the request expects."""
+    path = scope["path"]
+    if path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/") or is_anthropic(Headers(scope=scope)):
         return Response(
             anthropic_error(failure), failure.status, failure.headers, media_type="application/json"
         )

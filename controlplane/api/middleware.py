@@ -95,7 +95,7 @@ class RequestMiddleware:
             except Exception as error:
                 if has_begun:
                     raise
-                response = response_of(failure_of(error, overload_status=500), scope["path"])
+                response = response_of(failure_of(error, overload_status=500), scope)
                 await response(scope, receive, send_with_id)
 
 

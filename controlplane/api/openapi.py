@@ -10,9 +10,12 @@ from pydantic.json_schema import models_json_schema
 from controlplane.api.operations.explain import ExplainRequest
 from controlplane.api.protocol.answers import (
     AnthropicMessage,
+    AnthropicModel,
+    AnthropicModelList,
     ChatCompletion,
     EmbeddingList,
     ErrorResponse,
+    InputTokenCount,
     Liveness,
     ModelEntry,
     ModelList,
@@ -38,7 +41,7 @@ from controlplane.api.protocol.rerank_messages import (
     ScoreRequest,
     ScoreResponse,
 )
-from controlplane.api.protocol.responses_messages import ResponsesRequest
+from controlplane.api.protocol.responses_messages import InputTokensRequest, ResponsesRequest
 from controlplane.api.protocol.tokenize_messages import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -55,6 +58,7 @@ _BODIES: dict[str, tuple[type[BaseModel], list[_Answer]]] = {
     "/v1/completions": (CompletionRequest, [TextCompletion]),
     "/v1/embeddings": (EmbeddingRequest, [EmbeddingList]),
     "/v1/responses": (ResponsesRequest, [ResponseObject]),
+    "/v1/responses/input_tokens": (InputTokensRequest, [InputTokenCount]),
     "/v1/rerank": (RerankRequest, [RerankResponse]),
     "/v2/rerank": (RerankRequest, [RerankResponse]),
     "/rerank": (EitherRerankRequest, [RerankResponse, [RankedText]]),
@@ -105,12 +109,12 @@ _OPERATIONS: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("/admin/explain/{request_id}", "get"): (*_OF_ADMIN, 404),
 }
 """Statuses of the errors of each operation that serves no model."""
-_ANSWERS: Mapping[str, type[BaseModel]] = {
-    "/v1/models": ModelList,
-    "/v1/models/{model_id}": ModelEntry,
-    "/version": ServerVersion,
-    "/health": Liveness,
-    "/ready": ReadyAnswer,
+_ANSWERS: Mapping[str, list[_Answer]] = {
+    "/v1/models": [ModelList, AnthropicModelList],
+    "/v1/models/{model_id}": [ModelEntry, AnthropicModel],
+    "/version": [ServerVersion],
+    "/health": [Liveness],
+    "/ready": [ReadyAnswer],
 }
 """Answers of the GET endpoints that have a model; those of /admin are written for people."""
 _MEDIA_TYPES = {"/metrics": "text/plain"}
@@ -151,7 +155,9 @@ def describe_bodies(app: FastAPI) -> None:
     def with_bodies() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = without_bodies()
-            described: list[_Answer] = [ErrorResponse, ExplainRequest, *_ANSWERS.values()]
+            described: list[_Answer] = [ErrorResponse, ExplainRequest]
+            for answers in _ANSWERS.values():
+                described += answers
             for body, answers in _BODIES.values():
                 described += [body, *answers]
             models = dict.fromkeys(each[0] if isinstance(each, list) else each for each in described)
@@ -172,7 +178,7 @@ def describe_bodies(app: FastAPI) -> None:
 def _describe(operation: dict[str, Any], key: tuple[str, str], statuses: Sequence[int]) -> None:
     """Completes what FastAPI states about an operation."""
     media_type = _MEDIA_TYPES.get(key[0], "application/json")
-    schema = _schema(_ANSWERS[key[0]]) if key[0] in _ANSWERS else {}
+    schema = _either(_ANSWERS.get(key[0], ()))
     success = {"description": "Successful Response", "content": {media_type: {"schema": schema}}}
     operation["responses"] = {"200": success, **_errors(statuses)}
     if key in _ADMIN_BODIES:
@@ -180,7 +186,7 @@ def _describe(operation: dict[str, Any], key: tuple[str, str], statuses: Sequenc
 
 
 def _operation(body: type[BaseModel], answers: Sequence[_Answer]) -> dict[str, Any]:
-    success = {"description": "Successful Response", **_content(*map(_schema, answers))}
+    success = {"description": "Successful Response", **_content(_either(answers))}
     if "stream" in body.model_fields:
         # OpenAPI cannot describe the events of a stream.
         success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
@@ -205,6 +211,11 @@ def _schema(model: _Answer) -> dict[str, Any]:
     return {"$ref": _SCHEMAS + model.__name__}
 
 
-def _content(*schemas: dict[str, Any]) -> dict[str, Any]:
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+def _either(models: Sequence[_Answer]) -> dict[str, Any]:
+    """The schema of one of several answers; empty if none is described."""
+    schemas = [_schema(model) for model in models]
+    return {"anyOf": schemas} if len(schemas) > 1 else schemas[0] if schemas else {}
+
+
+def _content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}

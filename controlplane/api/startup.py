@@ -37,7 +37,7 @@ class StartupMiddleware:
             scope["state"][EXPECTED_FAILURE] = True
             await starting_response(progress)(scope, receive, send)
         else:
-            await response_of(starting_failure(str(progress)), path)(scope, receive, send)
+            await response_of(starting_failure(str(progress)), scope)(scope, receive, send)
 
 
 def starting_response(progress: StartProgress) -> Response:

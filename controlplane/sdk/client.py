@@ -195,10 +195,11 @@ class Tandem(AbstractContextManager["Tandem"]):
     ) -> Iterator[EmbeddedBatch]:
         """Embeds any number of texts and yields them in order, in batches with their vectors.
 
-        The number of open calls follows the server: it grows while calls succeed and falls by an eighth when
-        one is refused. A refused batch is sent again after the server's Retry-After, as often as necessary.
-        Texts are read as they are needed. Another error is raised after all earlier batches; `start`, the
-        `stop` of the last batch, continues there.
+        The number of open calls follows the server: it grows while that raises the throughput and falls by an
+        eighth when one is refused. A refused batch is sent again after the server's Retry-After, as often as
+        necessary. Texts are read as they are needed. Another error is raised after all earlier batches;
+        `start`, the `stop` of the last batch, continues there. Leaving the loop early does not wait for
+        the open calls; the server still computes them.
 
         Args:
             texts: the texts; an iterator is consumed.
@@ -298,22 +299,23 @@ class Tandem(AbstractContextManager["Tandem"]):
 
     def _embed_batches(self, run: BulkEmbedding) -> Iterator[EmbeddedBatch]:
         calls: dict[Future[Embeddings], OpenBatch] = {}
-        with ThreadPoolExecutor(run.max_concurrency, "tandem-embed") as threads:
-            try:
-                while not run.is_complete:
-                    for batch, call in run.due(time.monotonic()):
-                        calls[threads.submit(self._send, call, NO_RETRIES)] = batch
-                    wait_s = run.wait_s(time.monotonic())
-                    if calls:
-                        wait(calls, wait_s, FIRST_COMPLETED)
-                    elif wait_s is not None:
-                        time.sleep(wait_s)
-                    for future in [future for future in calls if future.done()]:
-                        outcome = future.exception() or future.result()
-                        run.settle(calls.pop(future), outcome, time.monotonic())
-                    yield from run.finished()
-            finally:
-                threads.shutdown(cancel_futures=True)
+        threads = ThreadPoolExecutor(run.max_concurrency, "tandem-embed")
+        try:
+            while not run.is_complete:
+                for batch, call in run.due(time.monotonic()):
+                    calls[threads.submit(self._send, call, NO_RETRIES)] = batch
+                wait_s = run.wait_s(time.monotonic())
+                if calls:
+                    wait(calls, wait_s, FIRST_COMPLETED)
+                elif wait_s is not None:
+                    time.sleep(wait_s)
+                for future in [future for future in calls if future.done()]:
+                    outcome = future.exception() or future.result()
+                    run.settle(calls.pop(future), outcome, time.monotonic())
+                yield from run.finished()
+        finally:
+            # A thread that waits for a response cannot be interrupted.
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, call: HttpCall[Reply], retries: Retries | None = None) -> Reply:
         response = self._open_response(call, retries)

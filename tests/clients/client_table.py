@@ -64,11 +64,10 @@ _LLAMA_INDEX = (
     "llama-index-postprocessor-cohere-rerank",
 )
 CLIENTS = (
-    # OpenAI's clients count tokens at /v1/responses/input_tokens, Anthropic's list models in its own shape.
-    Client("openai (Python)", "openai_python.py", ("openai",), ("tokens",)),
-    Client("openai (Node)", "openai_node.mjs", ("openai",), ("tokens",)),
-    Client("anthropic (Python)", "anthropic_python.py", ("anthropic",), ("models",)),
-    Client("@anthropic-ai/sdk (Node)", "anthropic_node.mjs", ("@anthropic-ai/sdk",), ("models",)),
+    Client("openai (Python)", "openai_python.py", ("openai",)),
+    Client("openai (Node)", "openai_node.mjs", ("openai",)),
+    Client("anthropic (Python)", "anthropic_python.py", ("anthropic",)),
+    Client("@anthropic-ai/sdk (Node)", "anthropic_node.mjs", ("@anthropic-ai/sdk",)),
     Client("cohere ClientV2 (Python)", "cohere_python.py", ("cohere",), _COHERE),
     Client("cohere-ai ClientV2 (Node)", "cohere_node.mjs", ("cohere-ai",), _COHERE),
     Client(

@@ -16,6 +16,7 @@ from controlplane.api.error_dialects import renamed_fields
 from controlplane.api.errors import Failure
 from controlplane.api.openai.buffered import UsageCounter, collect
 from controlplane.api.openai.chat import ShownParts, chat_job
+from controlplane.api.openai.sampling import chat_prompt
 from controlplane.api.openai.streaming import send_stream
 from controlplane.api.post_endpoint import ParsedRequest, send_json, ticket_headers
 from controlplane.api.protocol.requests import ChatCompletionRequest
@@ -209,6 +210,16 @@ async def serve_chat(
         )
         deque(built.output.close(), maxlen=0)
         await send_json(send, orjson.dumps(built.answer()), ticket_headers(tickets))
+
+
+async def counted_tokens(
+    service: Service, ask: ParsedRequest[Any], chat: ChatCompletionRequest, *, names: Mapping[str, str]
+) -> int:
+    """The prompt tokens of the chat that `ask` maps onto; `names` as in `serve_chat`."""
+    with renamed_fields(names):
+        prompt = chat_prompt(chat)
+        found = await service.intake.tokenization.chat(ask.caller, ask.body.model, prompt, has_strings=False)
+    return len(found.token_ids)
 
 
 def event(kind: str, /, **fields: object) -> bytes:

@@ -1,4 +1,4 @@
-"""POST /v1/responses, buffered or streamed: a mapping onto chat, whose jobs and streams it shares."""
+"""POST /v1/responses, buffered or streamed, and /v1/responses/input_tokens: a mapping onto chat."""
 
 import time
 from collections.abc import Iterable
@@ -13,9 +13,16 @@ from controlplane.api.errors import Failure
 from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ShownParts
 from controlplane.api.openai.logprobs import token_logprobs
-from controlplane.api.openai.output_items import ItemChange, ItemEncoder, OutputItem, event, serve_chat
-from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
-from controlplane.api.protocol.responses_messages import ResponsesRequest
+from controlplane.api.openai.output_items import (
+    ItemChange,
+    ItemEncoder,
+    OutputItem,
+    counted_tokens,
+    event,
+    serve_chat,
+)
+from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json
+from controlplane.api.protocol.responses_messages import InputTokensRequest, ResponsesRequest
 from controlplane.core.generation import TokenLogprob
 from controlplane.service.service import Service
 
@@ -33,14 +40,22 @@ _KINDS = {"reasoning": "reasoning_text", "text": "output_text", "call": "functio
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "top_logprobs", "user")
 
 
-def responses_route(service: Service, endpoints: EndpointFactory) -> Route:
-    """The route of responses."""
-    return endpoints.route("/v1/responses", ResponsesRequest, partial(_serve, service))
+def responses_routes(service: Service, endpoints: EndpointFactory) -> list[Route]:
+    """The routes of responses."""
+    return [
+        endpoints.route("/v1/responses", ResponsesRequest, partial(_serve, service)),
+        endpoints.route("/v1/responses/input_tokens", InputTokensRequest, partial(_count, service)),
+    ]
 
 
 async def _serve(service: Service, ask: ParsedRequest[ResponsesRequest], send: Send) -> None:
     encoder = partial(ResponseEncoder, ask.request_id, ask.body)
     await serve_chat(service, ask, ask.body.chat, send, encoder=encoder, names=_FIELDS)
+
+
+async def _count(service: Service, ask: ParsedRequest[InputTokensRequest], send: Send) -> None:
+    tokens = await counted_tokens(service, ask, ask.body.chat, names=_FIELDS)
+    await send_json(send, orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens}), [])
 
 
 class ResponseEncoder(ItemEncoder):

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import orjson
 from fastapi import APIRouter
@@ -10,6 +12,7 @@ from starlette.responses import Response
 
 from controlplane import __version__
 from controlplane.api.auth import caller_of, require_metrics_key
+from controlplane.api.error_dialects import is_anthropic
 from controlplane.api.errors import Problem, down_headers
 from controlplane.api.settings import settings_for
 from controlplane.api.startup import starting_response
@@ -28,6 +31,8 @@ def status_routes(service: Service) -> APIRouter:
     @routes.get("/v1/models", response_model=None)
     async def list_models(request: Request) -> Response:
         caller_of(request.headers, settings_for(request))
+        if is_anthropic(request.headers):
+            return json_response(_anthropic_list(service.status.models(), created))
         return json_response(
             {"object": "list", "data": [_shown(card, created) for card in service.status.models()]}
         )
@@ -35,6 +40,7 @@ def status_routes(service: Service) -> APIRouter:
     @routes.get("/v1/models/{model_id:path}", response_model=None)
     async def show_model(request: Request, model_id: str) -> Response:
         caller_of(request.headers, settings_for(request))
+        shown = _anthropic_model if is_anthropic(request.headers) else _shown
         cards = {card.id: card for card in service.status.models()}
         if model_id not in cards:
             raise Problem(
@@ -43,7 +49,7 @@ def status_routes(service: Service) -> APIRouter:
                 param="model",
                 code="model_not_found",
             )
-        return json_response(_shown(cards[model_id], created))
+        return json_response(shown(cards[model_id], created))
 
     @routes.get("/version", response_model=None)
     async def show_version() -> Response:
@@ -89,6 +95,24 @@ async def readiness(service: Service, timeout_s: float) -> Response:
 def json_response(body: object) -> Response:
     """A JSON response with status 200."""
     return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _anthropic_list(cards: Sequence[ModelCard], created: int) -> dict[str, object]:
+    """The models of /v1/messages, on one page."""
+    data = [_anthropic_model(card, created) for card in cards if card.kind == "generate"]
+    ids = [model["id"] for model in data] or [None]
+    return {"data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
+
+
+def _anthropic_model(card: ModelCard, created: int) -> dict[str, object]:
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": card.max_model_len,
+    }
 
 
 def _shown(card: ModelCard, created: int) -> dict[str, object]:

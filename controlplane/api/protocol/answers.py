@@ -240,6 +240,13 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
+class InputTokenCount(BaseModel):
+    """Answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ModelEntry(BaseModel):
     """A model at /v1/models; an adapter has the name of its model as `parent`."""
 
@@ -258,6 +265,26 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelEntry]
+
+
+class AnthropicModel(BaseModel):
+    """A chat model at /v1/models for requests with the header `anthropic-version`."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+
+
+class AnthropicModelList(BaseModel):
+    """Answer of GET /v1/models with the header `anthropic-version`, all models on one page."""
+
+    data: list[AnthropicModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False]
 
 
 class ServerVersion(BaseModel):

@@ -12,6 +12,7 @@ KIND_OF_PATH: Mapping[str, Kind] = {
     "/v1/chat/completions": Kind.GENERATE,
     "/v1/completions": Kind.GENERATE,
     "/v1/responses": Kind.GENERATE,
+    "/v1/responses/input_tokens": Kind.GENERATE,
     "/v1/messages": Kind.GENERATE,
     "/v1/messages/count_tokens": Kind.GENERATE,
     "/v1/embeddings": Kind.EMBED,

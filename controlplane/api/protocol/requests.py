@@ -84,6 +84,7 @@ UNSERVED = {
     "moderation": "leave it out",
     "normalize": "the operator sets it for each embedding model; leave it out",
     "padding": "inputs are not padded to the model's maximum; leave it out",
+    "personality": "write it into instructions",
     "previous_response_id": "responses are not stored; send all earlier items in input",
     "priority": "servers disagree on its meaning; use service_class",
     "rank_fields": "documents are ranked by their text; write the fields into it",

@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses: the stateless subset of OpenAI's Responses protocol, mapped onto chat.
+"""Bodies of POST /v1/responses and /v1/responses/input_tokens: OpenAI's stateless subset, mapped onto chat.
 
 The whole conversation is in `input`; nothing is stored. As strict as all other bodies. Imports only
 `requests` and `types`.
@@ -160,8 +160,8 @@ def _stated(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if value is not None}
 
 
-class ResponsesRequest(Objectives):
-    """Body of POST /v1/responses."""
+class InputTokensRequest(Objectives):
+    """Body of POST /v1/responses/input_tokens: the fields that make the prompt."""
 
     model: Name
     input: Annotated[
@@ -170,9 +170,6 @@ class ResponsesRequest(Objectives):
         BeforeValidator(_as_items),
     ]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: (
         Annotated[
@@ -184,6 +181,56 @@ class ResponsesRequest(Objectives):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+
+    # Only the value of a stateless response is accepted.
+    truncation: Literal["disabled"] | None = None
+
+    # Known, not supported.
+    conversation: None = None
+    personality: None = None
+    previous_response_id: None = None
+
+    @model_validator(mode="after")
+    def _prompt_rules_hold(self) -> Self:
+        choice = self.tool_choice
+        names = {tool["name"] for tool in self.tools or ()}
+        check_tool_choice(choice, choice["name"] if isinstance(choice, dict) else None, names)
+        chosen = self.text.format if self.text else None
+        if chosen and chosen["type"] == "json_schema" and not {"name", "schema"} <= chosen.keys():
+            raise conflict("text.format", 'of type "json_schema" needs name and schema; add them')
+        _check_items(self.input)
+        # Here, because a large body is validated in a thread.
+        _ = self.messages
+        return self
+
+    @cached_property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat messages."""
+        return [*_instructions(self.instructions), *_messages(self.input)]
+
+    @property
+    def chat(self) -> ChatCompletionRequest:
+        """The same request to chat; its parts are valid, because those of this one are."""
+        choice = self.tool_choice
+        return ChatCompletionRequest.model_construct(
+            model=self.model,
+            messages=self.messages,
+            tools=[{"type": "function", "function": _function(tool)} for tool in self.tools or ()] or None,
+            tool_choice=_named(choice["name"]) if isinstance(choice, dict) else choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=_response_format(self.text),
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            service_class=self.service_class,
+            slo=self.slo,
+        )
+
+
+class ResponsesRequest(InputTokensRequest):
+    """Body of POST /v1/responses."""
+
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     include: Annotated[list[str], Field(max_length=_MAX_METADATA, fail_fast=True)] | None = None
     stream: bool | None = None
@@ -208,16 +255,13 @@ class ResponsesRequest(Objectives):
     store: bool | None = None
     background: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled"] | None = None
 
     # Known, not supported.
     access_programs: None = None
     context_management: None = None
-    conversation: None = None
     image: None = None
     max_tool_calls: None = None
     moderation: None = None
-    previous_response_id: None = None
     # Not as those above: in other bodies the name has other meanings.
     prompt: Any = None
 
@@ -229,21 +273,9 @@ class ResponsesRequest(Objectives):
             raise conflict("background", "a response ends with its connection; leave it out")
         if self.prompt is not None:
             raise conflict("prompt", "stored prompts are not supported; send the text itself in input")
-        choice = self.tool_choice
-        names = {tool["name"] for tool in self.tools or ()}
-        check_tool_choice(choice, choice["name"] if isinstance(choice, dict) else None, names)
-        chosen = self.text.format if self.text else None
-        if chosen and chosen["type"] == "json_schema" and not {"name", "schema"} <= chosen.keys():
-            raise conflict("text.format", 'of type "json_schema" needs name and schema; add them')
-        _check_items(self.input)
         # Here, because a large body is validated in a thread.
-        _ = self.messages, self.echo
+        _ = self.echo
         return self
-
-    @cached_property
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation as chat messages."""
-        return [*_instructions(self.instructions), *_messages(self.input)]
 
     @cached_property
     def echo(self) -> dict[str, orjson.Fragment]:
@@ -256,25 +288,15 @@ class ResponsesRequest(Objectives):
 
     @property
     def chat(self) -> ChatCompletionRequest:
-        """The same request to chat; its parts are valid, because those of this one are."""
+        """The same request to chat."""
         wants_logprobs = self.top_logprobs is not None or _LOGPROBS in (self.include or ())
-        choice = self.tool_choice
-        return ChatCompletionRequest.model_construct(
-            model=self.model,
-            messages=self.messages,
-            max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            stream=self.stream,
-            tools=[{"type": "function", "function": _function(tool)} for tool in self.tools or ()] or None,
-            tool_choice=_named(choice["name"]) if isinstance(choice, dict) else choice,
-            parallel_tool_calls=self.parallel_tool_calls,
-            response_format=_response_format(self.text),
-            reasoning_effort=self.reasoning.effort if self.reasoning else None,
-            logprobs=wants_logprobs or None,
-            top_logprobs=self.top_logprobs if wants_logprobs else None,
-            service_class=self.service_class,
-            slo=self.slo,
+        return super().chat.model_copy(
+            update={
+                "max_completion_tokens": self.max_output_tokens,
+                "logprobs": wants_logprobs or None,
+                "top_logprobs": self.top_logprobs if wants_logprobs else None,
+                **{name: getattr(self, name) for name in ("temperature", "top_p", "stream")},
+            }
         )
 
 

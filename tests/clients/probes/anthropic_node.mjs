@@ -39,6 +39,11 @@ await probe.run({
     const { usage } = await client.messages.create(asked);
     probe.check(counted.input_tokens === usage.input_tokens + usage.cache_read_input_tokens, usage);
   },
+  async models() {
+    const names = [];
+    for await (const model of client.models.list()) names.push(model.id);
+    probe.check(names.includes(probe.CHAT), names);
+  },
   async errors() {
     const error = await probe.refusal(() => client.messages.create({ ...asked, model: "nobody" }));
     probe.check(error instanceof Anthropic.NotFoundError, error);

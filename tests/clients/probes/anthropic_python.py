@@ -54,6 +54,11 @@ def tokens() -> None:
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
+def models() -> None:
+    assert probe.CHAT in {model.id for model in client.models.list()}
+    assert client.models.retrieve(probe.CHAT).type == "model"
+
+
 def errors() -> None:
     try:
         client.messages.create(model="nobody", messages=probe.HELLO, max_tokens=1)
@@ -80,6 +85,7 @@ probe.run(
         "tools": tools,
         "structured output": structured,
         "tokens": tokens,
+        "models": models,
         "errors": errors,
         "images": image,
     },

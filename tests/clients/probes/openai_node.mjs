@@ -46,6 +46,12 @@ await probe.run({
     const answer = await client.embeddings.create({ model: probe.EMBEDDINGS, input: probe.TEXTS });
     probe.checkVectors(answer.data.map((row) => row.embedding));
   },
+  async tokens() {
+    const asked = { model: probe.CHAT, input: "Hello" };
+    const counted = await client.responses.inputTokens.count(asked);
+    const { usage } = await client.responses.create({ ...asked, max_output_tokens: 1 });
+    probe.check(counted.input_tokens === usage.input_tokens, usage);
+  },
   async models() {
     const names = (await client.models.list()).data.map((model) => model.id);
     probe.check(names.includes(probe.CHAT) && names.includes(probe.EMBEDDINGS), names);

@@ -67,6 +67,12 @@ def embeddings() -> None:
     probe.check_vectors(row.embedding for row in answer.data)
 
 
+def tokens() -> None:
+    counted = client.responses.input_tokens.count(model=probe.CHAT, input="Hello")
+    answer = client.responses.create(model=probe.CHAT, input="Hello", max_output_tokens=1)
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
 def models() -> None:
     names = {model.id for model in client.models.list()}
     assert {probe.CHAT, probe.EMBEDDINGS, probe.RERANKER} <= names, names
@@ -98,6 +104,7 @@ probe.run(
         "structured output": structured,
         "responses": responses,
         "embeddings": embeddings,
+        "tokens": tokens,
         "models": models,
         "errors": errors,
         "images": image,

@@ -122,6 +122,22 @@ async def test_count_tokens(client: anthropic.AsyncAnthropic):
     assert counted.input_tokens == message.usage.input_tokens == 11
 
 
+async def test_models(client: anthropic.AsyncAnthropic):
+    found = [model async for model in client.models.list()]
+    assert [model.id for model in found] == [CHAT_MODEL]
+    assert (await client.models.retrieve(CHAT_MODEL)) == found[0]
+    assert (found[0].display_name, found[0].max_input_tokens, found[0].lifecycle) == (
+        CHAT_MODEL,
+        256,
+        "active",
+    )
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await client.models.retrieve("nobody")
+    assert caught.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.AuthenticationError):
+        await client.with_options(api_key="wrong").models.list()
+
+
 async def test_options_become_those_of_chat(client: anthropic.AsyncAnthropic, locked: Stage):
     await client.messages.create(
         **asked(stop_sequences=["END"], metadata={"user_id": "u"}),

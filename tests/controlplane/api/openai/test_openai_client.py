@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import openai
@@ -24,6 +25,7 @@ from tests.controlplane.api.scripted_server import (
 )
 
 _KEY = "sk-of-the-tests"
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 _HI: list[dict[str, str]] = [{"role": "user", "content": "hi"}]
 
 
@@ -68,6 +70,31 @@ async def test_embeddings_in_base64(client: openai.AsyncOpenAI):
     got, expected = ([row.embedding for row in data] for data in (reply.data, plain.data))
     np.testing.assert_array_equal(np.float32(got), np.float32(expected))
     assert reply.usage.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"instructions": "Be short."}, {"tools": [TOOL]}, {"reasoning": {"effort": "low"}}]
+)
+async def test_input_tokens_are_those_of_the_response(client: openai.AsyncOpenAI, fields: dict[str, Any]):
+    counted = await client.responses.input_tokens.count(model=CHAT_MODEL, input="hi", **fields)
+    response = await client.responses.create(model=CHAT_MODEL, input="hi", **fields)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == response.usage.input_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "r"}, "previous_response_id"),
+        ({"personality": "friendly"}, "personality"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": "x" * 300}, "input"),
+    ],
+)
+async def test_input_that_cannot_be_counted_is_named(client: openai.AsyncOpenAI, fields, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.input_tokens.count(**{"model": CHAT_MODEL, "input": "hi"} | fields)
+    assert caught.value.param == param
 
 
 async def test_models(client: openai.AsyncOpenAI):
