@@ -62,9 +62,9 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Of the results with embeddings only load and simulated-mix-prefill have the present price of their passes
-([0064](decisions/0064-requests-that-wait-for-a-place-have-a-price.md)); embed-many has the first version of
-it, which gives the same there, and traces are of the rules before it. Admission, quota, memory-pressure,
+Of the results with embeddings only load, simulated-mix-prefill and embed-many have the present price of their
+passes ([0064](decisions/0064-requests-that-wait-for-a-place-have-a-price.md)); traces are of the rules before
+it. Admission, quota, memory-pressure,
 tpot, forecast and retry-after also precede the time of embedding passes
 ([0061](decisions/0061-embedding-passes-take-an-affine-time.md)), the eviction of late embedding calls
 ([0062](decisions/0062-embedding-calls-that-lost-their-deadline-are-evicted.md)) and the present choice of
