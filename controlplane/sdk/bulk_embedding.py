@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.api.protocol.requests import MAX_INPUTS, Usage
-from controlplane.sdk.adaptive_concurrency import AdaptiveConcurrency
 from controlplane.sdk.api_calls import HttpCall, embed_call
 from controlplane.sdk.call_options import Options
 from controlplane.sdk.errors import ApiError, ConnectionLost, RateLimited
@@ -41,6 +40,39 @@ class EmbeddedBatch:
     def stop(self) -> int:
         """The number of the first text after this batch."""
         return self.start + len(self.texts)
+
+
+class AdaptiveConcurrency:
+    """Number of calls to keep open: additive increase, multiplicative decrease (Chiu and Jain 1989).
+
+    Until the first refusal each success adds one call, afterwards a window of successes does. A refusal
+    multiplies the number by 7/8, as in DECbit (Ramakrishnan and Jain 1990), because a server without a free
+    place in its queue is still busy. Refusals of calls that were sent before the last decrease change
+    nothing: they report the same overload.
+    """
+
+    DECREASE = 7 / 8
+    FIRST = 4.0
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._size = min(self.FIRST, largest)
+        self._lowered_at = float("-inf")
+
+    @property
+    def size(self) -> int:
+        """Calls to keep open, at least 1."""
+        return int(self._size)
+
+    def succeeded(self) -> None:
+        """Adds a call, before the first refusal for each success, then for each window of successes."""
+        has_refused = self._lowered_at > float("-inf")
+        self._size = min(self._largest, self._size + (1 / self._size if has_refused else 1))
+
+    def refused(self, sent_at: float, now: float) -> None:
+        """Lowers the number of calls, once for all calls that were open at that time."""
+        if sent_at >= self._lowered_at:
+            self._size, self._lowered_at = max(1.0, self._size * self.DECREASE), now
 
 
 class TokenEstimate:
@@ -163,7 +195,7 @@ class BulkEmbedding:
         """Records the result or the error of a call."""
         del self._sent[batch.start]
         if isinstance(outcome, Embeddings):
-            self.concurrency.succeeded(len(batch.texts), batch.sent_at, now)
+            self.concurrency.succeeded()
             self._is_refused = False
             self._estimate.learn(batch.texts, outcome.usage.prompt_tokens)
             found = EmbeddedBatch(batch.start, batch.texts, outcome.vectors, outcome.usage)

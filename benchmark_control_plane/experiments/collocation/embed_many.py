@@ -38,8 +38,7 @@ from benchmark_control_plane.common.results_file import add_results, write_or_pr
 from benchmark_control_plane.common.servers import interrupt_on_sigterm, serving, tandem_server
 from benchmark_control_plane.experiments.collocation.interference import passage
 from controlplane.sdk import Tandem
-from controlplane.sdk.adaptive_concurrency import AdaptiveConcurrency
-from controlplane.sdk.bulk_embedding import BulkEmbedding
+from controlplane.sdk.bulk_embedding import AdaptiveConcurrency, BulkEmbedding
 
 _CONFIG = Path(__file__).parents[3] / "configs" / "dev.yaml"
 _CHAT_WORDS, _OUTPUT_TOKENS = 40, 48
@@ -65,9 +64,9 @@ class FixedConcurrency(AdaptiveConcurrency):
 
     def __init__(self, calls: int) -> None:
         super().__init__(calls)
-        self._kept = float(calls)
+        self._size = float(calls)
 
-    def succeeded(self, texts: int, sent_at: float, now: float) -> None:
+    def succeeded(self) -> None:
         """Changes nothing."""
 
     def refused(self, sent_at: float, now: float) -> None:
