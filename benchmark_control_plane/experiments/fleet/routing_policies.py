@@ -1,13 +1,19 @@
 """Studies of routing on simulated fleets: staleness, policies, lost boxes, and the rate that a fleet carries.
 
     python -m benchmark_control_plane.experiments.fleet.routing_policies STUDY [--boxes N] [--seconds S]
-        [--rate R] [--seeds 1 2 3] [--results FILE]
+        [--warm-up S] [--rate R] [--seeds 1 2 3] [--results FILE]
 
-- `staleness`: policies that use reports, at several periods of reports and numbers of routers.
+- `staleness`: policies that use reports, at several periods of reports; and those that do not.
 - `policies`: all policies, on equal and unequal boxes, with shared prefixes, bursts, and above capacity.
+- `choices`: Tandem's policy with 2, 4, 8 and all boxes compared, at several periods of reports.
+- `retries`: Tandem's policy with and without a second try after a refusal, at the rate and 130 % of it.
 - `faults`: a twentieth of the boxes dies for a third of the time.
+- `router-lost`: one of four routers is down for a third of the time.
 - `capacity`: for each number of boxes, the rate per box at which 90 % of the requests meet their objectives.
-- `scale`: one run of `--boxes` boxes: events per second and memory.
+- `scale`: one run of `--boxes` boxes, as one fleet or in `--cells`: events per second and memory.
+
+Requests that arrive within `--warm-up` seconds load the boxes and are not counted, except by `capacity` and
+`scale`.
 
 Boxes have the step time of `BoxModel`, reasoned for a model of 8 billion parameters on one GPU and not
 measured, and a TTFT objective of 0.5 s.
@@ -15,6 +21,7 @@ measured, and a TTFT objective of 0.5 s.
 
 import argparse
 import resource
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -23,6 +30,7 @@ from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, print_json
 from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.simulator.cluster.cells import FleetTotals, simulate_cells
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
 from benchmark_control_plane.simulator.cluster.scenario import (
     Fate,
@@ -32,9 +40,15 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     RoutingPolicy,
 )
 
-_PERIODS = (0.05, 0.2, 0.5, 1.0, 5.0)
-_ROUTERS = (1, 4, 16)
+_PERIODS = (0.01, 0.2, 1.0, 5.0)
+_CHOICES = (2, 4, 8)
 _BY_REPORTS = (RoutingPolicy.TANDEM, RoutingPolicy.TANDEM_REPORT_ONLY, RoutingPolicy.BEST_OF_ALL)
+_WITHOUT_REPORTS = (
+    RoutingPolicy.ROUND_ROBIN,
+    RoutingPolicy.LEAST_CONNECTIONS,
+    RoutingPolicy.RANDOM,
+    RoutingPolicy.PREFIX_STICKY,
+)
 _COMPARED = tuple(each for each in RoutingPolicy if each is not RoutingPolicy.TANDEM_REPORT_ONLY)
 _TTFT = 0.5
 _REPORT_BYTES = 340
@@ -48,19 +62,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--boxes", type=int, nargs="+", default=[64])
     parser.add_argument("--rate", type=float, default=24.0, help="requests per second and box")
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--warm-up", type=float, default=0.0, help="seconds that are not counted")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--cells", type=int, default=1, help="of the study scale, each with its own routers")
+    parser.add_argument("--routers", type=int, default=16, help="of the study scale, of each cell")
+    parser.add_argument("--processes", type=int, default=1, help="of the study scale, with several cells")
     add_results(parser)
     options = parser.parse_args(arguments)
 
     def command() -> dict[str, object]:
-        if min(options.rate, options.seconds, *options.boxes) <= 0:
-            raise BadInput("--rate, --seconds and --boxes: must be above 0")
+        counts = (options.cells, options.routers, options.processes)
+        if min(options.rate, options.seconds - options.warm_up, *options.boxes, *counts) <= 0:
+            raise BadInput("all numbers must be above 0, and --warm-up below --seconds")
+        if any(boxes % options.cells for boxes in options.boxes):
+            raise BadInput(f"--cells {options.cells}: does not divide --boxes")
         simulate_fleet(FleetScenario(2), FleetWorkload.drawn(4, 1, 1))
         found: dict[str, object] = {
             "study": options.study,
             "boxes": options.boxes,
             "rate_per_box": options.rate,
             "seconds": options.seconds,
+            "warm_up": options.warm_up,
             "seeds": options.seeds,
             "rows": list(_STUDIES[options.study](options)),
         }
@@ -72,13 +94,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _staleness(options: argparse.Namespace) -> Iterable[Row]:
+    fleet = FleetScenario(options.boxes[0], ttft=_TTFT)
+    for policy, period in product(_BY_REPORTS, _PERIODS):
+        scenario = replace(fleet, policy=policy, report_period=period)
+        yield {"policy": policy.name, "period": period, **_mean(scenario, options)}
+    for policy in _WITHOUT_REPORTS:
+        yield {"policy": policy.name, "period": None, **_mean(fleet.with_policy(policy), options)}
+
+
+def _choices(options: argparse.Namespace) -> Iterable[Row]:
     boxes = options.boxes[0]
-    fresh = FleetScenario(boxes, routers=1, report_period=0.01, ttft=_TTFT)
-    yield {"policy": "TANDEM", "period": 0.01, "routers": 1, **_mean(fresh, options)}
-    yield {"policy": "RANDOM", **_mean(fresh.with_policy(RoutingPolicy.RANDOM), options)}
-    for period, routers, policy in product(_PERIODS, _ROUTERS, _BY_REPORTS):
-        scenario = FleetScenario(boxes, policy=policy, routers=routers, report_period=period, ttft=_TTFT)
-        yield {"policy": policy.name, "period": period, "routers": routers, **_mean(scenario, options)}
+    for choices, period in product((*_CHOICES, boxes), _PERIODS):
+        scenario = FleetScenario(boxes, choices=choices, report_period=period, ttft=_TTFT)
+        yield {"choices": choices, "period": period, **_mean(scenario, options)}
+
+
+def _retries(options: argparse.Namespace) -> Iterable[Row]:
+    for factor, retries in product((1.0, 1.3), (True, False)):
+        scenario = FleetScenario(options.boxes[0], retries=retries, ttft=_TTFT)
+        rate = round(options.rate * factor, 2)
+        yield {"rate_per_box": rate, "retries": retries, **_mean(scenario, options, factor=factor)}
+
+
+def _router_lost(options: argparse.Namespace) -> Iterable[Row]:
+    third = options.seconds / 3
+    fleet = FleetScenario(options.boxes[0], ttft=_TTFT)
+    for policy, down in product(_COMPARED, (None, (1, third, 2 * third))):
+        scenario = replace(fleet, policy=policy, router_down=down)
+        yield {"policy": policy.name, "router_lost": down is not None, **_mean(scenario, options)}
 
 
 def _policies(options: argparse.Namespace) -> Iterable[Row]:
@@ -143,17 +186,33 @@ def _rate_at(scenario: FleetScenario, options: argparse.Namespace) -> float:
 
 def _scale(options: argparse.Namespace) -> Iterable[Row]:
     for boxes in options.boxes:
-        workload = FleetWorkload.drawn(options.rate * boxes, options.seconds, options.seeds[0])
-        scenario = FleetScenario(boxes, routers=16, ttft=_TTFT)
-        found = simulate_fleet(scenario, workload)
+        in_cell = boxes // options.cells
+        begin = time.perf_counter()
+        found = simulate_cells(
+            FleetScenario(in_cell, routers=options.routers, ttft=_TTFT),
+            options.cells,
+            rate=options.rate * in_cell,
+            seconds=options.seconds,
+            seed=options.seeds[0],
+            processes=options.processes,
+        )
+        own, of_one = (
+            resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
         yield {
             "boxes": boxes,
-            "requests": len(workload),
+            "seconds": options.seconds,
+            "cells": options.cells,
+            "routers_per_cell": options.routers,
+            "processes": options.processes,
+            "requests": found.requests,
             "events": found.events,
-            "wall_seconds": round(found.seconds, 2),
-            "events_per_second": round(found.events / found.seconds),
-            "box_seconds_per_second": round(boxes * options.seconds / found.seconds),
-            "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024),
+            "wall_seconds": round(time.perf_counter() - begin, 2),
+            "cpu_seconds": round(found.cpu_seconds, 2),
+            "events_per_cpu_second": round(found.events / found.cpu_seconds),
+            "box_seconds_per_cpu_second": round(boxes * options.seconds / found.cpu_seconds),
+            # Of the largest child, times their number.
+            "peak_memory_mib": round((own + (options.processes > 1) * options.processes * of_one) / 1_024),
             "hash": found.trace_hash[:16],
             **_figures(found),
         }
@@ -171,13 +230,14 @@ def _mean(
     rows = []
     for seed in options.seeds:
         workload = FleetWorkload.drawn(rate, options.seconds, seed, **(load or {}))
-        rows.append(_figures(simulate_fleet(replace(scenario, seed=seed), workload)))
+        found = simulate_fleet(replace(scenario, seed=seed), workload)
+        rows.append(_figures(found.of(workload.at >= options.warm_up)))
     means = {name: round(fmean(row[name] for row in rows), 2) for name in rows[0]}
     spread = max(row["met_percent"] for row in rows) - min(row["met_percent"] for row in rows)
     return {**means, "met_spread": round(spread, 2)}
 
 
-def _figures(found: FleetResult) -> dict[str, float]:
+def _figures(found: FleetResult | FleetTotals) -> dict[str, float]:
     return {
         "met_percent": round(100 * found.attainment, 3),
         "rejected_percent": round(100 * found.share(Fate.REJECTED), 3),
@@ -190,7 +250,10 @@ def _figures(found: FleetResult) -> dict[str, float]:
 _STUDIES: Mapping[str, Callable[[argparse.Namespace], Iterable[Row]]] = {
     "staleness": _staleness,
     "policies": _policies,
+    "choices": _choices,
+    "retries": _retries,
     "faults": _faults,
+    "router-lost": _router_lost,
     "capacity": _capacity,
     "scale": _scale,
 }

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmark_control_plane.experiments.engine.frontier import points_at
-from benchmark_control_plane.experiments.results_page import fault_rows, prediction_rows
+from benchmark_control_plane.experiments.results_page import fault_rows, fleet_rows, prediction_rows
 from benchmark_control_plane.report import formats
 
 Row = tuple[str, str]
@@ -351,15 +351,6 @@ def against_vllm_bench(content: Mapping[str, Any]) -> Rows:
         )
 
 
-def routing_policies(content: Mapping[str, Any]) -> Rows:
-    for cell in dict.fromkeys(row["cell"] for row in content["rows"]):
-        met = {row["policy"]: row["met_percent"] for row in content["rows"] if row["cell"] == cell}
-        yield (
-            f"Routing on {content['boxes'][0]} simulated boxes, {cell}: requests that met their objectives",
-            ", ".join(f"{name.replace('_', ' ').lower()} {share:.1f} %" for name, share in met.items()),
-        )
-
-
 def _ratio(spread: Mapping[str, float]) -> str:
     return f"{formats.times(spread['median'])} ({spread['min']:.2f} to {spread['max']:.2f})"
 
@@ -386,7 +377,17 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "prediction.json": (PREDICTION, prediction_rows.output_length),
     "prediction-goodput.json": (PREDICTION, prediction_rows.prediction_goodput),
     "ttft-forecast.json": (PREDICTION, prediction_rows.ttft_forecast),
-    "fleet-policies.json": (FLEET, routing_policies),
+    "fleet-policies.json": (FLEET, fleet_rows.policies),
+    "fleet-staleness*.json": (FLEET, fleet_rows.staleness),
+    "fleet-choices.json": (FLEET, fleet_rows.choices),
+    "fleet-retries.json": (FLEET, fleet_rows.retries),
+    "fleet-faults.json": (FLEET, fleet_rows.faults),
+    "fleet-router-lost.json": (FLEET, fleet_rows.router_lost),
+    "fleet-capacity.json": (FLEET, fleet_rows.capacity),
+    "fleet-accuracy*.json": (FLEET, fleet_rows.accuracy),
+    "fleet-order.json": (FLEET, fleet_rows.order),
+    "fleet-scale.json": (FLEET, fleet_rows.scale),
+    "fleet-report-cost.json": (FLEET, fleet_rows.report_cost),
     "hybrid-cost-*.json": (HIDDEN_CACHE, decode_cost),
     "hybrid-attainment.json": (HIDDEN_CACHE, hidden_attainment),
     "mcsf-table.json": (ROUND_MODEL, mcsf_table),

@@ -15,9 +15,12 @@ TINY = ["--boxes", "4", "--seconds", "1", "--seeds", "1", "--rate", "10"]
 @pytest.mark.parametrize(
     ("study", "rows"),
     [
-        pytest.param("staleness", 47, marks=pytest.mark.slow),
+        pytest.param("staleness", 16, marks=pytest.mark.slow),
         pytest.param("policies", 36, marks=pytest.mark.slow),
         pytest.param("faults", 6, marks=pytest.mark.slow),
+        pytest.param("choices", 16, marks=pytest.mark.slow),
+        ("retries", 4),
+        pytest.param("router-lost", 12, marks=pytest.mark.slow),
         ("capacity", 2),
         ("scale", 1),
     ],
@@ -44,7 +47,9 @@ def test_accuracy_is_stated_by_cell_and_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("main", "arguments", "message"),
     [
-        (routing_policies.main, ["scale", "--boxes", "0"], "--rate, --seconds and --boxes: must be above 0"),
+        (routing_policies.main, ["scale", "--boxes", "0"], "all numbers must be above 0"),
+        (routing_policies.main, ["scale", "--boxes", "9", "--cells", "2"], "--cells 2: does not divide"),
+        (routing_policies.main, ["faults", "--warm-up", "30"], "--warm-up below --seconds"),
         (oracle_accuracy.main, ["--seconds", "0"], "--seconds 0.0"),
         (report_cost.main, ["--calls", "1"], "--calls 1: must be at least 10"),
     ],
