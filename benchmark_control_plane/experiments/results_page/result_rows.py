@@ -9,7 +9,12 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmark_control_plane.experiments.engine.frontier import points_at
-from benchmark_control_plane.experiments.results_page import fault_rows, fleet_rows, prediction_rows
+from benchmark_control_plane.experiments.results_page import (
+    collocation_rows,
+    fault_rows,
+    fleet_rows,
+    prediction_rows,
+)
 from benchmark_control_plane.report import formats
 
 Row = tuple[str, str]
@@ -106,19 +111,6 @@ def cancellation(content: Mapping[str, Any]) -> Rows:
         f"median of {content['rounds']} and longest (`configs/dev.yaml`, with a load average of "
         f"{content['load_average']:.0f} before it)",
         "<br>".join(times),
-    )
-
-
-def bulk_embedding(content: Mapping[str, Any]) -> Rows:
-    found = []
-    for name, each in content["medians"].items():
-        texts = f", {each['texts_per_s']:.0f} texts/s, {each['lost']:g} lost" if "texts_per_s" in each else ""
-        found.append(f"{name}: {formats.share(each['attainment'])}{texts}")
-    yield (
-        f"Chats in time at {content['load']:.0%} of a simulated engine's capacity beside `embed_many`, with "
-        "the client's own number of open calls and with fixed ones, medians of "
-        f"{len(content['windows']['embed_many'])} seeds",
-        "<br>".join(found),
     )
 
 
@@ -248,48 +240,6 @@ def _rate_ratios(
     ]
 
 
-def interference(content: Mapping[str, Any]) -> Rows:
-    interval = content["workload"]["burst_interval_s"]
-    for key, cell in content.items():
-        if not key.startswith("chat_"):
-            continue
-        ratio, rate = cell["tandem_over_naive"], key.split("_")[1]
-        burst = min(cell["unloaded_burst_s"].values())
-        tandem, naive = (formats.share(cell[name]["burst_attainment"]) for name in ("tandem", "naive"))
-        alone = cell["alone"]["tandem"]["p99_ttft_ms"] / cell["naive"]["p99_ttft_ms"]
-        yield (
-            f"Chat at {rate}/s and a burst of passages every {interval:g} s ({burst:.2g} s on an idle "
-            "machine) on two cores: Tandem relative to two independent servers",
-            f"P99 TTFT {formats.times(ratio['p99_ttft_ms'])} ({formats.times(alone)} without passages), "
-            f"P99 TPOT {formats.times(ratio['p99_tpot_ms'])}, "
-            f"passages/s {formats.times(ratio['passages_per_s'])}; bursts that met their deadline: {tandem} "
-            f"(independent servers {naive}); medians of {len(cell['runs'])} runs",
-        )
-
-
-def embedding_throughput(content: Mapping[str, Any]) -> Rows:
-    for texts in ("queries", "passages"):
-        ratios = content[texts]["ratios"]
-        yield (
-            f"Throughput of the embedding engine on {texts}",
-            f"{formats.times(ratios['engine_over_encode'])} that of `encode` on all texts at once; over HTTP "
-            f"{formats.times(ratios['tandem_http_over_encode'])} that of `encode` and "
-            f"{formats.times(ratios['tandem_http_over_infinity_http'])} that of infinity-emb",
-        )
-
-
-def simulated_mix(content: Mapping[str, Any]) -> Rows:
-    policies, best = content["summary"]["policies"], content["summary"]["best_static"]
-    free = policies["no quota"]
-    yield (
-        "SLO attainment with adaptive quotas, mean of chat and embeddings (45 mixes and loads, simulated "
-        "H100)",
-        f"{formats.share(policies['dynamic']['both'])}; best fixed split "
-        f"{formats.share(policies[best]['both'])}; no quotas {formats.share(free['both'])}, with "
-        f"{free['failed_batches']:,} batches failed for lack of memory",
-    )
-
-
 _FORMS = {"m0": "hidden states, restored", "m1": "half restored", "m2": "absorbed"}
 
 
@@ -370,10 +320,10 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "workflow-trace.json": (GATE, workflows),
     "engine-frontier.json": (ENGINE, engine_frontier),
     "plugin-cost.json": (ENGINE, plugin_cost),
-    "collocation.json": (COLLOCATION, interference),
-    "embedding-throughput.json": (COLLOCATION, embedding_throughput),
-    "collocated-mix.json": (COLLOCATION, simulated_mix),
-    "embed-many.json": (COLLOCATION, bulk_embedding),
+    "collocation.json": (COLLOCATION, collocation_rows.interference),
+    "embedding-throughput.json": (COLLOCATION, collocation_rows.embedding_throughput),
+    "collocated-mix.json": (COLLOCATION, collocation_rows.simulated_mix),
+    "embed-many.json": (COLLOCATION, collocation_rows.bulk_embedding),
     "prediction.json": (PREDICTION, prediction_rows.output_length),
     "prediction-goodput.json": (PREDICTION, prediction_rows.prediction_goodput),
     "ttft-forecast.json": (PREDICTION, prediction_rows.ttft_forecast),
