@@ -125,7 +125,8 @@ NOT_RUN: Mapping[str, str] = {
     r"ops/README.md debootstrap .*": "needs root and a network",
     r"ops/README.md python ops/image/run_steps.py .*": "needs root and a network",
     r"ops/README.md (cp|systemctl) .*": "needs root",
-    r"ops/README.md (helm|kubectl) .*": "needs a cluster",
+    r"(ops/README|docs/fleet).md (helm|kubectl) .*": "needs a cluster",
+    r"docs/fleet.md curl http://ADDRESS.*": "needs a cluster",
     r"docs/fleet.md tandem fleet serve .*": "needs a cluster, of Ray",
 }
 """Reasons why commands are not run, by a pattern of page and command."""

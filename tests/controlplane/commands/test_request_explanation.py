@@ -26,7 +26,7 @@ from tests.controlplane.api.scripted_server import (
 SECTIONS = {
     "server": {"admin_key_sha256": sha256(b"root").hexdigest()},
     "classes": {
-        "interactive": {"priority": 5, "ttft_ms": 400, "default": True},
+        "interactive": {"priority": 5, "ttft_ms": 3_000, "default": True},
         "batch": {"sheddable": False},
     },
     "admission": {"engine_queue": 0, "max_waiting": 1},
@@ -44,7 +44,6 @@ def test_every_reason_has_the_dashboards_words():
 async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
     monkeypatch.setenv(KEY_VARIABLE, "root")
     async with staged(is_stepped=True, **SECTIONS) as stage, listening(stage.app) as url:
-        # Long, so that the predicted wait, and the time to preempt in, exceed a pause of a busy machine.
         stage.generator.default = Script(tokens=200)
 
         def ask(name: str, service_class: str, tokens: int) -> asyncio.Task:
@@ -58,10 +57,16 @@ async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
 
         batch = [ask(f"batch-{n}", "batch", 200) for n in range(MAX_RUNNING)]
         await stage.generator.until_runs(MAX_RUNNING)
-        stage.generator.allow(3)
-        await until(lambda: all(t.timeline.output_tokens >= 3 for t in stage.service.gate.tickets()))
+        # 200 tokens at this pace are a longer wait than the urgent request has, so that it preempts at once.
+        for tokens in range(1, 4):
+            stage.generator.allow()
+            await until(
+                lambda n=tokens: all(t.timeline.output_tokens >= n for t in stage.service.gate.tickets())
+            )
+            await asyncio.sleep(0.05)
         asked = [*batch, ask("urgent", "interactive", 3)]
-        await stage.generator.until_runs(MAX_RUNNING + 1)
+        async with asyncio.timeout(10):
+            await stage.generator.until_runs(MAX_RUNNING + 1)
         asked += [ask(f"late-{n}", "batch", 200) for n in range(3)]
         await until(lambda: any(task.done() for task in asked))
         async with asyncio.timeout(10):
@@ -78,7 +83,7 @@ async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
             text for text in [await explain(f"batch-{n}") for n in range(MAX_RUNNING)] if "PREEMPTED" in text
         )
         assert re.search(r"PREEMPTED by the gate for urgent-\d+; \d+ tokens to compute again", victim)
-        assert re.search(r"objectives: ttft 400 ms\n.*(DEFER  no_slot|ADMIT)", await explain("urgent"))
+        assert re.search(r"objectives: ttft 3000 ms\n.*(DEFER  no_slot|ADMIT)", await explain("urgent"))
         found = json.loads(await explain("urgent", "--json"))
         assert [request["request"]["class"] for request in found["requests"]] == ["interactive"]
         assert await asyncio.to_thread(main, ["explain", "nobody", "--server", url]) == 2
