@@ -4,7 +4,17 @@ import asyncio
 
 import pytest
 
-from tests.clients.client_table import CLIENTS, FEATURES, NO_CALL, NOT_SERVED, PAGE, Row, table_of, with_table
+from tests.clients.client_table import (
+    CLIENTS,
+    FEATURES,
+    NO_CALL,
+    NOT_SERVED,
+    PAGE,
+    Client,
+    Row,
+    table_of,
+    with_table,
+)
 from tests.clients.recipes import SHOWN_URL, recipes
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
