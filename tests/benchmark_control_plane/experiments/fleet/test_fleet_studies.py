@@ -19,7 +19,7 @@ TINY = ["--boxes", "4", "--seconds", "1", "--seeds", "1", "--rate", "10"]
         pytest.param("policies", 36, marks=pytest.mark.slow),
         pytest.param("faults", 6, marks=pytest.mark.slow),
         pytest.param("choices", 16, marks=pytest.mark.slow),
-        ("retries", 4),
+        pytest.param("retries", 4, marks=pytest.mark.slow),
         pytest.param("router-lost", 12, marks=pytest.mark.slow),
         ("capacity", 2),
         ("scale", 1),
