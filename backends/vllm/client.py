@@ -359,7 +359,8 @@ def _load_engine() -> "type[VllmEngine]":
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     with paused_collection():
         from backends.vllm.engine import VllmEngine
-
+        from backends.vllm.token_texts import remember_token_texts
+    remember_token_texts()
     return VllmEngine
 
 

@@ -14,7 +14,7 @@ import orjson
 from starlette.types import Send
 
 from controlplane.api.post_endpoint import send_json, ticket_headers
-from controlplane.core.generation import Delta, TokenLogprob
+from controlplane.core.generation import Delta
 from controlplane.service.gate.gate import Gate
 from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.ticket import Ticket
@@ -120,14 +120,12 @@ class Choice(ABC):
 
     def __init__(self, text: str = "") -> None:
         self.text = [text]
-        self.logprobs: list[TokenLogprob] = []
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
         """Appends `delta`."""
         self.text.append(delta.text)
-        self.logprobs.extend(delta.logprobs)
         if delta.finish_reason is not None:
             self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
 

@@ -1,21 +1,22 @@
 """POST /v1/chat/completions, buffered or streamed."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import orjson
 from starlette.routing import Route
 from starlette.types import Send
 
 from controlplane.api.openai.buffered import Choice, UsageCounter, send_whole
-from controlplane.api.openai.logprobs import chat_logprobs
+from controlplane.api.openai.logprobs import chat_entries, chat_logprobs
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
 from controlplane.api.openai.streaming import ChunkEncoder, Envelope, ending, send_stream
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.protocol.requests import ChatCompletionRequest
-from controlplane.core.generation import Delta, TokenLogprob
+from controlplane.core.generation import Delta
 from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.service import Service
 
@@ -101,9 +102,9 @@ class ShownParts:
         """The tool calls of `delta`; only the first call of the message with `parallel_tool_calls: false`."""
         return [call for call in delta.tool_calls if not self.is_single_call or call["index"] == 0]
 
-    def logprobs(self, tokens: Iterable[TokenLogprob]) -> dict[str, object] | None:
+    def logprobs(self, entries: list[orjson.Fragment]) -> dict[str, object] | None:
         """The `logprobs` object, or None if the request does not ask for it."""
-        return chat_logprobs(tokens) if self.has_logprobs else None
+        return chat_logprobs(entries) if self.has_logprobs else None
 
 
 class ChatChunkFormat:
@@ -132,7 +133,7 @@ class ChatChunkFormat:
         return {
             "index": delta.index,
             "delta": fields,
-            "logprobs": self._shown.logprobs(delta.logprobs),
+            "logprobs": self._shown.logprobs(chat_entries(delta.logprobs)),
             **ending(delta),
         }
 
@@ -146,6 +147,7 @@ class ChatChoice(Choice):
     def __init__(self, shown: ShownParts) -> None:
         super().__init__()
         self._shown = shown
+        self._entries: list[orjson.Fragment] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
 
@@ -153,6 +155,7 @@ class ChatChoice(Choice):
         """Appends `delta`, tool calls included."""
         delta = self._shown.filtered(delta)
         super().add(delta)
+        self._entries += chat_entries(delta.logprobs)
         self._reasoning.append(delta.reasoning)
         for part in self._shown.calls(delta):
             self._add_call(part)
@@ -177,5 +180,5 @@ class ChatChoice(Choice):
             message["tool_calls"] = calls
         return {
             "message": message,
-            "logprobs": self._shown.logprobs(self.logprobs),
+            "logprobs": self._shown.logprobs(self._entries),
         }

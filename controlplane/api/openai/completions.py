@@ -152,19 +152,21 @@ class CompletionChoice(Choice):
     def __init__(self, body: CompletionRequest, echo: EchoedPrompt) -> None:
         super().__init__(echo.text)
         self._body = body
+        self._logprobs: list[TokenLogprob] = []
         self._first = echo.first_token if body.echo else None
 
     def add(self, delta: Delta) -> None:
         """Appends `delta`, the first one with the log probabilities of the prompt."""
-        self.logprobs.extend(_prompt_tokens(delta))
-        super().add(_shown(self._body, delta))
+        shown = _shown(self._body, delta)
+        self._logprobs += (*_prompt_tokens(delta), *shown.logprobs)
+        super().add(shown)
 
     def fields(self) -> dict[str, object]:
         """The text and its logprobs."""
         has_logprobs = self._body.logprobs is not None
         return {
             "text": "".join(self.text),
-            "logprobs": completion_logprobs(self.logprobs, offset=0, first=self._first)
+            "logprobs": completion_logprobs(self._logprobs, offset=0, first=self._first)
             if has_logprobs
             else None,
         }

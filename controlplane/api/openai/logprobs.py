@@ -1,34 +1,55 @@
-"""Log probabilities in OpenAI's two formats: chat and completions."""
+"""Log probabilities in OpenAI's two formats: chat and completions.
+
+An entry of a chat is encoded as soon as its token is there: twenty alternatives for each token of a long
+answer are megabytes of JSON, which would stop the event loop at the answer's end.
+"""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+
+import orjson
 
 from controlplane.core.generation import TokenLogprob
 
 # Stands for minus infinity, which JSON cannot express.
 _FLOOR = -9999.0
 _REPLACEMENT = "\ufffd"
+_UNKNOWN, _EMPTY = b"null", b"[]"
 
 
-def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, object]:
-    """The `logprobs` object of a chat choice."""
-    return {"content": token_logprobs(tokens), "refusal": None}
+def chat_logprobs(entries: list[orjson.Fragment]) -> dict[str, object]:
+    """The `logprobs` object of a chat choice with the `entries` of its tokens."""
+    return {"content": entries, "refusal": None}
 
 
-def token_logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """One object per token of a chat, with the likeliest tokens of its position."""
-    return [
-        _entry(token.token, token.logprob)
-        | {"top_logprobs": [_entry(text, logprob) for text, logprob in token.top]}
-        for token in tokens
-    ]
+def chat_entries(tokens: Iterable[TokenLogprob]) -> list[orjson.Fragment]:
+    """One encoded object per token of a chat, with the likeliest tokens of its position.
+
+    The bytes of a token that ends inside a character are lost: null.
+    """
+    return [_entry(token, _UNKNOWN) for token in tokens]
 
 
-def _entry(text: str, logprob: float) -> dict[str, Any]:
-    # A token that ends inside a character has a replacement character in its text; its bytes are lost.
-    known_bytes = None if _REPLACEMENT in text else list(text.encode())
-    return {"token": text, "logprob": max(logprob, _FLOOR), "bytes": known_bytes}
+def response_entries(tokens: Iterable[TokenLogprob]) -> list[orjson.Fragment]:
+    """The same for the Responses protocol, whose lists of bytes are never null."""
+    return [_entry(token, _EMPTY) for token in tokens]
+
+
+def _entry(token: TokenLogprob, unknown: bytes) -> orjson.Fragment:
+    top = b",".join(_fields(text, logprob, unknown) + b"}" for text, logprob in token.top)
+    return orjson.Fragment(b'%b,"top_logprobs":[%b]}' % (_fields(token.token, token.logprob, unknown), top))
+
+
+def _fields(text: str, logprob: float, unknown: bytes) -> bytes:
+    return b'%b,"logprob":%b' % (_text_fields(text, unknown), orjson.dumps(max(logprob, _FLOOR)))
+
+
+# Answers have few different tokens among their likeliest ones.
+@lru_cache(maxsize=8192)
+def _text_fields(text: str, unknown: bytes) -> bytes:
+    known_bytes = unknown if _REPLACEMENT in text else orjson.dumps(list(text.encode()))
+    return b'{"token":%b,"bytes":%b' % (orjson.dumps(text), known_bytes)
 
 
 def completion_logprobs(

@@ -1,7 +1,6 @@
 """POST /v1/responses, buffered or streamed, and /v1/responses/input_tokens: a mapping onto chat."""
 
 import time
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from starlette.types import Send
 from controlplane.api.errors import Failure
 from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ShownParts
-from controlplane.api.openai.logprobs import token_logprobs
+from controlplane.api.openai.logprobs import response_entries
 from controlplane.api.openai.output_items import (
     ItemChange,
     ItemEncoder,
@@ -23,7 +22,6 @@ from controlplane.api.openai.output_items import (
 )
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json
 from controlplane.api.protocol.responses_messages import InputTokensRequest, ResponsesRequest
-from controlplane.core.generation import TokenLogprob
 from controlplane.service.service import Service
 
 # Chat's names of fields, in errors, and those of this protocol.
@@ -140,7 +138,7 @@ class ResponseEncoder(ItemEncoder):
         within = at | {"item_id": self._id(item)} | ({} if item.kind == "call" else {"content_index": 0})
         match change.step:
             case "grown":
-                logprobs = {"logprobs": _logprobs(change.logprobs)} if item.kind == "text" else {}
+                logprobs = {"logprobs": response_entries(change.logprobs)} if item.kind == "text" else {}
                 return self._event(f"{kind}.delta", **within, delta=change.piece, **logprobs)
             case "opened":
                 events = self._event("output_item.added", **at, item=self._item(item, "", is_begun=True))
@@ -168,16 +166,7 @@ def _part(item: OutputItem, *, is_empty: bool = False) -> dict[str, Any]:
     part = {"type": _KINDS[item.kind], "text": text}
     if item.kind == "reasoning":
         return part
-    return part | {"annotations": [], "logprobs": [] if is_empty else _logprobs(item.logprobs)}
-
-
-def _logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, object]]:
-    # OpenAI's lists of bytes are never null here.
-    return [
-        entry | {"bytes": entry["bytes"] or []}
-        | {"top_logprobs": [top | {"bytes": top["bytes"] or []} for top in entry["top_logprobs"]]}
-        for entry in token_logprobs(tokens)
-    ]  # fmt: skip
+    return part | {"annotations": [], "logprobs": [] if is_empty else response_entries(item.logprobs)}
 
 
 def _head(response_id: str, body: ResponsesRequest) -> dict[str, object]:

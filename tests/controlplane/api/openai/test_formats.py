@@ -8,7 +8,12 @@ import pytest
 from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ChatChoice, ChatChunkFormat, ShownParts
 from controlplane.api.openai.completions import CompletionChoice, CompletionChunkFormat, EchoedPrompt
-from controlplane.api.openai.logprobs import chat_logprobs, completion_logprobs
+from controlplane.api.openai.logprobs import (
+    chat_entries,
+    chat_logprobs,
+    completion_logprobs,
+    response_entries,
+)
 from controlplane.api.openai.streaming import Envelope, Format
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest
 from controlplane.core.generation import Delta, TokenLogprob
@@ -141,7 +146,9 @@ _PROBABLE = (
 
 
 def test_chat_logprobs():
-    first, second = chat_logprobs(_PROBABLE)["content"]  # type: ignore[misc]
+    shown = orjson.loads(orjson.dumps(chat_logprobs(chat_entries(_PROBABLE))))
+    assert shown["refusal"] is None
+    first, second = shown["content"]
     assert first == {
         "token": "é",
         "logprob": -0.5,
@@ -152,6 +159,11 @@ def test_chat_logprobs():
         ],
     }
     assert (second["bytes"], second["logprob"]) == (None, -9999.0)
+
+
+def test_response_logprobs_have_no_null_bytes():
+    entries = orjson.loads(orjson.dumps(response_entries(_PROBABLE)))
+    assert [entry["bytes"] for entry in entries] == [[195, 169], []]
 
 
 def test_completion_logprobs():
