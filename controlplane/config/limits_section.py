@@ -52,6 +52,14 @@ class LimitsSection:
     tokenizer_threads: Annotated[int, Field(ge=1, le=64)] = 4
     """Texts of more than 4,000 characters that are tokenized at once; tenants take turns, and with more than
     one thread no tenant has all of them."""
+    max_images: Positive = 8
+    """Most images of a request."""
+    max_image_bytes: Annotated[Bytes, Field(ge=1)] = 16 * 2**20
+    """Most bytes of all images of a request together, as files; in base64 they take a third more of
+    `max_body`, which is less by default."""
+    max_image_pixels: Positive = 2**24
+    """Most pixels of all images of a request together. Decoded, each takes three bytes, or four while it has
+    transparent parts. Sizes are read from the files' headers before anything is decoded."""
     max_answer_values: Positive = 262_144
     """Most tokens and alternatives in an answer with several choices or log probabilities:
     n * (1 + logprobs) * max_tokens. Without `max_tokens` the answer ends there."""
