@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Sequence
 from io import BytesIO
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from controlplane.core.errors import Refused
 from controlplane.core.generation import EncodedImage, ImageLimits
@@ -44,17 +44,27 @@ def _opened(stated: EncodedImage) -> Image.Image:
 
 
 def _in_rgb(image: Image.Image, stated: EncodedImage) -> Image.Image:
-    """The first frame, with transparent parts in white as in vLLM."""
+    """The first frame as viewers show it, with transparent parts in white as in vLLM, without metadata."""
     try:
         image.load()
-        if "A" not in image.getbands() and "transparency" not in image.info:
-            return image.convert("RGB")
-        front = image.convert("RGBA")
-        back = Image.new("RGBA", image.size, "white")
-        back.alpha_composite(front)
-        return back.convert("RGB")
+        upright = _upright(image)
+        back = Image.new("RGB", upright.size, "white")
+        if "A" in upright.getbands() or "transparency" in upright.info:
+            front = upright.convert("RGBA")
+            back.paste(front, mask=front.getchannel("A"))
+        else:
+            back.paste(upright.convert("RGB"))
     except Exception as error:
         raise _broken(stated, f"cannot be decoded: {error}") from error
+    return back
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        # Metadata that cannot be read states no orientation; the pixels are sound.
+        return image
 
 
 def _broken(stated: EncodedImage, cause: str) -> Refused:

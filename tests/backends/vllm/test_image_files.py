@@ -46,6 +46,23 @@ def test_transparent_parts_are_white():
     assert image.getpixel((0, 0)) == (255, 255, 255)
 
 
+def test_the_orientation_of_a_photograph_is_applied_and_its_metadata_dropped():
+    found, exif = BytesIO(), Image.Exif()
+    exif[Image.ExifTags.Base.Orientation] = 6
+    exif[Image.ExifTags.Base.Artist] = "somebody"
+    Image.new("RGB", (9, 7)).save(found, "JPEG", exif=exif)
+    (image,) = decoded([encoded(found.getvalue())], LIMITS)
+    assert image.size == (7, 9)
+    assert (image.info, dict(image.getexif())) == ({}, {})
+
+
+def test_metadata_that_cannot_be_read_states_no_orientation():
+    found = BytesIO()
+    Image.new("RGB", (9, 7)).save(found, "JPEG", exif=b"Exif\x00\x00broken")
+    (image,) = decoded([encoded(found.getvalue())], LIMITS)
+    assert image.size == (9, 7)
+
+
 @pytest.mark.parametrize("mode", ["L", "P", "1", "I;16"])
 def test_other_modes_become_rgb(mode: str):
     (image,) = decoded([encoded(file("PNG", mode))], LIMITS)
