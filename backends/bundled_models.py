@@ -69,6 +69,24 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 
+# For a model that takes images: content may be a list of parts.
+VISION_TEMPLATE = """\
+{{- bos_token }}
+{%- for message in messages %}
+{{- '<|' ~ ('system' if message.role == 'developer' else message.role) ~ '|>' }}
+{%- for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}
+{%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+_IMAGE_TOKENS = (
+    "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+)  # fmt: skip
+_VISION = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+
 
 def _llama_config(eos: int, bos: int, pad: int) -> Any:
     from transformers import LlamaConfig
@@ -234,11 +252,53 @@ def build_tiny_cross_encoder(folder: Path) -> None:
     build_cross_encoder(folder, _bert_config, single, pair, inputs)
 
 
+def _build_vision_model(folder: Path) -> None:
+    """Builds an Idefics3: a Llama with an image encoder, whose images have up to four tiles and an overview.
+
+    Of the architectures that vLLM serves it is one that needs no torchvision.
+    """
+    import torch
+    from transformers import (
+        Idefics3Config,
+        Idefics3ForConditionalGeneration,
+        Idefics3ImageProcessorPil,
+        Idefics3Processor,
+    )
+
+    template = [f"{BOS} $A", f"{BOS} $A {BOS} $B"]
+    tokenizer = _train_tokenizer(*template, model_max_length=MAX_POSITIONS, chat_template=VISION_TEMPLATE)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(_IMAGE_TOKENS)})
+    eos, bos, pad = tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id
+    text = _llama_config(eos, bos, pad)
+    text.vocab_size = len(tokenizer)
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    config = Idefics3Config(
+        text_config=text,
+        vision_config=_VISION,
+        image_token_id=image,
+        scale_factor=2,
+        tie_word_embeddings=True,
+        pad_token_id=pad,
+        bos_token_id=bos,
+        eos_token_id=eos,
+        dtype="bfloat16",
+    )
+    model = Idefics3ForConditionalGeneration(config)
+    _set_weights(model, _WEIGHT_DEVIATION)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tile = _VISION["image_size"]
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 2 * tile}, max_image_size={"longest_edge": tile})
+    # A tile has 16 patches, and a token for four of them.
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=VISION_TEMPLATE)
+    processor.save_pretrained(folder)
+
+
 MODELS: dict[str, Callable[[Path], None]] = {
     "tiny-llama": partial(_build_generator, _llama_config),
     "tiny-llama-mha": partial(_build_generator, _llama_mha_config),
     "tiny-opt": partial(_build_generator, _opt_config),
     "tiny-cross-encoder": build_tiny_cross_encoder,
+    "tiny-idefics": _build_vision_model,
 }
 
 

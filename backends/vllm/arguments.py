@@ -25,7 +25,8 @@ def engine_args(
     """Builds vLLM's AsyncEngineArgs with Tandem's defaults. Raises ValueError for unknown arguments.
 
     vLLM's periodic log lines and Prometheus metrics stay off unless `disable_log_stats: false` is given. Its
-    progress bar of the weights follows TQDM_DISABLE as other bars do.
+    progress bar of the weights follows TQDM_DISABLE as other bars do. Images are processed before admission,
+    so vLLM keeps no processed ones unless `mm_processor_cache_gb` is given.
     """
     check_arguments(arguments)
     nested = _nested_configs()
@@ -39,6 +40,7 @@ def engine_args(
         "disable_log_stats": True,
         "use_tqdm_on_load": not os.environ.get("TQDM_DISABLE"),
         "worker_extension_cls": EXTENSION,
+        "mm_processor_cache_gb": 0,
     }
     if reasoning_parser is not None:
         defaults["reasoning_parser"] = reasoning_parser

@@ -6,9 +6,11 @@ A conversation that the template cannot render is refused.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 from controlplane.core.errors import Refused
@@ -22,8 +24,24 @@ _RESERVED_OPTIONS = frozenset(
 )
 
 
-def render(tokenizer: Any, prompt: ChatPrompt, limit: TextLimit) -> list[int]:
-    """Token ids of the rendered conversation; `tool_choice: none` leaves the tools out. Raises Refused."""
+@dataclass(frozen=True, slots=True)
+class TemplateImages:
+    """How a template writes images: it reads content as a list of parts, or as a text with a mark for each.
+
+    Marks are numbered from 1, and stand before the message's text as in vLLM.
+    """
+
+    is_list: bool
+    mark: Callable[[int], str]
+
+
+def render(
+    tokenizer: Any, prompt: ChatPrompt, limit: TextLimit, images: TemplateImages | None = None
+) -> list[int]:
+    """Token ids of the rendered conversation; `tool_choice: none` leaves the tools out. Raises Refused.
+
+    With `images` the model takes images.
+    """
     options = {"add_generation_prompt": True} | dict(prompt.template_options)
     if taken := sorted(_RESERVED_OPTIONS & options.keys()):
         raise Refused(
@@ -31,7 +49,8 @@ def render(tokenizer: Any, prompt: ChatPrompt, limit: TextLimit) -> list[int]:
             param="chat_template_kwargs",
         )
     offered = None if prompt.tool_choice == "none" else [dict(tool) for tool in prompt.tools] or None
-    messages = [_message(message, at) for at, message in enumerate(prompt.messages)]
+    numbers = count(1)
+    messages = [_message(message, at, images, numbers) for at, message in enumerate(prompt.messages)]
     try:
         text = tokenizer.apply_chat_template(messages, tools=offered, tokenize=False, **options)
     except Exception as error:
@@ -43,16 +62,32 @@ def render(tokenizer: Any, prompt: ChatPrompt, limit: TextLimit) -> list[int]:
     return list(limit.encode(encode, text, param="messages"))
 
 
-def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
+def _message(
+    message: Mapping[str, Any], at: int, images: TemplateImages | None, numbers: Iterator[int]
+) -> dict[str, Any]:
     # Templates test whether a field is present, not whether it is null or empty.
     plain = {key: value for key, value in message.items() if value is not None and value != []}
-    plain["content"] = _text(message.get("content"), at)
+    content = message.get("content")
+    plain["content"] = _text(content, at) if images is None else _content(content, at, images, numbers)
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [_call(call) for call in calls]
     # vLLM's server returns reasoning under the first name; most templates read the second.
     if reasoning := plain.get("reasoning") or plain.get("reasoning_content"):
         plain |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return plain
+
+
+def _content(content: Any, at: int, images: TemplateImages, numbers: Iterator[int]) -> Any:
+    """Content for the template of a model that takes images, whose parts are of type "image" here."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if images.is_list:
+        return [
+            part if part.get("type") == "image" else {"type": "text", "text": _text([part], at)}
+            for part in parts
+        ]
+    marks = [images.mark(next(numbers)) for part in parts if part.get("type") == "image"]
+    text = _text([part for part in parts if part.get("type") != "image"], at)
+    return "\n".join([*marks, text])
 
 
 def _text(content: Any, at: int) -> str:

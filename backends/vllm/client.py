@@ -40,6 +40,7 @@ from controlplane.policy.engine.options import EngineOptions
 
 if TYPE_CHECKING:
     from backends.vllm.engine import VllmEngine
+    from backends.vllm.prompt_images import ChatImages
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ class VllmGenerator:
         self._other_engine_pids: set[int | None] = set()
         self._is_start_cancelled = False
         self._tokenizer: Any = None
+        self.images: ChatImages | None = None
         self.stall_count = 0
 
     async def start(self) -> None:
@@ -163,6 +165,7 @@ class VllmGenerator:
         # In a thread: a vocabulary has 100,000 tokens and more.
         self.max_token_characters = await asyncio.to_thread(_longest_token, engine.tokenizer)
         self.step_cost, self.has_prefix_cache = engine.step_cost, engine.has_prefix_cache
+        self.images = engine.images_of and engine.images_of(self._text_limit)
         engine.supervise(self._engine_children(), self._died)
         # A step of the warm-up may compile for longer than any later one.
         engine.start_watchdog(stall_seconds=max(self._stall_seconds, WARM_UP_LIMIT_SECONDS))
@@ -209,10 +212,9 @@ class VllmGenerator:
 
     async def render_chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of the conversation under the model's chat template. Raises Refused."""
-        tokenizer, limit = self._require_tokenizer(), self._text_limit
-        if total_length(prompt) > LONG_TEXT_CHARACTERS:
-            return await asyncio.to_thread(chat_template.render, tokenizer, prompt, limit)
-        return chat_template.render(tokenizer, prompt, limit)
+        template = None if self.images is None else self.images.template
+        render = partial(chat_template.render, self._require_tokenizer(), prompt, self._text_limit, template)
+        return await asyncio.to_thread(render) if total_length(prompt) > LONG_TEXT_CHARACTERS else render()
 
     async def tokenize(self, text: str) -> list[int]:
         """Token ids of a plain text, with the special tokens that the tokenizer adds. Raises Refused."""

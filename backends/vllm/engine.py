@@ -12,7 +12,6 @@ from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 from typing import Any
 
-from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -37,6 +36,7 @@ from backends.vllm.plugin.request_metadata import KEY
 from backends.vllm.plugin.rpc_client import SchedulerClient
 from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.process import bound_to_parent, sockets_in_run_directory, while_alive
+from backends.vllm.prompt_images import chat_images, engine_input
 from backends.vllm.prompt_logits import bound_prompt_logits
 from backends.vllm.sampling import sampling_params, structured_outputs, to_delta, with_validated
 from backends.vllm.stats import EngineStats
@@ -114,6 +114,7 @@ class VllmEngine:
         self.tokenizer = self._llm.get_tokenizer()
         self._defaults = config.model_config.get_diff_sampling_param()
         self.config = config
+        self.images_of = chat_images(self._llm.renderer, config.model_config)
         self.geometry = geometry_of(config)
         self.step_cost = step_cost_prior(config, self.geometry)
         self._has_priorities = config.scheduler_config.policy == "priority"
@@ -190,7 +191,7 @@ class VllmEngine:
             request_id: unique among the requests in the engine.
             prompt: token ids.
             sampling: sampling parameters.
-            chat: the conversation, if reasoning and tool calls are to be parsed.
+            chat: the conversation, if there is one; its reasoning, calls and images are handled.
             adapter: name of a LoRA adapter.
             rank: priority for vLLM's own scheduler; the smallest runs first.
             done: number of tokens at the end of the prompt that were generated before a preemption.
@@ -211,7 +212,7 @@ class VllmEngine:
                 self._output_parser.unparsed_options if conversation is None else conversation.grammar_options
             )
             outputs = self._llm.generate(
-                tokens_input(list(prompt)),
+                engine_input(prompt, chat),
                 params,
                 request_id,
                 lora_request=None if adapter is None else self._adapters[adapter],

@@ -52,6 +52,15 @@ class LimitsSection:
     tokenizer_threads: Annotated[int, Field(ge=1, le=64)] = 4
     """Texts of more than 4,000 characters that are tokenized at once; tenants take turns, and with more than
     one thread no tenant has all of them."""
+    max_images: Positive = 8
+    """Most images of a request."""
+    max_image_bytes: Annotated[Bytes, Field(ge=1)] = 16 * 2**20
+    """Most bytes of all images of a request together, as files; in base64 they take a third more of
+    `max_body`, which is less by default."""
+    max_image_pixels: Positive = 2**22
+    """Most pixels of all images of a request together; sizes are read from the files' headers before anything
+    is decoded. A request that waits or runs keeps its processed images in the server's memory: 12 bytes a
+    pixel, unless the model's processor makes them smaller."""
     max_answer_values: Positive = 262_144
     """Most tokens and alternatives in an answer with several choices or log probabilities:
     n * (1 + logprobs) * max_tokens. Without `max_tokens` the answer ends there."""

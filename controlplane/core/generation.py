@@ -69,10 +69,37 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """A base64 image and the place of the body that it stands in."""
+
+    where: str
+    data: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImages:
+    """The images of a prompt as the engine's processor made them; only the engine reads `content`.
+
+    A span has the first token of an image, the number of its tokens, and the image's digest.
+    """
+
+    spans: Sequence[tuple[int, int, int]]
+    content: Any = field(repr=False)
+
+    def marked(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt with digests for the tokens of images, which are the same for all images."""
+        found = list(prompt)
+        for first, length, digest in self.spans:
+            found[first : first + length] = [digest] * length
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation as the API received it; messages and tools are OpenAI's JSON objects.
 
-    With `add_special_tokens` the tokenizer adds its own to those of the template.
+    With `add_special_tokens` the tokenizer adds its own to those of the template. Once `images` are taken out
+    of the messages, parts `{"type": "image"}` mark their places; the processor makes `processed` of them.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -80,6 +107,25 @@ class ChatPrompt:
     tool_choice: str | Mapping[str, Any] = "auto"
     template_options: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
+    images: Sequence[EncodedImage] = ()
+    processed: ProcessedImages | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedImages:
+    """Token ids of a conversation with those of its images, and the images."""
+
+    token_ids: Sequence[int]
+    images: ProcessedImages
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Most images of a request, and most bytes and pixels of all of them together."""
+
+    count: int
+    size: int
+    pixels: int
 
 
 @dataclass(frozen=True, slots=True)

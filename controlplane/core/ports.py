@@ -13,7 +13,15 @@ import numpy.typing as npt
 from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
+from controlplane.core.generation import (
+    FIRST_HANDOFF,
+    ChatPrompt,
+    Delta,
+    Handoff,
+    ImageLimits,
+    RenderedImages,
+    Sampling,
+)
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Request
 
@@ -44,6 +52,17 @@ class TextCodec(Protocol):
 
     def strings(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string of each token."""
+        ...
+
+
+class ImageRenderer(Protocol):
+    """Renders conversations with images for one model."""
+
+    async def render(self, prompt: ChatPrompt, limits: ImageLimits) -> RenderedImages:
+        """Token ids of a conversation; its images are decoded and processed off the event loop.
+
+        Raises Refused for images beyond the limits, and for those that are broken or not accepted.
+        """
         ...
 
 
@@ -81,6 +100,11 @@ class Generator(Protocol):
     """Most tokens of a prompt whose log probabilities fit into the memory that its start measured; 0 if it
     cannot bound them."""
     step_cost: StepCost | None
+
+    @property
+    def images(self) -> ImageRenderer | None:
+        """Renders conversations with images; None if the model takes none."""
+        ...
 
     @property
     def codec(self) -> TextCodec:

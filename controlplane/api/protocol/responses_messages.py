@@ -31,7 +31,7 @@ from controlplane.api.protocol.types import (
     conflict,
     encoded,
     expecting,
-    only_texts,
+    only_parts,
 )
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -63,7 +63,7 @@ class ItemPart(TypedDict, total=False):
 
 ItemContent = Annotated[
     str | Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)],
-    only_texts("input_text", "output_text", "refusal", "text", "reasoning_text", "summary_text"),
+    only_parts("input_text", "output_text", "refusal", "text", "reasoning_text", "summary_text"),
 ]
 
 

@@ -121,6 +121,23 @@ class ContentPart(TypedDict):
     cache_control: NotRequired[Any]
 
 
+class ImageUrl(TypedDict):
+    """The data URL of an image."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    url: str
+    detail: NotRequired[Literal["auto"] | None]
+
+
+class ImagePart(TypedDict):
+    """One image of a user's message, for a model that takes images."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    cache_control: NotRequired[Any]
+
+
 class CalledFunction(TypedDict):
     """Name and JSON arguments of a function call."""
 
@@ -138,7 +155,7 @@ class ToolCall(TypedDict):
     function: CalledFunction
 
 
-def only_texts(*kinds: str) -> WrapValidator:
+def only_parts(*kinds: str) -> WrapValidator:
     """Replaces pydantic's errors about a list of content parts by one that names the first of other type."""
 
     def check(value: Any, validate: Any) -> Any:
@@ -158,9 +175,10 @@ def only_texts(*kinds: str) -> WrapValidator:
     return WrapValidator(check)
 
 
+_Part = Annotated[ContentPart | ImagePart, Field(discriminator="type")]
 Content = Annotated[
-    str | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)] | None,
-    only_texts("text"),
+    str | Annotated[list[_Part], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)] | None,
+    only_parts("text", "image_url"),
 ]
 
 

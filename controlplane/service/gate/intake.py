@@ -16,8 +16,9 @@ from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.memory_ledger import Footprint, generate_footprint
 from controlplane.core.ports import Embedder, Generator, LengthPredictor, Vectors
 from controlplane.core.request import Kind, Timeline
-from controlplane.core.text_limits import content_length, total_length
+from controlplane.core.text_limits import content_length
 from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.gate.chat_rendering import ChatRendering, rendering_length
 from controlplane.service.gate.pair_intake import PairIntake
 from controlplane.service.gate.policies import terms_of
 from controlplane.service.gate.prompt_limits import (
@@ -27,6 +28,7 @@ from controlplane.service.gate.prompt_limits import (
     bounded_texts,
     check_prompt_logprobs,
     least_job,
+    require_special_tokens,
     text_limit,
     truncation_limit,
 )
@@ -79,7 +81,8 @@ class Intake:
         self._fail_open = fail_open
         self._tokenizer = PromptTokenizer(limits.tokenizer_threads, charge)
         self.pairs = PairIntake(clock, encoders, self._served, self._requests, self._tokenizer)
-        self.tokenization = TextTokenization(generators, self._served, self._tokenizer)
+        self._chats = ChatRendering(limits)
+        self.tokenization = TextTokenization(generators, self._served, self._tokenizer, self._chats)
         self._grammars = GrammarChecks(limits.grammar_processes, charge)
         self._keeps_features = keeps_features
         self._prompt_vectors = prompt_vectors
@@ -87,6 +90,7 @@ class Intake:
     def set_terms(self, terms: RequestTerms, limits: LimitsSection) -> None:
         """Builds requests by `terms` from now on, unless their caller has others, and resizes the slots."""
         self._requests.terms = terms
+        self._chats.set_limits(limits)
         self._tokenizer.slots.resize(limits.tokenizer_threads)
         self._grammars.slots.resize(limits.grammar_processes)
 
@@ -106,9 +110,10 @@ class Intake:
         arrival = self._clock.now() if arrival is None else arrival
         generator = self._generator(model)
         fields = RequestFields(request_id, caller, hints, arrival, adapter=_adapter(model, generator))
-        token_ids, charged = await self._tokenizer.tokenize(
-            total_length(prompt),
-            partial(generator.render_chat, prompt),
+        prompt = self._chats.opened(generator, prompt)
+        (token_ids, prompt), charged = await self._tokenizer.tokenize(
+            rendering_length(prompt),
+            partial(self._chats.render, generator, prompt),
             partial(self._untokenized, fields, generator, content_length(prompt), sampling),
         )
         features = chat_features(prompt.messages) if self._keeps_features else None
@@ -210,7 +215,7 @@ class Intake:
                 param="prompt_name",
             )
         if not takes_any_ids:
-            _require_special_tokens(given, embedder)
+            require_special_tokens(given, embedder)
         limit = None if truncation is None else truncation_limit(truncation, embedder)
         charged = None
         token_ids: Sequence[Sequence[int]] = given
@@ -355,23 +360,6 @@ def make_ticket(
         input_lengths=lengths_in,
         embedder=job.embedder if isinstance(job, EmbedJob) else None,
     )
-
-
-def _require_special_tokens(inputs: Sequence[Sequence[int]], embedder: Embedder) -> None:
-    """Raises Refused for token ids that the model's tokenizer does not make of any text."""
-    opening, closing = (list(part) for part in embedder.special_tokens)
-    for position, ids in enumerate(inputs):
-        ends_rightly = not closing or list(ids[-len(closing) :]) == closing
-        if ends_rightly and list(ids[: len(opening)]) == opening:
-            continue
-        raise Refused(
-            f"input[{position}] lacks the token ids that {embedder.model} has around every text ({opening} "
-            f"before, {closing} after), so another tokenizer made it. Send texts (in LangChain's "
-            'OpenAIEmbeddings: check_embedding_ctx_length=False), or token_ids: "as-given" (or the header '
-            "x-token-ids: as-given) to embed the ids as they are.",
-            param="input",
-            code="foreign_token_ids",
-        )
 
 
 def _check_inputs(inputs: Sequence[Sequence[int]], embedder: Embedder, *, are_given: bool) -> None:

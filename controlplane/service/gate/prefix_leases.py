@@ -45,7 +45,9 @@ class PrefixLeases:
         if not isinstance(job, GenerateJob) or job.sampling.prompt_logprobs is not None:
             return
         if (index := self._indexes.get(job.request.model)) is not None:
-            ticket.prompt_blocks = index.hashes(job.prompt, job.request.adapter)
+            images = None if job.chat is None else job.chat.processed
+            prompt = job.prompt if images is None else images.marked(job.prompt)
+            ticket.prompt_blocks = index.hashes(prompt, job.request.adapter)
             self.renew(ticket)
 
     def renew(self, ticket: Ticket) -> bool:

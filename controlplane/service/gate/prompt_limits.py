@@ -117,6 +117,23 @@ def least_job(
     return EmbedJob(request, embedder, (range(least),))
 
 
+def require_special_tokens(inputs: Sequence[Sequence[int]], embedder: Embedder) -> None:
+    """Raises Refused for token ids that the model's tokenizer does not make of any text."""
+    opening, closing = (list(part) for part in embedder.special_tokens)
+    for position, ids in enumerate(inputs):
+        ends_rightly = not closing or list(ids[-len(closing) :]) == closing
+        if ends_rightly and list(ids[: len(opening)]) == opening:
+            continue
+        raise Refused(
+            f"input[{position}] lacks the token ids that {embedder.model} has around every text ({opening} "
+            f"before, {closing} after), so another tokenizer made it. Send texts (in LangChain's "
+            'OpenAIEmbeddings: check_embedding_ctx_length=False), or token_ids: "as-given" (or the header '
+            "x-token-ids: as-given) to embed the ids as they are.",
+            param="input",
+            code="foreign_token_ids",
+        )
+
+
 def check_prompt_logprobs(sampling: Sampling, prompt_tokens: int, generator: Generator) -> None:
     """Raises Refused for a prompt whose log probabilities would take memory that the pool does not count."""
     most = generator.max_prompt_logprobs

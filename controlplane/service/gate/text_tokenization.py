@@ -12,7 +12,8 @@ from typing import TypeVar
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
 from controlplane.core.ports import Generator
-from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, total_length
+from controlplane.core.text_limits import LONG_TEXT_CHARACTERS
+from controlplane.service.gate.chat_rendering import ChatRendering, rendering_length
 from controlplane.service.gate.prompt_limits import PromptTokenizer, text_limit
 from controlplane.service.gate.request_builder import named_backend
 from controlplane.service.request_jobs import Caller
@@ -40,11 +41,13 @@ class TextTokenization:
         generators: Mapping[str, Generator],
         served: Iterable[Container[str]],
         tokenizer: PromptTokenizer,
+        chats: ChatRendering,
     ) -> None:
         """`generators` by each name that clients may send; `served` name all models, whatever their kind."""
         self._generators = generators
         self._served = served
         self._tokenizer = tokenizer
+        self._chats = chats
 
     async def text(
         self, caller: Caller, model: str | None, text: str, *, add_special_tokens: bool, has_strings: bool
@@ -62,8 +65,9 @@ class TextTokenization:
     ) -> TokenizedPrompt:
         """Tokens of a conversation under the model's chat template. Raises Refused, BackendDown."""
         generator = self._generator(model)
-        render = partial(generator.render_chat, prompt)
-        token_ids = await self._tokenizer.in_turn(caller.tenant, total_length(prompt), render)
+        prompt = self._chats.opened(generator, prompt)
+        render = partial(self._chats.render, generator, prompt)
+        token_ids, _ = await self._tokenizer.in_turn(caller.tenant, rendering_length(prompt), render)
         return await self._with_strings(caller, generator, token_ids, has_strings=has_strings)
 
     async def decoded(self, caller: Caller, model: str | None, token_ids: Sequence[int]) -> str:

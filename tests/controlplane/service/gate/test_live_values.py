@@ -41,6 +41,9 @@ READ_DIRECTLY = {
     "server.vllm_metric_names",
     "server.limits.tokenizer_threads",
     "server.limits.grammar_processes",
+    "server.limits.max_images",
+    "server.limits.max_image_bytes",
+    "server.limits.max_image_pixels",
 }
 
 

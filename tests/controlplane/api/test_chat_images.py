@@ -1,0 +1,121 @@
+"""Images in chats: what is refused by name, what is counted, and that their data does not stay."""
+
+import base64
+import gzip
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from controlplane.api.settings import ApiSettings
+from controlplane.core.generation import ChatPrompt, ImageLimits, ProcessedImages, RenderedImages
+from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, staged
+
+IMAGE_TOKENS = 40
+PIXEL = base64.b64encode(b"zanzibar-4711-image").decode()
+
+
+class ImagesOfFixedSize:
+    """Renders each image as a number of tokens; the images are not decoded."""
+
+    def __init__(self) -> None:
+        self.limits: list[ImageLimits] = []
+
+    async def render(self, prompt: ChatPrompt, limits: ImageLimits) -> RenderedImages:
+        self.limits.append(limits)
+        spans = [(at * IMAGE_TOKENS, IMAGE_TOKENS, 2**32 + at) for at in range(len(prompt.images))]
+        return RenderedImages([7] * IMAGE_TOKENS * len(spans) + [1, 2], ProcessedImages(spans, "content"))
+
+
+@pytest.fixture
+async def seeing() -> AsyncIterator[Stage]:
+    async with staged() as stage:
+        stage.generator.images = ImagesOfFixedSize()
+        yield stage
+
+
+def part(url: str = f"data:image/png;base64,{PIXEL}", **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def chat(*content: dict[str, Any], role: str = "user") -> dict[str, Any]:
+    return {"model": CHAT_MODEL, "max_tokens": 3, "messages": [{"role": role, "content": list(content)}]}
+
+
+TEXT = {"type": "text", "text": "What is this?"}
+
+
+@pytest.mark.parametrize("images", [1, 2])
+async def test_the_tokens_of_images_are_counted_as_by_tokenize(seeing: Stage, images: int):
+    body = chat(TEXT, *[part(detail="auto")] * images)
+    answer = await seeing.http.post("/v1/chat/completions", json=body)
+    counted = await seeing.http.post("/tokenize", json={"messages": body["messages"]})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == images * IMAGE_TOKENS + 2 == counted.json()["count"]
+    (run,) = seeing.generator.runs
+    assert run.request.prompt_tokens == images * IMAGE_TOKENS + 2
+    assert len(run.chat.processed.spans) == images
+    # Only the processed images stay with the request.
+    assert PIXEL not in repr(run.chat)
+
+
+async def test_a_chat_without_images_is_rendered_as_text(seeing: Stage):
+    answer = await seeing.http.post("/v1/chat/completions", json=chat(TEXT))
+    assert answer.json()["usage"]["prompt_tokens"] == len(TEXT["text"])
+    assert seeing.generator.images.limits == []
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (chat(part("https://example.com/a.png")), "part 0 has the address 'https://example.com/a.png'"),
+        (chat(part("file:///etc/passwd")), "nothing is fetched for a client, so send the image itself"),
+        (chat(part("data:image/png,abc")), "send the image itself: data:image/png;base64"),
+        (chat(part("data:text/html;base64,abc")), "send the image itself"),
+        (chat(TEXT, part(), role="system"), "part 1 is an image in a message of role system"),
+        (chat(*[part()] * 9), r"part 8 is one image more than server.limits.max_images, 8"),
+        (chat(part(f"data:image/png;base64,{'A' * 3_000_000}")), "max_image_bytes is 2,000,000"),
+        (chat(part(detail="high")), "expected a string or a list"),
+        (chat({"type": "image_url", "image_url": PIXEL}), "expected a string or a list"),
+        (chat({"type": "input_audio", "input_audio": {}}), "part 0 is of type input_audio; only text"),
+    ],
+)
+async def test_images_that_are_refused(body: dict[str, Any], message: str):
+    async with staged(server={"limits": {"max_image_bytes": 2_000_000}}) as stage:
+        stage.generator.images = ImagesOfFixedSize()
+        for path in ("/v1/chat/completions", "/tokenize"):
+            sent = body if path != "/tokenize" else {"messages": body["messages"]}
+            answer = await stage.http.post(path, json=sent)
+            assert answer.status_code == 400, answer.text
+            assert message in answer.json()["error"]["message"]
+            assert answer.json()["error"]["param"].startswith("messages")
+        assert stage.generator.runs == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_model_that_takes_no_images_refuses_them_by_name(stage: Stage, path: str):
+    body = chat(TEXT, part())
+    answer = await stage.http.post(path, json=body if path != "/tokenize" else {"messages": body["messages"]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (
+        400,
+        "messages[0].content",
+        "invalid_value",
+    )
+    assert "part 1 is of type image_url; only text is passed on to chat-model" in error["message"]
+
+
+async def test_no_image_reaches_the_log_or_an_explanation(tmp_path):
+    settings = ApiSettings(admin_key_sha256=sha256(b"root").hexdigest())
+    async with staged(settings, decision_log={"dir": str(tmp_path), "sample": 1}) as stage:
+        stage.generator.images = ImagesOfFixedSize()
+        headers = {"x-request-id": "mine"}
+        answer = await stage.http.post("/v1/chat/completions", json=chat(TEXT, part()), headers=headers)
+        explained = await stage.http.get("/admin/explain/mine", headers={"authorization": "Bearer root"})
+        assert (answer.status_code, explained.status_code) == (200, 200)
+        assert PIXEL not in explained.text
+    files = [path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".gz"]
+    files += [gzip.decompress(path.read_bytes()) for path in tmp_path.iterdir() if path.suffix == ".gz"]
+    assert files
+    assert not any(PIXEL.encode() in data or b"zanzibar-4711" in data for data in files)
