@@ -25,6 +25,11 @@ def token_logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
     ]
 
 
+def bounded_logprob(token: TokenLogprob) -> float:
+    """The log probability of the chosen token, as JSON can express it."""
+    return max(token.logprob, _FLOOR)
+
+
 def _entry(text: str, logprob: float) -> dict[str, Any]:
     # A token that ends inside a character has a replacement character in its text; its bytes are lost.
     known_bytes = None if _REPLACEMENT in text else list(text.encode())
@@ -47,11 +52,11 @@ def completion_logprobs(
     unknown = [None] * len(opening)
     return {
         "tokens": texts,
-        "token_logprobs": [*unknown, *(max(token.logprob, _FLOOR) for token in tokens)],
+        "token_logprobs": [*unknown, *map(bounded_logprob, tokens)],
         "top_logprobs": [
             *unknown,
             *(
-                {token.token: max(token.logprob, _FLOOR)} | {text: max(lp, _FLOOR) for text, lp in token.top}
+                {token.token: bounded_logprob(token)} | {text: max(lp, _FLOOR) for text, lp in token.top}
                 for token in tokens
             ),
         ],
