@@ -79,6 +79,9 @@ ELSEWHERE: Mapping[str, str] = {
         "tests/backends/vllm/test_serve_command.py"
         "::test_vllms_own_server_runs_tandems_scheduler_with_its_metadata"
     ),
+    r"docs/clients.md five/bin/lm_eval .*": (
+        "tests/clients/test_lm_eval.py::test_log_likelihoods_are_those_of_transformers"
+    ),
     r"docs/fleet.md export .*": f"{_FLEET}/test_fleet_page.py::test_the_page_has_the_environment_of_a_node",
     r"\S+ python -m benchmark_control_plane.replay.*": (
         f"{_BENCH}/test_replay_command.py::test_prints_the_schedule"

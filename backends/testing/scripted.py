@@ -234,7 +234,7 @@ def _delta(run: ScriptedRun, sampling: Sampling, index: int, finish_reason: str 
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None:
         others = tuple((f"other{rank}", -1.0 - rank) for rank in range(sampling.logprobs))
-        logprobs = (TokenLogprob(word or thought, -0.5, others),)
+        logprobs = (TokenLogprob(word or thought, -0.5, others, token_id=run.done),)
     return Delta(
         index,
         word,

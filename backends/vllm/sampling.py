@@ -132,4 +132,5 @@ def _token_logprob(token: int, position: Mapping[int, Logprob], top: int | None)
         token=chosen.decoded_token or "",
         logprob=chosen.logprob,
         top=tuple((entry.decoded_token or "", entry.logprob) for entry in ranked[:top]),
+        token_id=token,
     )

@@ -13,6 +13,7 @@ from controlplane import __version__
 from controlplane.api.access_log import AccessLog
 from controlplane.api.anthropic import anthropic_routes
 from controlplane.api.auth import is_router_key
+from controlplane.api.cohere import cohere_routes
 from controlplane.api.error_dialects import response_of
 from controlplane.api.errors import Problem, failure_of
 from controlplane.api.middleware import RequestMiddleware
@@ -74,7 +75,7 @@ def create_app(
     ]
     app.router.routes += responses_routes(service, endpoints)
     app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)
-    app.router.routes += anthropic_routes(service, endpoints)
+    app.router.routes += anthropic_routes(service, endpoints) + cohere_routes(service, endpoints)
     for routes in (
         status_routes(service),
         admin_routes(service),

@@ -10,10 +10,13 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
-from controlplane.api.errors import Failure, Problem, error_response
+from controlplane.api.errors import MAX_MESSAGE_BYTES, Failure, Problem, clipped
 from controlplane.core.errors import Refused
 
 _MESSAGES_PATH = "/v1/messages"
+_COHERE_PATHS = ("/v2/", "/v1/tokenize", "/v1/detokenize")
+# Cohere's clients for Python and Node, by the header that their generator adds.
+_COHERE_CLIENTS = ("cohere", "cohere-ai")
 _ANTHROPIC_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -27,6 +30,11 @@ _ANTHROPIC_TYPES = {
 def is_anthropic(headers: Headers) -> bool:
     """Whether a request comes from a client of Anthropic's, which all state a version."""
     return "anthropic-version" in headers
+
+
+def is_cohere(headers: Headers) -> bool:
+    """Whether a request comes from one of Cohere's own clients."""
+    return headers.get("x-fern-sdk-name") in _COHERE_CLIENTS
 
 
 @contextmanager
@@ -58,11 +66,21 @@ def anthropic_error(failure: Failure) -> bytes:
     return orjson.dumps({"type": "error", "error": error | {"type": kind}})
 
 
+def cohere_error(failure: Failure) -> bytes:
+    """Cohere's error, whose message is a member of its own, with OpenAI's error object as JSON."""
+    error = orjson.loads(failure.body)["error"]
+    # Twice the message must not make the reply longer than others.
+    error["message"] = clipped(error["message"], MAX_MESSAGE_BYTES // 2)
+    return orjson.dumps({"message": error["message"], "error": error})
+
+
 def response_of(failure: Failure, scope: Scope) -> Response:
     """The HTTP response of a failure, in the shape that the client of the request expects."""
-    path = scope["path"]
-    if path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/") or is_anthropic(Headers(scope=scope)):
-        return Response(
-            anthropic_error(failure), failure.status, failure.headers, media_type="application/json"
-        )
-    return error_response(failure)
+    path, headers = scope["path"], Headers(scope=scope)
+    if path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/") or is_anthropic(headers):
+        body = anthropic_error(failure)
+    elif path.startswith(_COHERE_PATHS) or is_cohere(headers):
+        body = cohere_error(failure)
+    else:
+        body = failure.body
+    return Response(body, failure.status, failure.headers, media_type="application/json")

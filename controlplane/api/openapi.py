@@ -26,6 +26,20 @@ from controlplane.api.protocol.answers import (
     TokenCount,
 )
 from controlplane.api.protocol.anthropic_messages import CountTokensRequest, MessagesRequest
+from controlplane.api.protocol.cohere_answers import (
+    CohereChatResponse,
+    CohereEmbedResponse,
+    CohereModel,
+    CohereModelList,
+    CohereText,
+    CohereTokens,
+)
+from controlplane.api.protocol.cohere_messages import CohereChatRequest
+from controlplane.api.protocol.cohere_texts import (
+    CohereDetokenizeRequest,
+    CohereEmbedRequest,
+    CohereTokenizeRequest,
+)
 from controlplane.api.protocol.requests import (
     HEADER_RETRY_AFTER_MS,
     HEADER_SHOULD_RETRY,
@@ -66,6 +80,10 @@ _BODIES: dict[str, tuple[type[BaseModel], list[_Answer]]] = {
     "/score": (ScoreRequest, [ScoreResponse]),
     "/v1/messages": (MessagesRequest, [AnthropicMessage]),
     "/v1/messages/count_tokens": (CountTokensRequest, [TokenCount]),
+    "/v2/chat": (CohereChatRequest, [CohereChatResponse]),
+    "/v2/embed": (CohereEmbedRequest, [CohereEmbedResponse]),
+    "/v1/tokenize": (CohereTokenizeRequest, [CohereTokens]),
+    "/v1/detokenize": (CohereDetokenizeRequest, [CohereText]),
     "/tokenize": (TokenizeRequest, [TokenizeResponse]),
     "/detokenize": (DetokenizeRequest, [DetokenizeResponse]),
 }
@@ -110,8 +128,8 @@ _OPERATIONS: Mapping[tuple[str, str], tuple[int, ...]] = {
 }
 """Statuses of the errors of each operation that serves no model."""
 _ANSWERS: Mapping[str, list[_Answer]] = {
-    "/v1/models": [ModelList, AnthropicModelList],
-    "/v1/models/{model_id}": [ModelEntry, AnthropicModel],
+    "/v1/models": [ModelList, AnthropicModelList, CohereModelList],
+    "/v1/models/{model_id}": [ModelEntry, AnthropicModel, CohereModel],
     "/version": [ServerVersion],
     "/health": [Liveness],
     "/ready": [ReadyAnswer],

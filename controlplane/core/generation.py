@@ -43,6 +43,7 @@ class TokenLogprob:
     token: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+    token_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from tests.clients.recipes import PAGE, SHOWN_URL, recipes
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = Path(__file__).with_name("probes")
 MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
-WORKS, FAILS, NO_CALL, NOT_SERVED = "works", "FAILS", "—", "not served"
+WORKS, FAILS, NO_CALL = "works", "FAILS", "—"
 FEATURES = (
     "chat", "stream", "tools", "structured output", "responses", "embeddings", "rerank", "tokens", "models",
     "errors", "images", "recipe",
@@ -45,18 +45,13 @@ _VERSIONS = "import importlib.metadata as m, sys; print(' '.join(map(m.version, 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client, the file with its probes, and the packages that they import; the first gives the version.
-
-    `not_served` are the features that it has in a protocol or at a path that the server does not have.
-    """
+    """A client, the file with its probes, and the packages that they import; the first gives the version."""
 
     name: str
     probes: str
     packages: tuple[str, ...] = ()
-    not_served: tuple[str, ...] = ()
 
 
-_COHERE = ("chat", "stream", "tools", "structured output", "embeddings", "tokens", "models", "images")
 _LLAMA_INDEX = (
     "llama-index-core",
     "llama-index-llms-openai-like",
@@ -68,8 +63,8 @@ CLIENTS = (
     Client("openai (Node)", "openai_node.mjs", ("openai",)),
     Client("anthropic (Python)", "anthropic_python.py", ("anthropic",)),
     Client("@anthropic-ai/sdk (Node)", "anthropic_node.mjs", ("@anthropic-ai/sdk",)),
-    Client("cohere ClientV2 (Python)", "cohere_python.py", ("cohere",), _COHERE),
-    Client("cohere-ai ClientV2 (Node)", "cohere_node.mjs", ("cohere-ai",), _COHERE),
+    Client("cohere ClientV2 (Python)", "cohere_python.py", ("cohere",)),
+    Client("cohere-ai ClientV2 (Node)", "cohere_node.mjs", ("cohere-ai",)),
     Client(
         "Vercel AI SDK (Node)",
         "vercel_ai_node.mjs",
@@ -197,8 +192,7 @@ def table_of(rows: Sequence[Row]) -> str:
     """The Markdown table of the rows and the list of the clients that did not run."""
     lines = [f"| client | version | {' | '.join(FEATURES)} |", "|---|---|" + "---|" * len(FEATURES)]
     for row in rows:
-        absent = dict.fromkeys(row.client.not_served, NOT_SERVED)
-        cells = [_shown(row.cells.get(feature, absent.get(feature, NO_CALL))) for feature in FEATURES]
+        cells = [_shown(row.cells.get(feature, NO_CALL)) for feature in FEATURES]
         lines.append(f"| {row.client.name} | {row.version} | {' | '.join(cells)} |")
     ran = {row.client.name for row in rows}
     missing = [client.name for client in CLIENTS if client.name not in ran]
@@ -207,7 +201,7 @@ def table_of(rows: Sequence[Row]) -> str:
 
 
 def _shown(cell: str) -> str:
-    return cell if cell in (WORKS, FAILS, NO_CALL, NOT_SERVED) else f"`{cell}`"
+    return cell if cell in (WORKS, FAILS, NO_CALL) else f"`{cell}`"
 
 
 def with_table(page: str, table: str) -> str:

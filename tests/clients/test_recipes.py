@@ -8,7 +8,6 @@ from tests.clients.client_table import (
     CLIENTS,
     FEATURES,
     NO_CALL,
-    NOT_SERVED,
     PAGE,
     Client,
     Row,
@@ -86,10 +85,10 @@ def test_page_has_a_row_for_each_client_and_a_column_for_each_feature():
 
 
 def test_table_lists_what_ran_and_what_did_not():
-    client = Client("a client", "probes.py", not_served=("tokens",))
+    client = Client("a client", "probes.py")
     rows = [Row(client, "1.2", {"chat": "works", "images": "messages.0.content"})]
     text = with_table("a\n<!-- table: begin -->\nold\n<!-- table: end -->\nb", table_of(rows))
-    cells = {"chat": "works", "images": "`messages.0.content`", "tokens": NOT_SERVED}
+    cells = {"chat": "works", "images": "`messages.0.content`"}
     line = " | ".join(cells.get(feature, NO_CALL) for feature in FEATURES)
     assert f"| a client | 1.2 | {line} |" in text and "old" not in text
     assert text.startswith("a\n") and text.endswith("\nb")

@@ -3,7 +3,9 @@
 import asyncio
 import time
 from base64 import b64encode
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import orjson
@@ -14,7 +16,8 @@ from controlplane.api.errors import Problem
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json, ticket_headers
 from controlplane.api.protocol.requests import HEADER_TOKEN_IDS, EmbeddingRequest
 from controlplane.core.ports import Embedder, Vectors
-from controlplane.service.request_jobs import TruncationRequest
+from controlplane.service.gate.gate import Embedded
+from controlplane.service.request_jobs import EmbedJob, TruncationRequest
 from controlplane.service.service import Service
 
 # Encoding blocks the event loop for about 1 ms per this many rows of 1,024 floats; then it yields.
@@ -28,25 +31,17 @@ def embedding_route(service: Service, endpoints: EndpointFactory) -> Route:
 
 async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: Send) -> None:
     body = ask.body
-    job = await service.intake.embeddings(
-        ask.request_id,
-        ask.caller,
-        body.model,
+    job, embedded, vectors = await computed_vectors(
+        service,
+        ask,
         body.inputs,
-        ask.hints,
         truncation=_cut(body),
         prompt=body.prompt_name,
+        dimensions=body.dimensions,
         takes_any_ids=_takes_any_ids(ask),
-        arrival=ask.arrival,
     )
-    if body.dimensions is not None:
-        _check_dimensions(job.embedder, body.dimensions)
-    embedded = await service.gate.embed(job)
-    vectors = embedded.vectors
-    service.intake.remember_vectors(job, vectors)
-    if body.dimensions not in (None, vectors.shape[1]):
-        vectors = shortened(vectors, body.dimensions)
-    rows = await _encoded(vectors, is_base64=body.encoding_format == "base64")
+    values = await encoded_vectors(vectors, is_base64=body.encoding_format == "base64")
+    rows = (b'{"object":"embedding","index":%d,"embedding":%b}' % row for row in enumerate(values))
     tokens = job.request.prompt_tokens
     tail = {
         # As in vLLM; OpenAI's object has neither.
@@ -57,6 +52,41 @@ async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: S
     }
     reply = b'{"object":"list","data":[' + b",".join(rows) + b"]," + orjson.dumps(tail)[1:]
     await send_json(send, reply, ticket_headers([embedded.ticket]))
+
+
+async def computed_vectors(
+    service: Service,
+    ask: ParsedRequest[Any],
+    inputs: Sequence[str] | Sequence[Sequence[int]],
+    *,
+    truncation: TruncationRequest | None,
+    prompt: str | None,
+    dimensions: int | None,
+    takes_any_ids: bool = False,
+) -> tuple[EmbedJob, Embedded, Vectors]:
+    """Admits and computes the inputs of `ask`; the vectors have so many `dimensions` if any are stated.
+
+    Raises Problem, Refused, Rejected, BackendDown, BackendFailed.
+    """
+    job = await service.intake.embeddings(
+        ask.request_id,
+        ask.caller,
+        ask.body.model,
+        inputs,
+        ask.hints,
+        truncation=truncation,
+        prompt=prompt,
+        takes_any_ids=takes_any_ids,
+        arrival=ask.arrival,
+    )
+    if dimensions is not None:
+        _check_dimensions(job.embedder, dimensions)
+    embedded = await service.gate.embed(job)
+    vectors = embedded.vectors
+    service.intake.remember_vectors(job, vectors)
+    if dimensions is not None and dimensions != vectors.shape[1]:
+        vectors = shortened(vectors, dimensions)
+    return job, embedded, vectors
 
 
 def _takes_any_ids(ask: ParsedRequest[EmbeddingRequest]) -> bool:
@@ -98,16 +128,15 @@ def _check_dimensions(embedder: Embedder, wanted: int) -> None:
         )
 
 
-async def _encoded(vectors: Vectors, *, is_base64: bool) -> list[bytes]:
-    """Encodes one JSON object per row; base64 holds little-endian float32."""
+async def encoded_vectors(vectors: Vectors, *, is_base64: bool) -> list[bytes]:
+    """Encodes each row as a JSON list, or as a JSON string with its little-endian float32 in base64."""
     plain = np.ascontiguousarray(vectors, dtype="<f4")
     rows: list[bytes] = []
     for index, vector in enumerate(plain):
         if index % _ROWS_PER_SLICE == _ROWS_PER_SLICE - 1:
             await asyncio.sleep(0)
         shown = b64encode(vector.tobytes()).decode() if is_base64 else vector
-        row = {"object": "embedding", "index": index, "embedding": shown}
-        rows.append(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+        rows.append(orjson.dumps(shown, option=orjson.OPT_SERIALIZE_NUMPY))
     return rows
 
 

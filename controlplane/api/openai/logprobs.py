@@ -31,6 +31,11 @@ def chat_entries(tokens: Iterable[TokenLogprob]) -> list[orjson.Fragment]:
     return [_entry(token, _UNKNOWN) for token in tokens]
 
 
+def bounded_logprob(token: TokenLogprob) -> float:
+    """The log probability of the chosen token, as JSON can express it."""
+    return max(token.logprob, _FLOOR)
+
+
 def response_entries(tokens: Iterable[TokenLogprob]) -> list[orjson.Fragment]:
     """The same for the Responses protocol, whose lists of bytes are never null."""
     return [_entry(token, _EMPTY) for token in tokens]
@@ -68,11 +73,11 @@ def completion_logprobs(
     unknown = [None] * len(opening)
     return {
         "tokens": texts,
-        "token_logprobs": [*unknown, *(max(token.logprob, _FLOOR) for token in tokens)],
+        "token_logprobs": [*unknown, *map(bounded_logprob, tokens)],
         "top_logprobs": [
             *unknown,
             *(
-                {token.token: max(token.logprob, _FLOOR)} | {text: max(lp, _FLOOR) for text, lp in token.top}
+                {token.token: bounded_logprob(token)} | {text: max(lp, _FLOOR) for text, lp in token.top}
                 for token in tokens
             ),
         ],

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import orjson
 from fastapi import APIRouter
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from controlplane import __version__
 from controlplane.api.auth import caller_of, require_metrics_key
-from controlplane.api.error_dialects import is_anthropic
+from controlplane.api.error_dialects import is_anthropic, is_cohere
 from controlplane.api.errors import Problem, down_headers
 from controlplane.api.settings import settings_for
 from controlplane.api.startup import starting_response
@@ -20,6 +21,7 @@ from controlplane.core.errors import BackendDown
 from controlplane.service.service import Service
 from controlplane.service.status import ModelCard
 
+_COHERE_ENDPOINTS = {"generate": "chat", "embed": "embed", "rerank": "rerank"}
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -33,6 +35,12 @@ def status_routes(service: Service) -> APIRouter:
         caller_of(request.headers, settings_for(request))
         if is_anthropic(request.headers):
             return json_response(_anthropic_list(service.status.models(), created))
+        if is_cohere(request.headers):
+            endpoint = request.query_params.get("endpoint")
+            shown = [_cohere_model(card, created) for card in service.status.models()]
+            return json_response(
+                {"models": [model for model in shown if endpoint in (None, *model["endpoints"])]}
+            )
         return json_response(
             {"object": "list", "data": [_shown(card, created) for card in service.status.models()]}
         )
@@ -40,7 +48,11 @@ def status_routes(service: Service) -> APIRouter:
     @routes.get("/v1/models/{model_id:path}", response_model=None)
     async def show_model(request: Request, model_id: str) -> Response:
         caller_of(request.headers, settings_for(request))
-        shown = _anthropic_model if is_anthropic(request.headers) else _shown
+        shown: Callable[[ModelCard, int], dict[str, Any]] = _shown
+        if is_anthropic(request.headers):
+            shown = _anthropic_model
+        elif is_cohere(request.headers):
+            shown = _cohere_model
         cards = {card.id: card for card in service.status.models()}
         if model_id not in cards:
             raise Problem(
@@ -104,7 +116,7 @@ def _anthropic_list(cards: Sequence[ModelCard], created: int) -> dict[str, objec
     return {"data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
 
 
-def _anthropic_model(card: ModelCard, created: int) -> dict[str, object]:
+def _anthropic_model(card: ModelCard, created: int) -> dict[str, Any]:
     return {
         "type": "model",
         "id": card.id,
@@ -115,7 +127,16 @@ def _anthropic_model(card: ModelCard, created: int) -> dict[str, object]:
     }
 
 
-def _shown(card: ModelCard, created: int) -> dict[str, object]:
+def _cohere_model(card: ModelCard, _created: int) -> dict[str, Any]:
+    return {
+        "name": card.id,
+        "endpoints": [_COHERE_ENDPOINTS[card.kind]],
+        "finetuned": card.parent is not None,
+        "context_length": card.max_model_len,
+    }
+
+
+def _shown(card: ModelCard, created: int) -> dict[str, Any]:
     return {
         "id": card.id,
         "object": "model",

@@ -15,6 +15,9 @@ class ErrorResponse(BaseModel):
     """Every answer that is not a success."""
 
     error: ErrorObject
+    message: str | None = Field(
+        None, description="The message of `error` again, on Cohere's paths only, as its clients expect"
+    )
     type: Literal["error"] | None = Field(
         None, description="Only on /v1/messages, as Anthropic's clients expect"
     )

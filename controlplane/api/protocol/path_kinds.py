@@ -15,7 +15,9 @@ KIND_OF_PATH: Mapping[str, Kind] = {
     "/v1/responses/input_tokens": Kind.GENERATE,
     "/v1/messages": Kind.GENERATE,
     "/v1/messages/count_tokens": Kind.GENERATE,
+    "/v2/chat": Kind.GENERATE,
     "/v1/embeddings": Kind.EMBED,
+    "/v2/embed": Kind.EMBED,
     "/v1/rerank": Kind.EMBED,
     "/v2/rerank": Kind.EMBED,
     "/rerank": Kind.EMBED,
@@ -24,5 +26,7 @@ KIND_OF_PATH: Mapping[str, Kind] = {
     # They count tokens for any model; most callers ask for the chat model's.
     "/tokenize": Kind.GENERATE,
     "/detokenize": Kind.GENERATE,
+    "/v1/tokenize": Kind.GENERATE,
+    "/v1/detokenize": Kind.GENERATE,
 }
 """Every endpoint with a body that a tenant may send."""

@@ -28,8 +28,10 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    "/v2/chat": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
 }
 _SERVED = (Outcome.MET, Outcome.LATE, Outcome.ABORTED)
 

@@ -314,7 +314,7 @@ async def test_wrong_key(stated: str | bytes | None):
     async with staged(LOCKED) as stage:
         described = (await stage.http.get("/openapi.json")).json()["paths"]
         operations = {(method, path) for path, each in described.items() for method in each}
-        assert {("post", "/tokenize"), ("post", "/v2/rerank"), ("post", "/v1/messages")} < operations
+        assert {("post", "/tokenize"), ("post", "/v2/chat"), ("post", "/v1/messages")} < operations
         for method, path in sorted(operations - {("get", path) for path in OPEN}):
             answer = await stage.http.request(method.upper(), path, headers=headers)
             assert answer.headers.get("www-authenticate") == "Bearer", (method, path)

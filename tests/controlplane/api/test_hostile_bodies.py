@@ -42,6 +42,7 @@ def rerank(given: bytes) -> bytes:
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
+TURNS, TEXTS = "/v2/chat", "/v2/embed"
 OUTPUT = b'{"type":"function_call_output","call_id":"c","output":"x"}'
 HUGE_TOOL = b'{"type":"function","name":"f","parameters":{"minimum":%b}}' % (b"9" * 40)
 
@@ -53,6 +54,14 @@ def respond(given: bytes) -> bytes:
 def messages(content: bytes) -> bytes:
     said = b'{"role":"user","content":%b}' % content
     return b'{"model":"%b","max_tokens":1,"messages":[%b]}' % (CHAT_MODEL.encode(), said)
+
+
+def turn(content: bytes) -> bytes:
+    return said(b'{"role":"user","content":%b}' % content)
+
+
+def texts(given: bytes) -> bytes:
+    return b'{"model":"%b","texts":%b}' % (EMBED_MODEL.encode(), given)
 
 
 def listed(item: bytes, count: int) -> bytes:
@@ -153,6 +162,27 @@ BODIES = [
     ("blocks beyond the limit", MESSAGES, messages(listed(b'{"type":"text"}', 4_097)), "invalid_value"),
     ("a block of megabytes", MESSAGES, messages(b'"%b"' % (b"x" * SIZE)), "context_length_exceeded"),
     ("a text to count", COUNT, messages(b'"%b"' % (b"x" * SIZE)), "unknown_parameter"),
+    ("turns of unknown role", TURNS, said(b",".join([b'{"role":"x"}'] * 15_000)), "invalid_value"),
+    ("turns beyond the limit", TURNS, said(b",".join([b'{"role":"user"}'] * 4_097)), "invalid_value"),
+    ("turns without content", TURNS, said(b",".join([b'{"role":"user"}'] * 4_096)), "invalid_value"),
+    ("parts of unknown type", TURNS, turn(listed(b'{"type":"x"}', 15_000)), "invalid_value"),
+    ("parts beyond the limit", TURNS, turn(listed(b'{"type":"text"}', 4_097)), "invalid_value"),
+    ("a part of megabytes", TURNS, turn(b'"%b"' % (b"x" * SIZE)), "context_length_exceeded"),
+    ("types of vectors", TEXTS, texts(b'["a"],"embedding_types":' + listed(b'"x"', 15_000)), "invalid_value"),
+    (
+        "texts of megabytes",
+        TEXTS,
+        texts(b'["%b"],"truncate":"NONE"' % (b"x" * SIZE)),
+        "context_length_exceeded",
+    ),
+    ("texts beyond Cohere's limit", TEXTS, texts(listed(b'"a"', 300_000)), "invalid_value"),
+    ("numbers as texts", TEXTS, texts(listed(b"1", 300_000)), "invalid_value"),
+    (
+        "a text of megabytes for Cohere's tokens",
+        "/v1/tokenize",
+        b'{"model":"%b","text":"%b"}' % (CHAT_MODEL.encode(), b"t" * SIZE),
+        "context_length_exceeded",
+    ),
     ("unpaired quote", CHAT, b'{"model":"' + b"x" * SIZE, "invalid_json"),
     ("escapes", CHAT, said(b'"%b"' % (b"\\\\" * (SIZE // 2))), "invalid_value"),
 ]

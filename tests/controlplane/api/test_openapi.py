@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from backends.testing.scripted import Script
-from controlplane.api.protocol import answers
+from controlplane.api.protocol import answers, cohere_answers
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, Stage
 
 CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -15,6 +15,7 @@ SCRIPT = Script(tokens=4, words=("a", "b"), reasoning_words=("Hm",), tool_calls=
 HI = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 CHAT = {"model": CHAT_MODEL, "messages": HI, "logprobs": True, "top_logprobs": 1}
+CHAT_OF_COHERE = {"model": CHAT_MODEL, "messages": HI}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 ANSWERS: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
     ("/v1/chat/completions", CHAT | {"tools": TOOLS}, answers.ChatCompletion),
@@ -42,6 +43,15 @@ ANSWERS: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
         },
         answers.AnthropicMessage,
     ),
+    ("/v2/chat", CHAT_OF_COHERE | {"logprobs": True}, cohere_answers.CohereChatResponse),
+    ("/v2/chat", CHAT_OF_COHERE | {"tools": TOOLS}, cohere_answers.CohereChatResponse),
+    (
+        "/v2/embed",
+        {"model": EMBED_MODEL, "texts": ["hi"], "embedding_types": ["float", "base64"]},
+        cohere_answers.CohereEmbedResponse,
+    ),
+    ("/v1/tokenize", {"model": CHAT_MODEL, "text": "hi"}, cohere_answers.CohereTokens),
+    ("/v1/detokenize", {"model": CHAT_MODEL, "tokens": [104]}, cohere_answers.CohereText),
     ("/v1/messages/count_tokens", {"model": CHAT_MODEL, "messages": HI}, answers.TokenCount),
     ("/v1/responses/input_tokens", {"model": CHAT_MODEL, "input": "hi"}, answers.InputTokenCount),
 ]
@@ -82,11 +92,14 @@ async def test_answers_are_described(stage: Stage, path: str, body: dict[str, An
 
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
+COHERE = {"x-fern-sdk-name": "cohere-ai"}
 MODEL, OF_MODEL = "/v1/models/{model_id}", f"/v1/models/{CHAT_MODEL}"
 READ: list[tuple[str, str, dict[str, str], type[BaseModel]]] = [
     ("/v1/models", "/v1/models", {}, answers.ModelList),
     ("/v1/models", "/v1/models", ANTHROPIC, answers.AnthropicModelList),
+    ("/v1/models", "/v1/models", COHERE, cohere_answers.CohereModelList),
     (MODEL, OF_MODEL, {}, answers.ModelEntry),
+    (MODEL, OF_MODEL, COHERE, cohere_answers.CohereModel),
     (MODEL, OF_MODEL, ANTHROPIC, answers.AnthropicModel),
     ("/version", "/version", {}, answers.ServerVersion),
     ("/health", "/health", {}, answers.Liveness),
@@ -110,7 +123,7 @@ async def test_each_path_describes_its_bodies_and_errors(stage: Stage):
     schema = (await stage.http.get("/openapi.json")).json()
     posts = {path: each["post"] for path, each in schema["paths"].items() if "post" in each}
     mapped = {path: post for path, post in posts.items() if not path.startswith("/admin")}
-    assert {"/v1/responses", "/v1/messages", "/v1/rerank", "/tokenize"} <= mapped.keys()
+    assert {"/v1/responses", "/v1/messages", "/v2/chat", "/v1/rerank", "/tokenize"} <= mapped.keys()
     for path, post in mapped.items():
         assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"], path
         errors = post["responses"].keys() - {"200"}
