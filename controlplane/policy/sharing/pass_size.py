@@ -6,7 +6,8 @@ place in the engine. A pass keeps promises, too: each input is worth its share o
 by the share of the device that the pending calls need from now on to be on time. With time to spare a pass is
 worth little and waits for a step at which it costs nothing; close to a deadline it is worth as much as the
 class's weight. The pass takes the most urgent inputs up to the number at which its worth less its cost is
-highest; at zero inputs no pass starts.
+highest; at zero inputs no pass starts. Passes without a cost would use up all time that a TPOT objective
+leaves, and the next delay would break it, so a tenth of it is kept.
 
 Neither side starves. An engine waits for passes no longer than its TPOT objectives allow (`decode_pacing`).
 Calls that are late or have no deadline are worth a small fixed share, and 5 % of the time since the last pass
@@ -33,6 +34,8 @@ _FLOOR_SHARE = 0.05
 _LEAST_REGAINED_SECONDS = 1e-9
 # A pass of one input may be longer. Without the bound a pass after a long time without calls would be free.
 _LONGEST_FREE_SECONDS = 0.05
+# Part of a TPOT objective that passes leave to delays which nothing predicts (decision 0066).
+_RESERVED_SHARE = 0.1
 # Chance of a start just before the deadline, over that of a start at any time until then (decision 0064).
 _LATE_START_SHARE = 0.3
 # Candidate sizes of a pass differ by at least this part of the size, which bounds their number.
@@ -55,8 +58,8 @@ class MeanPace(NamedTuple):
     """A TPOT objective, a mean over the output: later tokens regain a pause, if there are enough of them.
 
     Attributes:
-        debt: seconds by which the output so far is behind its TPOT; negative if it is ahead.
-        regained: seconds that each further token regains, TPOT less the time of a step.
+        debt: seconds by which the output so far is behind the TPOT to be kept; negative if it is ahead.
+        regained: seconds that each further token regains, that TPOT less the time of a step.
         done: output tokens so far.
         limit: most output tokens.
         expected_remaining: tokens still to come if there is no forecast.
@@ -69,6 +72,34 @@ class MeanPace(NamedTuple):
     limit: int
     expected_remaining: int
     forecast: LengthForecast | None
+
+    @classmethod
+    def of(
+        cls,
+        tpot: float,
+        elapsed: float,
+        step: float,
+        done: int,
+        limit: int,
+        expected_remaining: int,
+        forecast: LengthForecast | None,
+    ) -> "MeanPace":
+        """The objective `tpot` less a reserve, or in full once the reserve is used up; times in seconds.
+
+        Args:
+            tpot: most seconds per output token after the first.
+            elapsed: since the first token.
+            step: expected time of a step without a pass.
+            done: output tokens so far.
+            limit: most output tokens.
+            expected_remaining: tokens still to come if there is no forecast.
+            forecast: distribution of the output tokens.
+        """
+        for kept in (tpot * (1 - _RESERVED_SHARE), tpot):
+            debt, regained = elapsed - kept * (done - 1), kept - step
+            if debt <= regained * expected_remaining:
+                break
+        return cls(debt, regained, done, limit, expected_remaining, forecast)
 
     def added_risk(self, pauses: Sequence[float]) -> list[float] | None:
         """Probability that each pause, in seconds, breaks the objective, beyond that without a pause.

@@ -78,10 +78,9 @@ def _objectives(
             yield time_left(after(timeline.arrival, slo.ttft), first)
     else:
         if slo.tpot is not None:
-            done, tpot = timeline.output_tokens, to_seconds(slo.tpot)
-            behind = to_seconds(between(timeline.first_token, now)) - tpot * (done - 1)
-            limit = request.max_output_tokens
-            yield MeanPace(behind, tpot - step, done, limit, remaining, ticket.forecast)
+            elapsed = to_seconds(between(timeline.first_token, now))
+            done, limit = timeline.output_tokens, request.max_output_tokens
+            yield MeanPace.of(to_seconds(slo.tpot), elapsed, step, done, limit, remaining, ticket.forecast)
         if slo.gap is not None:
             yield time_left(after(timeline.last_token, slo.gap), step)
     if slo.e2e is not None:

@@ -28,6 +28,20 @@ def risk(objective, pause: float) -> float:
     return (objective.added_risk([pause]) or [0.0])[0]
 
 
+@pytest.mark.parametrize(
+    ("elapsed", "debt", "regained"),
+    [
+        pytest.param(0.8, -0.1, 0.04, id="ahead"),
+        pytest.param(2.8, 1.9, 0.04, id="as much behind as the tokens to come regain with the reserve"),
+        pytest.param(3.0, 2.0, 0.05, id="behind by more: the whole objective counts"),
+        pytest.param(9.0, 8.0, 0.05, id="lost"),
+    ],
+)
+def test_passes_leave_a_tenth_of_a_pace_until_it_is_used_up(elapsed, debt, regained):
+    found = MeanPace.of(0.1, elapsed, 0.05, 11, 101, 50, None)
+    assert (found.debt, found.regained) == (pytest.approx(debt), pytest.approx(regained))
+
+
 FORECASTS = st.none() | st.sampled_from([UNIFORM, LengthForecast((0.0, 0.5, 1.0), (1.0, 10.0, 80.0))])
 OBJECTIVES = st.builds(TimeLeft, st.floats(-1, 1)) | st.builds(
     MeanPace, st.floats(-1, 1), st.floats(-0.01, 0.05), st.integers(1, 90), st.just(101),
