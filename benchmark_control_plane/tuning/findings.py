@@ -23,7 +23,7 @@ def tuning_facts(
     log: Path, path: Path, config: Config, traffic: RecordedTraffic, blocks: BlockSets, found: Tuned
 ) -> dict[str, Any]:
     """All facts, as values of JSON; shares from 0 to 1, gains in points."""
-    judged = sum(block.last - block.first for block in blocks.held_out)
+    held_out = blocks.held_out[: found.blocks if found.verdict is None else len(found.verdict.gains)]
     answer = NOT_REPRODUCED if not found.check.has_passed else BETTER if found.is_better else NOTHING_BETTER
     return {
         "answer": answer,
@@ -33,9 +33,9 @@ def tuning_facts(
         **check_facts(traffic, found.check),
         "out_of_reach": unattainable_shares(traffic, config),
         "blocks": {
-            "search": len(blocks.search),
-            "held_out": len(blocks.held_out),
-            "held_out_requests": judged,
+            "search": len(blocks.search[: found.blocks]),
+            "held_out": len(held_out),
+            "held_out_requests": sum(block.last - block.first for block in held_out),
         },
         "trials": [
             {
@@ -51,10 +51,12 @@ def tuning_facts(
                 "after": (found.changes or {})[each.key],
                 "gain": None if each.gain is None else each.gain.mean,
                 "error": None if each.gain is None else each.gain.error,
+                "is_measured": each.is_measured,
             }
             for each in found.effects
         ],
         "held_out": None if found.verdict is None else _comparison(found.verdict),
+        "cut": list(found.cuts),
         "files": {},
     }  # fmt: skip
 
@@ -75,6 +77,8 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
         print(f"{change['key']}: {before} -> {after}: {change_gain(change)}")
     for name, share in facts["out_of_reach"].items():
         print(out_of_reach_text(name, share))
+    for line in facts["cut"]:
+        print(f"cut to end in time: {line}")
     print(facts["reason"])
     for what, file in facts["files"].items():
         print(f"{what}: {file}")
@@ -91,7 +95,7 @@ def out_of_reach_text(name: str, share: float) -> str:
 def change_gain(change: Mapping[str, Any]) -> str:
     """What a changed key brings."""
     if change["gain"] is None:
-        return "needed by the other changes"
+        return "needed by the other changes" if change["is_measured"] else "its effect was not measured"
     return f"{change['gain']:+.1f} points of promises kept (95 %: {change['error']:.1f})"
 
 
@@ -114,11 +118,13 @@ def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
     if not found.check.has_passed:
         return "Nothing was tuned: the replay does not reproduce the log."
     if found.best is None:
-        whole = sum(each.blocks == len(blocks.search) for each in found.tried)
+        whole = sum(each.blocks == len(blocks.search[: found.blocks]) for each in found.tried)
         return (
             f"Nothing better found: of {len(found.tried)} trials, {whole} of them on all blocks, none keeps "
             f"more promises than {path} for what its changes cost."
         )
+    if found.verdict is None and found.changes:
+        return "Nothing better found: the time was over before the verdict; give more --minutes."
     if found.verdict is None:
         return "Nothing better found: no changed key of the best trial brings more than chance."
     gain = found.verdict.gain

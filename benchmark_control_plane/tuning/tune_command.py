@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import controlplane
@@ -21,6 +22,7 @@ from benchmark_control_plane.tuning.evaluation import evaluator
 from benchmark_control_plane.tuning.findings import change_gain, print_tuning, tuning_facts
 from benchmark_control_plane.tuning.paired_blocks import ConfigurationRefused
 from benchmark_control_plane.tuning.search_space import SearchSpace, search_space
+from benchmark_control_plane.tuning.time_budget import TimeBudget, TimeIsOver
 from benchmark_control_plane.tuning.tuning_progress import TuningProgress
 from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned, state_file, tune_log
 from controlplane.commands.exit_status import ExitStatus
@@ -29,15 +31,19 @@ from controlplane.config.documents import flattened
 from controlplane.config.loader import read_yaml
 from controlplane.config.packaged import config_path
 
+# Requests of the log that are replayed for the time that requests take outside gate and engines.
+_MOST_FOR_HOST_DELAYS = 4_000
+
 
 def tune(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises BadInput, ConfigError and OSError."""
     _check_options(options)
+    time = TimeBudget(60 * options.minutes, options.processes, begun=monotonic())
     path = config_path(options.config)
     content = read_yaml(path)
     config = parse(content, source=str(path))
     assert isinstance(content, dict)
-    traffic = with_host_delays(read_traffic(options.log))
+    traffic = with_host_delays(read_traffic(options.log), most=_MOST_FOR_HOST_DELAYS)
 
     def served(changed: Mapping[str, Any]) -> Mapping[str, Any]:
         return sections_for(traffic, options.log, parse(changed), source=str(path))
@@ -47,7 +53,7 @@ def tune(options: argparse.Namespace) -> int:
     space = search_space(content, also=options.also, keep=options.keep, has_quotas=moves)
     blocks = BlockSets(*blocks_of(traffic))
     weights = {name: known.weight for name, known in config.service_classes().items()}
-    progress = TuningProgress(sys.stderr, 60 * options.minutes * options.processes)
+    progress = TuningProgress(sys.stderr, time.seconds)
     interrupt_on_sigterm()
     state = state_file(options.out)
     try:
@@ -55,13 +61,17 @@ def tune(options: argparse.Namespace) -> int:
             blocks.all,
             state,
             fingerprint=blocks.fingerprint(controlplane.__version__),
-            processes=options.processes,
+            time=time,
         ) as replays:
             found = tune_log(
                 traffic, blocks, replays, space, weights=weights, served=served, trials=options.trials,
-                seconds=60 * options.minutes * options.processes, note=progress.print_line,
-                on_trial=lambda tried: progress.report(tried, replays.seconds),
+                note=progress.print_line, on_trial=lambda tried: progress.report(tried, time.used),
             )  # fmt: skip
+    except TimeIsOver as error:
+        raise BadInput(
+            f"--minutes={options.minutes:g}: reading {options.log} and its self-check take longer; give "
+            "more, or one segment of the log"
+        ) from error
     except ConfigurationRefused as error:
         raise BadInput(f"{path}: the server refuses it on the machine of the log: {error}") from error
     except KeyboardInterrupt:
@@ -118,5 +128,4 @@ def _edits(
 
 
 def _mark(change: Mapping[str, Any]) -> str:
-    brings = "needed by the other changes" if change["gain"] is None else change_gain(change)
-    return f"tandem tune: was {yaml_value(change['before'])}; {brings}"
+    return f"tandem tune: was {yaml_value(change['before'])}; {change_gain(change)}"

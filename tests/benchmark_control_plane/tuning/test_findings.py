@@ -47,14 +47,14 @@ def compared(gains, *, lost=0.0):
     return Comparison(70.0, gains, classes, 2)
 
 
-def tuned(verdict=None, *, passes=True, best=True, effects=EFFECTS):
+def tuned(verdict=None, *, passes=True, best=True, effects=EFFECTS, cuts=()):
     figure = CheckedFigure(("batch", "generate"), "attainment", 0.9, 0.9 if passes else 0.5, 0.03)
     check = SelfCheck([figure], [], [])
     if not passes:
-        return Tuned(check)
+        return Tuned(check, 9)
     tried = [Tried({}, compared([0.0] * 9)), Tried(CHANGES, compared([5.0] * 9))]
     changes = {each.key: CHANGES[each.key] for each in effects}
-    return Tuned(check, tried, tried[1] if best else None, changes, effects, verdict)
+    return Tuned(check, 9, tried, tried[1] if best else None, changes, effects, verdict, cuts)
 
 
 def facts_of(found, path=Path("my.yaml")):
@@ -70,6 +70,7 @@ def facts_of(found, path=Path("my.yaml")):
         (tuned(compared([5.0, 6.0, 5.5], lost=3)), "nothing-better", "than they may: batch 3.0"),
         (tuned(best=False), "nothing-better", "of 2 trials, 2 of them on all blocks, none keeps more"),
         (tuned(effects=[]), "nothing-better", "no changed key of the best trial"),
+        (tuned(cuts=["verdict: there is none"]), "nothing-better", "the time was over before the verdict"),
         (tuned(passes=False), "not-reproduced", "does not reproduce the log"),
     ],
 )
@@ -79,7 +80,9 @@ def test_the_answer_states_where_the_search_ended(found, answer, says, capsys):
     assert says in facts["reason"]
     assert json.loads(json.dumps(facts))["reason"] == facts["reason"]
     print_tuning(block().traffic, found.check, facts)
-    assert facts["reason"] in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert facts["reason"] in out
+    assert all(f"cut to end in time: {line}" in out for line in found.cuts)
 
 
 def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
@@ -104,7 +107,7 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     assert "Points that each changed key brings" in page
 
 
-@pytest.mark.parametrize("found", [tuned(best=False), tuned(effects=[])])
+@pytest.mark.parametrize("found", [tuned(best=False), tuned(effects=[]), tuned(cuts=["search: <b>"])])
 def test_a_page_without_a_better_file_is_written(tmp_path, found):
     path, out = tmp_path / "my.yaml", tmp_path / "better.yaml"
     path.write_text(MINE)
