@@ -56,7 +56,7 @@ class Evaluator:
     _unused: set[tuple[str, int]] = field(default_factory=set)
 
     def results(self, jobs: Sequence[Job]) -> list[BlockResult]:
-        """The result of each job, in order. Raises TimeIsOver instead of beginning a replay too late."""
+        """The result of each job, in order. Raises TimeIsOver instead of a replay that would end late."""
         named = [(digest_of(sections), number) for sections, number in jobs]
         if earlier := self._unused.intersection(named):
             self._unused -= earlier
@@ -104,7 +104,7 @@ class Evaluator:
                 each.cancel()
 
     def _check_time(self) -> None:
-        if self.time.left <= 0:
+        if not self.time.fits(1):
             raise TimeIsOver
 
 

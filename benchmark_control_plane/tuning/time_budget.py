@@ -15,7 +15,7 @@ _SAFETY = 1.2
 
 
 class TimeIsOver(Exception):
-    """A replay would begin after the end of the command's time."""
+    """A replay would end after the command's time."""
 
 
 @dataclass(slots=True)

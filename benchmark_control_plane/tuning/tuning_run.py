@@ -18,7 +18,7 @@ from benchmark_control_plane.decision_replay.self_check import SLOWER, SelfCheck
 from benchmark_control_plane.tuning.ablation import KeyEffect, Note, earned_changes, unmeasured
 from benchmark_control_plane.tuning.blocks import RUNGS, Block
 from benchmark_control_plane.tuning.comparison import Comparison
-from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, Sections
+from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, Sections, digest_of
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import Changes, SearchSpace
 from benchmark_control_plane.tuning.time_budget import TimeIsOver
@@ -26,8 +26,8 @@ from benchmark_control_plane.tuning.trial_search import Tried, best_of, search
 
 # One configuration on its blocks may take this share of the time; otherwise fewer blocks are used.
 _BLOCK_SHARE = 0.1
-# What follows the search, ablation and verdict, has this share; more if the verdict needs it.
-_AFTER_SEARCH = 0.3
+# What follows the search, ablation and verdict, has this share; or so many times what the verdict takes.
+_AFTER_SEARCH, _VERDICT_TIMES = 0.3, 1.5
 _LEAST_VERDICT = 2
 
 
@@ -119,11 +119,13 @@ def tune_log(
         return result
     paired = PairedBlocks(evaluator, searched, space, weights, served)
     note(f"search on {len(searched)} blocks of the first half")
-    # Twice: the operator's configuration may be another than that of the log.
-    verdict = 2 * len(held_out)
+    # The results of the operator's configuration are known if it is that of the log.
+    is_known = digest_of(served(space.content)) == digest_of(traffic.sections)
+    verdict = (1 if is_known else 2) * count
 
     def search_fits(replays: int) -> bool:
-        return time.fits(replays, reserved=max(_AFTER_SEARCH * time.seconds, 2 * time.cost(verdict)))
+        reserved = max(_AFTER_SEARCH * time.seconds, _VERDICT_TIMES * time.cost(verdict))
+        return time.fits(replays, reserved=reserved)
 
     def ablation_fits(replays: int) -> bool:
         return time.fits(replays, reserved=time.cost(verdict))
@@ -140,7 +142,7 @@ def tune_log(
         changes, effects = earned_changes(
             paired, best.changes, fits=ablation_fits, note=note, cut=time.cuts.append
         )
-        found = _verdict(replace(paired, numbers=held_out), changes, note) if changes else None
+        found = _verdict(replace(paired, numbers=held_out), changes, verdict, note) if changes else None
     except TimeIsOver:
         time.cuts.append("verdict: replays took longer than those before, and no time was left")
         found = None
@@ -152,16 +154,22 @@ def _blocks_in_time(traffic: RecordedTraffic, evaluator: Evaluator, blocks: Bloc
     time, (_, held_out, _) = evaluator.time, blocks.numbers
     evaluator.results([(traffic.sections, number) for number in held_out[: RUNGS[0]]])
     most = max(len(blocks.search), len(blocks.held_out))
-    count = max(RUNGS[0], time.affordable(_BLOCK_SHARE * time.seconds, most))
+    # On fewer blocks the self-check would rather fail by chance.
+    count = max(RUNGS[1], time.affordable(_BLOCK_SHARE * time.seconds, most))
+    if not time.fits(count - RUNGS[0]):
+        raise TimeIsOver
     if count < most:
         time.cuts.append(f"blocks: {count} of {most} of each half of the log are used")
     return count
 
 
-def _verdict(paired: PairedBlocks, changes: Changes, note: Note) -> Comparison | None:
-    """The comparison on as many held-out blocks as fit; None if too few do. Raises TimeIsOver."""
+def _verdict(paired: PairedBlocks, changes: Changes, replays: int, note: Note) -> Comparison | None:
+    """The comparison on as many held-out blocks as fit; None if too few do. Raises TimeIsOver.
+
+    `replays` is how many it takes on all of them.
+    """
     time, most = paired.evaluator.time, len(paired.numbers)
-    count = time.affordable(time.left, 2 * most) // 2
+    count = time.affordable(time.left, replays) * most // replays
     if count < most:
         what = f"{count} of {most} held-out blocks" if count >= _LEAST_VERDICT else "there is none"
         time.cuts.append(f"verdict: {what}")

@@ -52,7 +52,7 @@ def run(file: Path, clock, pool):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("replay_seconds", [1.0, 2.5, 5.0, 10.0, 60.0])
+@pytest.mark.parametrize("replay_seconds", [1.0, 2.5, 5.0, 10.0, 40.0])
 def test_the_whole_command_ends_within_its_time(tmp_path, replay_seconds):
     found, time, _ = tuned(tmp_path / "state", replay_seconds)
     assert time.used <= SECONDS
@@ -63,11 +63,12 @@ def test_the_whole_command_ends_within_its_time(tmp_path, replay_seconds):
         assert found.is_better
         assert found.blocks == len(found.verdict.gains) == 27
     if replay_seconds >= 5.0:
+        assert found.blocks == (10 if replay_seconds == 5.0 else 9)
         assert any("of 27 of each half" in line for line in found.cuts), found.cuts
 
 
 def test_without_time_for_one_configuration_nothing_is_searched(tmp_path):
-    found, time, _ = tuned(tmp_path / "state", 100.0)
+    found, time, _ = tuned(tmp_path / "state", 50.0)
     assert (found.best, found.tried) == (None, [])
     assert any(line.startswith("search:") for line in found.cuts)
     assert time.used <= SECONDS
@@ -79,7 +80,7 @@ def test_without_time_for_a_self_check_there_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "replayed", lambda _, sections: pool.submit(None, 0, sections).result())
     with pytest.raises(TimeIsOver):
         run(tmp_path / "state", clock, pool=None)
-    assert pool.replays == 2
+    assert pool.replays == 1
 
 
 @pytest.mark.long
