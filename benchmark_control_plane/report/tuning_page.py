@@ -115,7 +115,7 @@ def _class_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def _key_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
-            each["key"],
+            each["key"] if each["basis"] is None else f"{each['key']} ({each['basis']})",
             yaml_value(each["before"]),
             yaml_value(each["after"]),
             formats.ABSENT if each["gain"] is None else f"{each['gain']:+.1f}",

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.decision_replay.replayed_requests import RequestResult, replayed_results
+from benchmark_control_plane.tuning.batch_budgets import with_budgets
 from benchmark_control_plane.tuning.blocks import Block
 from benchmark_control_plane.tuning.time_budget import TimeBudget, TimeIsOver
 from controlplane.config import ConfigError
@@ -116,8 +117,9 @@ def digest_of(sections: Sections) -> str:
 def replayed(block: Block, sections: Sections) -> BlockResult:
     """Replays one block."""
     start = perf_counter()
+    machine, rest = with_budgets(block.traffic.machine, sections)
     try:
-        found = replayed_results(block.traffic, sections, is_block=True)
+        found = replayed_results(block.traffic, rest, machine=machine, is_block=True)
     except ConfigError as error:
         return BlockResult([], perf_counter() - start, str(error))
     return BlockResult(found[block.first : block.last], perf_counter() - start)

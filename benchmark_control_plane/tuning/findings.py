@@ -9,6 +9,7 @@ from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTra
 from benchmark_control_plane.decision_replay.replay_command import check_facts, check_text
 from benchmark_control_plane.decision_replay.self_check import SelfCheck
 from benchmark_control_plane.report.formats import yaml_value
+from benchmark_control_plane.tuning.batch_budgets import EXTRAPOLATED
 from benchmark_control_plane.tuning.comparison import Comparison
 from benchmark_control_plane.tuning.search_space import value_of
 from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
@@ -52,6 +53,7 @@ def tuning_facts(
                 "gain": None if each.gain is None else each.gain.mean,
                 "error": None if each.gain is None else each.gain.error,
                 "is_measured": each.is_measured,
+                "basis": EXTRAPOLATED.get(each.key),
             }
             for each in found.effects
         ],
@@ -93,10 +95,12 @@ def out_of_reach_text(name: str, share: float) -> str:
 
 
 def change_gain(change: Mapping[str, Any]) -> str:
-    """What a changed key brings."""
+    """What a changed key brings, and what that rests on if no step of the log shows it."""
+    basis = "" if change["basis"] is None else f"; {change['basis']}"
     if change["gain"] is None:
-        return "needed by the other changes" if change["is_measured"] else "its effect was not measured"
-    return f"{change['gain']:+.1f} points of promises kept (95 %: {change['error']:.1f})"
+        known = "needed by the other changes" if change["is_measured"] else "its effect was not measured"
+        return f"{known}{basis}"
+    return f"{change['gain']:+.1f} points of promises kept (95 %: {change['error']:.1f}){basis}"
 
 
 def percent(share: float) -> str:

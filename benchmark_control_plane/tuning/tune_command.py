@@ -16,12 +16,13 @@ from benchmark_control_plane.decision_replay.replay_command import sections_for
 from benchmark_control_plane.decision_replay.replayed_requests import with_host_delays
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tuning_page import tuning_page
+from benchmark_control_plane.tuning.batch_budgets import SECTION, budget_values, check_budgets
 from benchmark_control_plane.tuning.blocks import blocks_of
 from benchmark_control_plane.tuning.edited_yaml import Edit, edited_yaml
 from benchmark_control_plane.tuning.evaluation import evaluator
 from benchmark_control_plane.tuning.findings import change_gain, print_tuning, tuning_facts
 from benchmark_control_plane.tuning.paired_blocks import ConfigurationRefused
-from benchmark_control_plane.tuning.search_space import SearchSpace, search_space
+from benchmark_control_plane.tuning.search_space import SearchSpace, search_space, value_of
 from benchmark_control_plane.tuning.time_budget import TimeBudget, TimeIsOver
 from benchmark_control_plane.tuning.tuning_progress import TuningProgress
 from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned, state_file, tune_log
@@ -46,12 +47,18 @@ def tune(options: argparse.Namespace) -> int:
     assert isinstance(content, dict)
     traffic = with_host_delays(read_traffic(options.log), most=_MOST_FOR_HOST_DELAYS)
 
+    budgets = budget_values(config, traffic.machine)
+
     def served(changed: Mapping[str, Any]) -> Mapping[str, Any]:
-        return sections_for(traffic, options.log, parse(changed), source=str(path))
+        new = parse(changed)
+        check_budgets(new)
+        found = sections_for(traffic, options.log, new, source=str(path))
+        values = {key: value_of(new, key) for key in budgets if value_of(new, key) != value_of(config, key)}
+        return {**found, SECTION: values} if values else found
 
     served(content)
     moves = traffic.machine.pool_bytes is not None and config.pool.kv_allocator == "kvcached"
-    space = search_space(content, also=options.also, keep=options.keep, has_quotas=moves)
+    space = search_space(content, also=options.also, keep=options.keep, has_quotas=moves, budgets=budgets)
     blocks = BlockSets(*blocks_of(traffic))
     weights = {name: known.weight for name, known in config.service_classes().items()}
     progress = TuningProgress(sys.stderr, time.seconds)

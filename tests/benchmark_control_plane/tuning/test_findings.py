@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -105,6 +106,19 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     assert page == tuning_page(facts)
     assert "interactive &lt;b&gt;" in page and "<b>" not in page
     assert "Points that each changed key brings" in page
+
+
+def test_a_change_of_an_engine_argument_says_what_its_gain_rests_on(capsys):
+    effects = [KeyEffect("models.chat.engine.max_num_seqs", Difference(4.5, 1.2))]
+    engine = {"engine": {"max_num_seqs": 32}}
+    content = {**CONTENT, "models": {**CONTENT["models"], "chat": {"model": "m", **engine}}}
+    found = replace(tuned(compared([5.0, 6.0, 5.5])), changes={effects[0].key: 64}, effects=effects)
+    blocks = BlockSets([block()] * 9, [block()] * 9)
+    facts = tuning_facts(Path("log"), Path("my.yaml"), parse(content), block().traffic, blocks, found)
+    print_tuning(block().traffic, found.check, facts)
+    line = "max_num_seqs: 32 -> 64: +4.5 points of promises kept (95 %: 1.2); extrapolated: roofline"
+    assert line in capsys.readouterr().out
+    assert "max_num_seqs (extrapolated: roofline)" in tuning_page(facts)
 
 
 @pytest.mark.parametrize("found", [tuned(best=False), tuned(effects=[]), tuned(cuts=["search: <b>"])])
