@@ -10,13 +10,14 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TextIO
 
 from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replayed_requests import RequestResult, replayed_results
 from benchmark_control_plane.tuning.batch_budgets import with_budgets
 from benchmark_control_plane.tuning.blocks import Block
@@ -26,6 +27,8 @@ from controlplane.config import ConfigError
 Sections = Mapping[str, Any]
 Job = tuple[Sections, int]
 """Sections of a configuration, and the number of a block."""
+LOAD = "load"
+"""The section that states at what multiple of the log's load a block is replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,22 @@ def replayed(block: Block, sections: Sections) -> BlockResult:
     """Replays one block."""
     start = perf_counter()
     machine, rest = with_budgets(block.traffic.machine, sections)
+    traffic, rest = _at_load(block.traffic, rest)
     try:
-        found = replayed_results(block.traffic, rest, machine=machine, is_block=True)
+        found = replayed_results(traffic, rest, machine=machine, is_block=True)
     except ConfigError as error:
         return BlockResult([], perf_counter() - start, str(error))
     return BlockResult(found[block.first : block.last], perf_counter() - start)
+
+
+def _at_load(traffic: RecordedTraffic, sections: Sections) -> tuple[RecordedTraffic, Sections]:
+    """The traffic of a block at the load that the sections state, and the other sections."""
+    load = sections.get(LOAD)
+    if load is None:
+        return traffic, sections
+    start = traffic.rows[0]["at"]
+    rows = [{**row, "at": start + round((row["at"] - start) / load)} for row in traffic.rows]
+    return replace(traffic, rows=rows), {name: part for name, part in sections.items() if name != LOAD}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What `tandem tune` found, as facts for JSON and page, and as text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def tuning_facts(
             for each in found.effects
         ],
         "held_out": None if found.verdict is None else _comparison(found.verdict),
+        "loads": [asdict(each) for each in found.loads],
         "cut": list(found.cuts),
         "files": {},
     }  # fmt: skip
@@ -74,6 +75,11 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
         ]  # fmt: skip
         header = ("class", "requests", "kept", "kept after", "rejected", "rejected after")
         print_table("promises kept on the held-out blocks", header, rows)
+    if facts["loads"]:
+        header_over_load = ("load of the log", "kept", "kept after", "95 % of the difference")
+        print_table(
+            "promises kept over load, weighted by class", header_over_load, _load_rows(facts["loads"])
+        )
     for change in facts["changes"]:
         before, after = yaml_value(change["before"]), yaml_value(change["after"])
         print(f"{change['key']}: {before} -> {after}: {change_gain(change)}")
@@ -84,6 +90,18 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
     print(facts["reason"])
     for what, file in facts["files"].items():
         print(f"{what}: {file}")
+
+
+def _load_rows(loads: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"{100 * each['load']:.0f} %",
+            f"{each['before']:.1f} %",
+            f"{each['after']:.1f} %",
+            f"{each['error']:.1f}",
+        )
+        for each in loads
+    ]
 
 
 def out_of_reach_text(name: str, share: float) -> str:

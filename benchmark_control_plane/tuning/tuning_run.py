@@ -19,6 +19,7 @@ from benchmark_control_plane.tuning.ablation import KeyEffect, Note, earned_chan
 from benchmark_control_plane.tuning.blocks import RUNGS, Block
 from benchmark_control_plane.tuning.comparison import Comparison
 from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, Sections, digest_of
+from benchmark_control_plane.tuning.load_curve import LoadPoint, curve_replays, load_curve
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import Changes, SearchSpace
 from benchmark_control_plane.tuning.time_budget import TimeIsOver
@@ -76,6 +77,7 @@ class Tuned:
         effects: what each of them brings, on the blocks of the search.
         verdict: the operator's configuration with these changes, on the held-out blocks; None without
             changes, or if the time was over.
+        loads: promises kept over load, with and without the changes.
         cuts: what the time did not suffice for.
     """
 
@@ -86,6 +88,7 @@ class Tuned:
     changes: Changes | None = None
     effects: Sequence[KeyEffect] = ()
     verdict: Comparison | None = None
+    loads: Sequence[LoadPoint] = ()
     cuts: Sequence[str] = ()
 
     @property
@@ -128,7 +131,7 @@ def tune_log(
         return time.fits(replays, reserved=reserved)
 
     def ablation_fits(replays: int) -> bool:
-        return time.fits(replays, reserved=time.cost(verdict))
+        return time.fits(replays, reserved=time.cost(verdict + curve_replays(RUNGS[0])))
 
     tried = search(paired, trials=trials, fits=search_fits, note=on_trial)
     if not tried:
@@ -142,11 +145,31 @@ def tune_log(
         changes, effects = earned_changes(
             paired, best.changes, fits=ablation_fits, note=note, cut=time.cuts.append
         )
-        found = _verdict(replace(paired, numbers=held_out), changes, verdict, note) if changes else None
     except TimeIsOver:
-        time.cuts.append("verdict: replays took longer than those before, and no time was left")
-        found = None
-    return replace(result, tried=tried, best=best, changes=changes, effects=effects, verdict=found)
+        time.cuts.append("ablation: replays took longer than those before, and all changes stay")
+    result = replace(result, tried=tried, best=best, changes=changes, effects=effects)
+    return _judged(result, replace(paired, numbers=held_out), verdict, note) if changes else result
+
+
+def _judged(result: Tuned, paired: PairedBlocks, replays: int, note: Note) -> Tuned:
+    """The result with its verdict and the curve over load; `replays` is how many a whole verdict takes."""
+    time, changes = paired.evaluator.time, result.changes or {}
+    try:
+        verdict = _verdict(paired, changes, replays, note)
+    except TimeIsOver:
+        time.cuts.append("verdict: replays took longer than those before, and there is none")
+        return result
+    if verdict is None:
+        return result
+    result = replace(result, verdict=verdict)
+    note("promises kept over load")
+    try:
+        loads = load_curve(paired, changes, fits=time.fits)
+    except TimeIsOver:
+        loads = []
+    if not loads:
+        time.cuts.append("load: promises kept over load are not measured")
+    return replace(result, loads=loads)
 
 
 def _blocks_in_time(traffic: RecordedTraffic, evaluator: Evaluator, blocks: BlockSets) -> int:
@@ -154,7 +177,7 @@ def _blocks_in_time(traffic: RecordedTraffic, evaluator: Evaluator, blocks: Bloc
     time, (_, held_out, _) = evaluator.time, blocks.numbers
     evaluator.results([(traffic.sections, number) for number in held_out[: RUNGS[0]]])
     most = max(len(blocks.search), len(blocks.held_out))
-    # On fewer blocks the self-check would rather fail by chance.
+    # As many as the shortest log that is tuned has.
     count = max(RUNGS[1], time.affordable(_BLOCK_SHARE * time.seconds, most))
     if not time.fits(count - RUNGS[0]):
         raise TimeIsOver

@@ -15,7 +15,7 @@ from benchmark_control_plane.tuning.batch_budgets import (
     check_budgets,
     with_budgets,
 )
-from benchmark_control_plane.tuning.evaluation import replayed
+from benchmark_control_plane.tuning.evaluation import LOAD, replayed
 from benchmark_control_plane.tuning.search_space import candidate, search_space, value_of, with_value
 from controlplane.config import ConfigError, parse
 from tests.benchmark_control_plane.tuning.synthetic_blocks import CONTENT, block, served
@@ -91,3 +91,16 @@ def test_requests_of_a_replay_with_fewer_places_wait_longer():
 
     assert latest(**{SECTION: {PLACES: 1}}) > latest() + 100
     assert latest(**{SECTION: {PLACES: 128}}) == latest()
+
+
+@pytest.mark.long
+def test_requests_of_a_replay_at_a_higher_load_arrive_sooner_and_wait_longer():
+    """Ten times as many requests a second find one place taken."""
+
+    def latencies(load):
+        found = replayed(block(), {**served(CONTENT), SECTION: {PLACES: 1}, LOAD: load})
+        return [each.latency_ms for each in found.requests]
+
+    low, high = latencies(0.1), latencies(10.0)
+    assert max(low) == pytest.approx(min(low), abs=11)
+    assert max(high) > 10 * max(low)

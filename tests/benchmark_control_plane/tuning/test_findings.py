@@ -13,6 +13,7 @@ from benchmark_control_plane.report.tuning_page import tuning_page
 from benchmark_control_plane.tuning.ablation import KeyEffect
 from benchmark_control_plane.tuning.comparison import ClassDifference, Comparison, Difference
 from benchmark_control_plane.tuning.findings import print_tuning, tuning_facts
+from benchmark_control_plane.tuning.load_curve import LOADS, LoadPoint
 from benchmark_control_plane.tuning.search_space import search_space
 from benchmark_control_plane.tuning.trial_search import Tried
 from benchmark_control_plane.tuning.tune_command import write_answer
@@ -55,7 +56,7 @@ def tuned(verdict=None, *, passes=True, best=True, effects=EFFECTS, cuts=()):
         return Tuned(check, 9)
     tried = [Tried({}, compared([0.0] * 9)), Tried(CHANGES, compared([5.0] * 9))]
     changes = {each.key: CHANGES[each.key] for each in effects}
-    return Tuned(check, 9, tried, tried[1] if best else None, changes, effects, verdict, cuts)
+    return Tuned(check, 9, tried, tried[1] if best else None, changes, effects, verdict, cuts=cuts)
 
 
 def facts_of(found, path=Path("my.yaml")):
@@ -106,6 +107,20 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     assert page == tuning_page(facts)
     assert "interactive &lt;b&gt;" in page and "<b>" not in page
     assert "Points that each changed key brings" in page
+    assert "Promises kept over load" not in page
+
+
+def test_a_curve_over_load_is_a_chart_and_a_table(capsys):
+    loads = [LoadPoint(load, 9, 95 - 20 * load, 99 - 10 * load, 1.5) for load in LOADS]
+    found = replace(tuned(compared([5.0, 6.0, 5.5])), loads=loads)
+    facts = facts_of(found)
+    page = tuning_page(facts)
+    assert Balanced(page).open == []
+    chart = page[page.index('data-chart="loads"') :].partition("</svg>")[0]
+    assert chart.count('class="mark"') == chart.count('class="refused"') == len(LOADS)
+    assert "after, at 130 % of the log&#39;s load: 86.0 %" in chart
+    print_tuning(block().traffic, found.check, facts)
+    assert "130 %" in capsys.readouterr().out
 
 
 def test_a_change_of_an_engine_argument_says_what_its_gain_rests_on(capsys):

@@ -6,6 +6,7 @@ import pytest
 
 from benchmark_control_plane.tuning import evaluation
 from benchmark_control_plane.tuning.evaluation import Evaluator
+from benchmark_control_plane.tuning.load_curve import LOADS
 from benchmark_control_plane.tuning.search_space import search_space
 from benchmark_control_plane.tuning.time_budget import TimeBudget, TimeIsOver
 from benchmark_control_plane.tuning.tuning_run import BlockSets, tune_log
@@ -60,6 +61,9 @@ def test_the_whole_command_ends_within_its_time(tmp_path, replay_seconds):
     if found.best is not None:
         assert found.verdict is not None
     if replay_seconds <= 1.0:
+        assert [(each.load, each.blocks) for each in found.loads] == [(load, 9) for load in LOADS]
+        # The formula of these blocks knows no load: the points differ by its noise alone.
+        assert all(each.after - each.before > each.error for each in found.loads)
         assert found.is_better
         assert found.blocks == len(found.verdict.gains) == 27
     if replay_seconds >= 5.0:
