@@ -147,8 +147,9 @@ def _add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="YAML file to write if something better is found; the page and the state are written next to it",
     )  # fmt: skip
     tune.add_argument(
-        "--minutes", type=float, default=10.0, help="time of the whole run, about; default: %(default)g"
-    )
+        "--minutes", type=float, default=10.0,
+        help="time of the whole command; what it does not suffice for is left out; default: %(default)g",
+    )  # fmt: skip
     tune.add_argument("--trials", type=int, default=400, help="trials at most; default: %(default)s")
     tune.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, help="replays at a time; default: one per core"

@@ -72,14 +72,16 @@ def replayed_results(
     return [_result(record, row) for record, row in zip(found.records, traffic.rows, strict=True)]
 
 
-def with_host_delays(traffic: RecordedTraffic) -> RecordedTraffic:
+def with_host_delays(traffic: RecordedTraffic, *, most: int | None = None) -> RecordedTraffic:
     """The traffic with the time that requests take outside gate and engines, by the first half of the log.
+
+    Of that half only the first `most` requests are replayed; None replays all.
 
     For each kind it is the median by which the logged latency of a request exceeds that of its replay; the
     replay has no tokenization, no transport between processes and no turn of an event loop.
     """
     middle = traffic.middle
-    first = replace(traffic, rows=[row for row in traffic.rows if row["at"] < middle])
+    first = replace(traffic, rows=[row for row in traffic.rows if row["at"] < middle][:most])
     both = zip(first.rows, logged_results(first.rows), replayed_results(first, first.sections), strict=True)
     excess: dict[str, list[float]] = {}
     for row, was, would in both:

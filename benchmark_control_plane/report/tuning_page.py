@@ -12,6 +12,7 @@ from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tables import table
 
 _LEFT, _WIDTH, _ROW, _TOP, _BOTTOM = 250, 1040, 44, 10, 44
+_LOAD_LEFT, _LOAD_HEIGHT = 60, 320
 
 
 def tuning_page(facts: Mapping[str, Any]) -> str:
@@ -25,8 +26,10 @@ def tuning_page(facts: Mapping[str, Any]) -> str:
         formats=formats,
         table=table,
         class_chart=class_chart,
+        load_chart=load_chart,
         key_chart=key_chart,
         class_rows=_class_rows(facts),
+        load_rows=_load_rows(facts),
         key_rows=_key_rows(facts),
         trial_rows=_trial_rows(facts),
     )
@@ -51,6 +54,44 @@ def class_chart(classes: list[Mapping[str, Any]]) -> Markup:
     ]  # fmt: skip
     grid = _grid(frame, formats.share, "promises kept; hollow before, filled after")
     return _figure("classes", frame, "Promises kept by class, before and after", grid, *rows)
+
+
+def load_chart(loads: list[Mapping[str, Any]]) -> Markup:
+    """Promises kept over load, before (dashed, hollow) and after (filled)."""
+    values = [each[when] for each in loads for when in ("before", "after")]
+    height, edge = _LOAD_HEIGHT, 0.04 * (loads[-1]["load"] - loads[0]["load"])
+    frame = svg_axes.ChartFrame(
+        _WIDTH,
+        height,
+        svg_axes.Scale(loads[0]["load"] - edge, loads[-1]["load"] + edge, _LOAD_LEFT, _WIDTH - 80),
+        svg_axes.Scale(max(0.0, 10 * int(min(values) / 10 - 0.5)), 100.0, height - _BOTTOM, _TOP),
+    )
+    grid = svg_axes.axes(
+        frame, x_ticks=[each["load"] for each in loads], y_ticks=frame.y.ticks(6), x_text=formats.load,
+        y_text=lambda value: f"{value:g} %", x_title="load, as a part of the log's",
+    )  # fmt: skip
+    ends = [frame.y(loads[-1][when]) for when in ("before", "after")]
+    heights = svg_axes.spread_labels(ends, 16, frame.top, frame.bottom)
+    before, after = (
+        _load_line(frame, loads, when, style, at)
+        for when, style, at in zip(("before", "after"), ("s5", "s0"), heights, strict=True)
+    )
+    return svg_axes.figure("loads", frame, "Promises kept over load, before and after", grid, before, after)
+
+
+def _load_line(
+    frame: svg_axes.ChartFrame, loads: list[Mapping[str, Any]], when: str, style: str, label_y: float
+) -> Markup:
+    points = [(frame.x(each["load"]), frame.y(each[when])) for each in loads]
+    marks = [
+        el("circle", class_="refused" if when == "before" else "mark", cx=x, cy=y, r=5.0, data_tip=(
+            f"{when}, at {formats.load(each['load'])} of the log's load: {each[when]:.1f} % "
+            f"(95 % of the difference: {each['error']:.1f})"
+        ))
+        for each, (x, y) in zip(loads, points, strict=True)
+    ]  # fmt: skip
+    label = el("text", when, class_=f"label {style}", x=frame.right + 12, y=label_y + 4)
+    return el("g", svg_axes.line(points, class_="line"), *marks, label, class_=style)
 
 
 def key_chart(changes: list[Mapping[str, Any]]) -> Markup:
@@ -112,10 +153,22 @@ def _class_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def _load_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            formats.load(each["load"]),
+            f"{each['before']:.1f} %",
+            f"{each['after']:.1f} %",
+            f"±{each['error']:.1f}",
+        )
+        for each in facts["loads"]
+    ]
+
+
 def _key_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
-            each["key"],
+            each["key"] if each["basis"] is None else f"{each['key']} ({each['basis']})",
             yaml_value(each["before"]),
             yaml_value(each["after"]),
             formats.ABSENT if each["gain"] is None else f"{each['gain']:+.1f}",

@@ -1,4 +1,8 @@
-"""Takes back the changes that do not earn their place: each key alone, then all idle ones together."""
+"""Takes back the changes that do not earn their place: each key alone, then all idle ones together.
+
+Where the time does not suffice, keys are measured on fewer blocks or not at all, and stay unless they are
+measured to bring too little.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,60 +11,85 @@ from benchmark_control_plane.tuning.blocks import RUNGS
 from benchmark_control_plane.tuning.comparison import COST_PER_KEY, Comparison, Difference, difference
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import Changes, Value
+from benchmark_control_plane.tuning.trial_search import Fits
 from controlplane.config import ConfigError
 
 _QUICK = RUNGS[1]
 # The 90 % bound of a normal distribution as a part of half its 95 % interval: 1.28 / 1.96.
 _SURE = 0.65
 
+Note = Callable[[str], None]
+
 
 @dataclass(frozen=True, slots=True)
 class KeyEffect:
     """What a changed key brings: the configuration less the one with only this key as it was, in points.
 
-    `gain` is None if the server refuses the configuration without the change.
+    `gain` is None if the server refuses the configuration without the change, or if it is not measured.
     """
 
     key: str
     gain: Difference | None
+    is_measured: bool = True
 
     @property
     def is_earned(self) -> bool:
-        """Whether the gain exceeds its cost and, with 90 %, chance; or the change is needed."""
+        """Whether the gain exceeds its cost and, with 90 %, chance; or it is not known."""
         return self.gain is None or (
             self.gain.mean > COST_PER_KEY and self.gain.mean > _SURE * self.gain.error
         )
 
     @property
     def mean(self) -> float:
-        """The mean gain; infinite for a change that is needed."""
+        """The mean gain; infinite for one that is not known."""
         return float("inf") if self.gain is None else self.gain.mean
 
 
 def earned_changes(
-    paired: PairedBlocks, changes: Changes, *, note: Callable[[str], None]
+    paired: PairedBlocks, changes: Changes, *, fits: Fits, note: Note, cut: Note
 ) -> tuple[Changes, Sequence[KeyEffect]]:
-    """The changes that earn their place, and what each of them brings on all blocks.
+    """The changes that earn their place, and what each of them brings, on all blocks if that fits.
 
     Keys that bring nothing on a few blocks are taken back together. As long as that costs more than they do,
-    the best of them is kept after all. Raises ConfigurationRefused.
+    the best of them is kept after all. `cut` is called with each part that does not fit. Raises
+    ConfigurationRefused and TimeIsOver.
     """
     kept = dict(changes)
+    effects, count = unmeasured(kept), 0
     while kept:
-        effects = effects_of(paired, kept, count=_QUICK)
+        if not (count := _affordable(paired, len(kept), fits)):
+            cut(f"ablation: what the {len(kept)} changed keys bring is not measured, and all of them stay")
+            return kept, unmeasured(kept)
+        effects = effects_of(paired, kept, count=count)
         idle = sorted((each for each in effects if not each.is_earned), key=lambda each: each.mean)
         note(f"{len(kept)} changed keys, {len(idle)} of them without a clear effect")
-        reduced = _reduced(paired, kept, idle)
+        reduced = _reduced(paired, kept, idle, fits=fits, cut=cut)
         if reduced == kept:
             break
         kept = dict(reduced)
-    effects = effects_of(paired, kept) if kept else []
-    while idle := [each for each in effects if not each.is_earned]:
+    total = len(paired.numbers)
+    while kept:
+        if not fits(len(kept) * total):
+            cut(f"ablation: it ends early, with what each key brings on {count} of {total} blocks")
+            return kept, [each for each in effects if each.key in kept]
+        effects, count = effects_of(paired, kept), total
+        if not (idle := [each for each in effects if not each.is_earned]):
+            return kept, effects
         worst = min(idle, key=lambda each: each.mean)
         kept = _without(kept, worst.key)
         note(f"{worst.key} is taken back")
-        effects = effects_of(paired, kept) if kept else []
-    return kept, effects
+    return kept, []
+
+
+def unmeasured(changes: Changes) -> Sequence[KeyEffect]:
+    """Changes whose effects are not measured."""
+    return [KeyEffect(key, None, is_measured=False) for key in changes]
+
+
+def _affordable(paired: PairedBlocks, keys: int, fits: Fits) -> int:
+    """The blocks on which so many keys can be put back, up to those of the second rung; 0 if none fit."""
+    counts = (min(rung, len(paired.numbers)) for rung in (_QUICK, RUNGS[0]))
+    return next((count for count in counts if fits(keys * count)), 0)
 
 
 def effects_of(paired: PairedBlocks, changes: Changes, *, count: int | None = None) -> list[KeyEffect]:
@@ -77,13 +106,18 @@ def _gain(whole: Comparison | None, reverted: Comparison | None) -> Difference |
     return difference([one - other for one, other in zip(whole.gains, reverted.gains, strict=True)])
 
 
-def _reduced(paired: PairedBlocks, changes: Changes, idle: Sequence[KeyEffect]) -> Changes:
+def _reduced(
+    paired: PairedBlocks, changes: Changes, idle: Sequence[KeyEffect], *, fits: Fits, cut: Note
+) -> Changes:
     """The changes without as many of the idle keys, from the least useful on, as may be missed."""
     for count in range(len(idle), 0, -1):
         dropped = {each.key for each in idle[:count]}
         variant = {key: value for key, value in changes.items() if key not in dropped}
         if not _is_valid(paired, variant):
             continue
+        if not fits(len(paired.numbers)):
+            cut(f"ablation: {count} of the keys without a clear effect could not be tried together")
+            return changes
         whole, reduced = paired.compare([changes, variant])
         if whole is not None and reduced is not None and reduced.value >= whole.value:
             return variant

@@ -74,6 +74,11 @@ def _with_mark(text: str, edit: Edit, line_end: str) -> str:
         return text
     node, key = yaml.compose(text), None
     for part in edit.path:
+        if isinstance(node, yaml.SequenceNode) and not node.flow_style:
+            node = node.value[int(part)]
+            continue
+        if isinstance(node, yaml.SequenceNode):
+            break
         assert isinstance(node, yaml.MappingNode)
         name, inner = next((k, v) for k, v in node.value if k.value == part)
         if node.flow_style:
@@ -91,6 +96,9 @@ def _deepest(text: str, path: Sequence[str]) -> tuple[int, yaml.MappingNode, yam
     assert isinstance(node, yaml.MappingNode)
     parent = node
     for depth, part in enumerate(path):
+        if isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            continue
         if not isinstance(node, yaml.MappingNode):
             return depth, parent, node
         inner = next((value for key, value in node.value if key.value == part), None)

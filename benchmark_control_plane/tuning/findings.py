@@ -1,6 +1,6 @@
 """What `tandem tune` found, as facts for JSON and page, and as text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTra
 from benchmark_control_plane.decision_replay.replay_command import check_facts, check_text
 from benchmark_control_plane.decision_replay.self_check import SelfCheck
 from benchmark_control_plane.report.formats import yaml_value
+from benchmark_control_plane.tuning.batch_budgets import EXTRAPOLATED
 from benchmark_control_plane.tuning.comparison import Comparison
 from benchmark_control_plane.tuning.search_space import value_of
 from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
@@ -23,7 +24,7 @@ def tuning_facts(
     log: Path, path: Path, config: Config, traffic: RecordedTraffic, blocks: BlockSets, found: Tuned
 ) -> dict[str, Any]:
     """All facts, as values of JSON; shares from 0 to 1, gains in points."""
-    judged = sum(block.last - block.first for block in blocks.held_out)
+    held_out = blocks.held_out[: found.blocks if found.verdict is None else len(found.verdict.gains)]
     answer = NOT_REPRODUCED if not found.check.has_passed else BETTER if found.is_better else NOTHING_BETTER
     return {
         "answer": answer,
@@ -33,9 +34,9 @@ def tuning_facts(
         **check_facts(traffic, found.check),
         "out_of_reach": unattainable_shares(traffic, config),
         "blocks": {
-            "search": len(blocks.search),
-            "held_out": len(blocks.held_out),
-            "held_out_requests": judged,
+            "search": len(blocks.search[: found.blocks]),
+            "held_out": len(held_out),
+            "held_out_requests": sum(block.last - block.first for block in held_out),
         },
         "trials": [
             {
@@ -51,10 +52,14 @@ def tuning_facts(
                 "after": (found.changes or {})[each.key],
                 "gain": None if each.gain is None else each.gain.mean,
                 "error": None if each.gain is None else each.gain.error,
+                "is_measured": each.is_measured,
+                "basis": EXTRAPOLATED.get(each.key),
             }
             for each in found.effects
         ],
         "held_out": None if found.verdict is None else _comparison(found.verdict),
+        "loads": [asdict(each) for each in found.loads],
+        "cut": list(found.cuts),
         "files": {},
     }  # fmt: skip
 
@@ -70,14 +75,33 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
         ]  # fmt: skip
         header = ("class", "requests", "kept", "kept after", "rejected", "rejected after")
         print_table("promises kept on the held-out blocks", header, rows)
+    if facts["loads"]:
+        header_over_load = ("load of the log", "kept", "kept after", "95 % of the difference")
+        print_table(
+            "promises kept over load, weighted by class", header_over_load, _load_rows(facts["loads"])
+        )
     for change in facts["changes"]:
         before, after = yaml_value(change["before"]), yaml_value(change["after"])
         print(f"{change['key']}: {before} -> {after}: {change_gain(change)}")
     for name, share in facts["out_of_reach"].items():
         print(out_of_reach_text(name, share))
+    for line in facts["cut"]:
+        print(f"cut to end in time: {line}")
     print(facts["reason"])
     for what, file in facts["files"].items():
         print(f"{what}: {file}")
+
+
+def _load_rows(loads: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"{100 * each['load']:.0f} %",
+            f"{each['before']:.1f} %",
+            f"{each['after']:.1f} %",
+            f"{each['error']:.1f}",
+        )
+        for each in loads
+    ]
 
 
 def out_of_reach_text(name: str, share: float) -> str:
@@ -89,10 +113,12 @@ def out_of_reach_text(name: str, share: float) -> str:
 
 
 def change_gain(change: Mapping[str, Any]) -> str:
-    """What a changed key brings."""
+    """What a changed key brings, and what that rests on if no step of the log shows it."""
+    basis = "" if change["basis"] is None else f"; {change['basis']}"
     if change["gain"] is None:
-        return "needed by the other changes"
-    return f"{change['gain']:+.1f} points of promises kept (95 %: {change['error']:.1f})"
+        known = "needed by the other changes" if change["is_measured"] else "its effect was not measured"
+        return f"{known}{basis}"
+    return f"{change['gain']:+.1f} points of promises kept (95 %: {change['error']:.1f}){basis}"
 
 
 def percent(share: float) -> str:
@@ -114,11 +140,13 @@ def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
     if not found.check.has_passed:
         return "Nothing was tuned: the replay does not reproduce the log."
     if found.best is None:
-        whole = sum(each.blocks == len(blocks.search) for each in found.tried)
+        whole = sum(each.blocks == len(blocks.search[: found.blocks]) for each in found.tried)
         return (
             f"Nothing better found: of {len(found.tried)} trials, {whole} of them on all blocks, none keeps "
             f"more promises than {path} for what its changes cost."
         )
+    if found.verdict is None and found.changes:
+        return "Nothing better found: the time was over before the verdict; give more --minutes."
     if found.verdict is None:
         return "Nothing better found: no changed key of the best trial brings more than chance."
     gain = found.verdict.gain

@@ -6,9 +6,11 @@ arrangement is not tried there (`controlplane.config.active_mechanisms`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.tuning.batch_budgets import BUDGETS, check_budgets
 from controlplane.config import Config, parse
 from controlplane.config.active_mechanisms import idle_keys
 from controlplane.policy.engine.options import EngineOptions
@@ -91,7 +93,12 @@ class SearchSpace:
 
 
 def search_space(
-    content: Mapping[str, Any], *, also: Sequence[str] = (), keep: Sequence[str] = (), has_quotas: bool
+    content: Mapping[str, Any],
+    *,
+    also: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    has_quotas: bool,
+    budgets: Mapping[str, Sequence[Value]] = MappingProxyType({}),
 ) -> SearchSpace:
     """The space around a configuration.
 
@@ -100,13 +107,15 @@ def search_space(
         also: keys of classes that may change too: `classes.NAME.priority` or `classes.NAME.weight`.
         keep: keys that must not change.
         has_quotas: whether the log's machine has quotas that move; otherwise keys of `quota` are not tried.
+        budgets: values of batch budgets (`budget_values`).
 
     Raises BadInput for a key that cannot be tuned.
     """
     config, usual = parse(content), parse({"models": content["models"]})
-    table = {**TUNABLE, **{key: _on_request(key, config) for key in also}}
-    if unknown := sorted(set(keep) - set(table)):
-        raise BadInput(f"--keep {unknown[0]}: not a key that is tuned; these are {', '.join(table)}")
+    table = {**TUNABLE, **{key: _on_request(key, config) for key in also}, **budgets}
+    if unknown := sorted(set(keep) - {*table, *BUDGETS}):
+        known_keys = ", ".join(dict.fromkeys([*table, *BUDGETS]))
+        raise BadInput(f"--keep {unknown[0]}: not a key that is tuned; these are {known_keys}")
     values: dict[str, Sequence[Value]] = {}
     for key, known in table.items():
         if key in keep or (key.startswith("quota.") and not has_quotas):
@@ -146,7 +155,10 @@ def value_of(config: Config, key: str) -> Value:
         return found
     here: Any = config
     for part in key.split("."):
-        here = here[part] if isinstance(here, Mapping) else getattr(here, part)
+        if part.isdecimal():
+            here = here[int(part)]
+        else:
+            here = here[part] if isinstance(here, Mapping) else getattr(here, part)
     if key.endswith(".weight") and here is None:
         name = key.split(".")[1]
         return config.service_classes()[name].weight
@@ -159,7 +171,7 @@ def with_value(content: Mapping[str, Any], key: str, value: Value) -> dict[str, 
 
     `quota.llm.nominal` takes from or gives to `quota.embedding.nominal`, so that their sum stays.
     """
-    found = _with(content, key.split("."), value)
+    found: dict[str, Any] = _with(content, key.split("."), value)
     if key == "quota.llm.nominal":
         quota = parse(content).quota
         both = quota.llm.nominal + quota.embedding.nominal
@@ -168,8 +180,11 @@ def with_value(content: Mapping[str, Any], key: str, value: Value) -> dict[str, 
     return found
 
 
-def _with(content: Mapping[str, Any], path: Sequence[str], value: Value) -> dict[str, Any]:
+def _with(content: Any, path: Sequence[str], value: Value) -> Any:
     first, *rest = path
+    if isinstance(content, list):
+        at = int(first)
+        return [*content[:at], _with(content[at], rest, value), *content[at + 1 :]]
     inner = content.get(first) or {}
     return {**content, first: _with(inner, rest, value) if rest else value}
 
@@ -215,4 +230,5 @@ def candidate(space: SearchSpace, choose: Callable[[str, Sequence[Value]], int])
             config = parse(content)
             idle = inactive(config)
             changes[key] = value
+    check_budgets(config)
     return changes

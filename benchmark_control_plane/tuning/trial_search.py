@@ -17,6 +17,7 @@ from benchmark_control_plane.tuning.blocks import rungs_up_to
 from benchmark_control_plane.tuning.comparison import COST_PER_KEY, Comparison
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import Changes, SearchSpace, Value, candidate
+from benchmark_control_plane.tuning.time_budget import TimeIsOver
 from controlplane.config import ConfigError
 
 _TOGETHER = 4
@@ -28,6 +29,9 @@ _MOST_REVERTED = 8
 # Three of three gains below those of the best have p = 0.125.
 _P_THRESHOLD = 0.2
 _SEED = 11
+
+Fits = Callable[[int], bool]
+"""Whether so many further replays end in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,8 @@ class _Drawn:
     reported: int = 0
 
 
-def search(
-    paired: PairedBlocks, *, trials: int, is_over: Callable[[], bool], note: Callable[[Tried], None]
-) -> list[Tried]:
-    """Runs trials until there are so many or `is_over`; returns those that have ended.
+def search(paired: PairedBlocks, *, trials: int, fits: Fits, note: Callable[[Tried], None]) -> list[Tried]:
+    """Runs trials until there are so many, or until no other `fits`; returns those that have ended.
 
     `note` is called with each of them. The first trial is the operator's own configuration. Raises
     ConfigurationRefused.
@@ -71,15 +73,21 @@ def search(
     for choice in choices:
         study.enqueue_trial(choice)
     ended: list[Tried] = []
+    rungs = rungs_up_to(len(paired.numbers))
     drawn = 1
-    while drawn <= trials and not is_over():
+    while drawn <= trials:
         # The operator's own configuration first: the others are compared with it.
         count = 1 if drawn == 1 else min(_TOGETHER, trials - drawn + 1)
+        if not fits(count * rungs[0] + rungs[-1] - rungs[0]):
+            break
         batch = list(_drawn(study, paired.space, count))
         drawn += count
-        for each in _ended(study, paired, batch, is_over):
-            ended.append(each)
-            note(each)
+        try:
+            for each in _ended(study, paired, batch, fits):
+                ended.append(each)
+                note(each)
+        except TimeIsOver:
+            break
     return ended
 
 
@@ -119,15 +127,18 @@ def _drawn(study: optuna.Study, space: SearchSpace, count: int) -> Iterator[_Dra
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 
-def _ended(
-    study: optuna.Study, paired: PairedBlocks, batch: Sequence[_Drawn], is_over: Callable[[], bool]
-) -> Iterator[Tried]:
-    """The trials of a batch that end by themselves, rung by rung."""
+def _ended(study: optuna.Study, paired: PairedBlocks, batch: Sequence[_Drawn], fits: Fits) -> Iterator[Tried]:
+    """The trials of a batch that end by themselves, rung by rung.
+
+    A rung of all of them has to leave time for the other rungs of one. Without it only the most promising
+    goes on, if that fits.
+    """
     running = list(batch)
     rungs = rungs_up_to(len(paired.numbers))
-    for rung in rungs:
-        if is_over() and study.trials[0].state.is_finished():
-            running = _most_promising(study, running)
+    for before, rung in zip((0, *rungs), rungs, strict=False):
+        rest = len(running) * (rung - before) + rungs[-1] - rung
+        if not fits(rest) and study.trials[0].state.is_finished():
+            running = _most_promising(study, running) if fits(rungs[-1] - before) else []
         if not running:
             break
         for each, comparison in zip(

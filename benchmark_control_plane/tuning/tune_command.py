@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import monotonic, process_time
 from typing import Any
 
 import controlplane
@@ -15,12 +16,14 @@ from benchmark_control_plane.decision_replay.replay_command import sections_for
 from benchmark_control_plane.decision_replay.replayed_requests import with_host_delays
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tuning_page import tuning_page
+from benchmark_control_plane.tuning.batch_budgets import SECTION, budget_values, check_budgets
 from benchmark_control_plane.tuning.blocks import blocks_of
 from benchmark_control_plane.tuning.edited_yaml import Edit, edited_yaml
 from benchmark_control_plane.tuning.evaluation import evaluator
 from benchmark_control_plane.tuning.findings import change_gain, print_tuning, tuning_facts
 from benchmark_control_plane.tuning.paired_blocks import ConfigurationRefused
-from benchmark_control_plane.tuning.search_space import SearchSpace, search_space
+from benchmark_control_plane.tuning.search_space import SearchSpace, search_space, value_of
+from benchmark_control_plane.tuning.time_budget import TimeBudget, TimeIsOver
 from benchmark_control_plane.tuning.tuning_progress import TuningProgress
 from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned, state_file, tune_log
 from controlplane.commands.exit_status import ExitStatus
@@ -29,25 +32,36 @@ from controlplane.config.documents import flattened
 from controlplane.config.loader import read_yaml
 from controlplane.config.packaged import config_path
 
+# Requests of the log that are replayed for the time that requests take outside gate and engines.
+_MOST_FOR_HOST_DELAYS = 4_000
+
 
 def tune(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises BadInput, ConfigError and OSError."""
     _check_options(options)
+    # The imports count, at least by their processor time.
+    time = TimeBudget(60 * options.minutes, options.processes, begun=monotonic() - process_time())
     path = config_path(options.config)
     content = read_yaml(path)
     config = parse(content, source=str(path))
     assert isinstance(content, dict)
-    traffic = with_host_delays(read_traffic(options.log))
+    traffic = with_host_delays(read_traffic(options.log), most=_MOST_FOR_HOST_DELAYS)
+
+    budgets = budget_values(config, traffic.machine)
 
     def served(changed: Mapping[str, Any]) -> Mapping[str, Any]:
-        return sections_for(traffic, options.log, parse(changed), source=str(path))
+        new = parse(changed)
+        check_budgets(new)
+        found = sections_for(traffic, options.log, new, source=str(path))
+        values = {key: value_of(new, key) for key in budgets if value_of(new, key) != value_of(config, key)}
+        return {**found, SECTION: values} if values else found
 
     served(content)
     moves = traffic.machine.pool_bytes is not None and config.pool.kv_allocator == "kvcached"
-    space = search_space(content, also=options.also, keep=options.keep, has_quotas=moves)
+    space = search_space(content, also=options.also, keep=options.keep, has_quotas=moves, budgets=budgets)
     blocks = BlockSets(*blocks_of(traffic))
     weights = {name: known.weight for name, known in config.service_classes().items()}
-    progress = TuningProgress(sys.stderr, 60 * options.minutes * options.processes)
+    progress = TuningProgress(sys.stderr, time.seconds)
     interrupt_on_sigterm()
     state = state_file(options.out)
     try:
@@ -55,13 +69,17 @@ def tune(options: argparse.Namespace) -> int:
             blocks.all,
             state,
             fingerprint=blocks.fingerprint(controlplane.__version__),
-            processes=options.processes,
+            time=time,
         ) as replays:
             found = tune_log(
                 traffic, blocks, replays, space, weights=weights, served=served, trials=options.trials,
-                seconds=60 * options.minutes * options.processes, note=progress.print_line,
-                on_trial=lambda tried: progress.report(tried, replays.seconds),
+                note=progress.print_line, on_trial=lambda tried: progress.report(tried, time.used),
             )  # fmt: skip
+    except TimeIsOver as error:
+        raise BadInput(
+            f"--minutes={options.minutes:g}: reading {options.log} and its self-check take longer; give "
+            "more, or one segment of the log"
+        ) from error
     except ConfigurationRefused as error:
         raise BadInput(f"{path}: the server refuses it on the machine of the log: {error}") from error
     except KeyboardInterrupt:
@@ -118,5 +136,4 @@ def _edits(
 
 
 def _mark(change: Mapping[str, Any]) -> str:
-    brings = "needed by the other changes" if change["gain"] is None else change_gain(change)
-    return f"tandem tune: was {yaml_value(change['before'])}; {brings}"
+    return f"tandem tune: was {yaml_value(change['before'])}; {change_gain(change)}"

@@ -15,18 +15,21 @@ from benchmark_control_plane.decision_replay.replayed_requests import (
     logged_results,
 )
 from benchmark_control_plane.decision_replay.self_check import SLOWER, SelfCheck, checked
-from benchmark_control_plane.tuning.ablation import KeyEffect, earned_changes
-from benchmark_control_plane.tuning.blocks import Block
+from benchmark_control_plane.tuning.ablation import KeyEffect, Note, earned_changes, unmeasured
+from benchmark_control_plane.tuning.blocks import RUNGS, Block
 from benchmark_control_plane.tuning.comparison import Comparison
-from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, Sections
+from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, Sections, digest_of
+from benchmark_control_plane.tuning.load_curve import LoadPoint, curve_replays, load_curve
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import Changes, SearchSpace
+from benchmark_control_plane.tuning.time_budget import TimeIsOver
 from benchmark_control_plane.tuning.trial_search import Tried, best_of, search
 
-# What follows the search: keys taken back one by one, and the verdict.
-_SEARCH_SHARE = 0.7
-
-Note = Callable[[str], None]
+# One configuration on its blocks may take this share of the time; otherwise fewer blocks are used.
+_BLOCK_SHARE = 0.1
+# What follows the search, ablation and verdict, has this share; or so many times what the verdict takes.
+_AFTER_SEARCH, _VERDICT_TIMES = 0.3, 1.5
+_LEAST_VERDICT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +70,26 @@ class Tuned:
 
     Attributes:
         check: the self-check; nothing else is known if it failed.
+        blocks: blocks of each half of the log that were used at most.
         tried: the trials that ended.
         best: the best trial on all blocks of the search, if one is better than the operator's configuration.
         changes: the changes that earn their place; empty if nothing better was found.
         effects: what each of them brings, on the blocks of the search.
-        verdict: the operator's configuration with these changes, on the held-out blocks.
+        verdict: the operator's configuration with these changes, on the held-out blocks; None without
+            changes, or if the time was over.
+        loads: promises kept over load, with and without the changes.
+        cuts: what the time did not suffice for.
     """
 
     check: SelfCheck
+    blocks: int
     tried: Sequence[Tried] = ()
     best: Tried | None = None
     changes: Changes | None = None
     effects: Sequence[KeyEffect] = ()
     verdict: Comparison | None = None
+    loads: Sequence[LoadPoint] = ()
+    cuts: Sequence[str] = ()
 
     @property
     def is_better(self) -> bool:
@@ -95,34 +105,102 @@ def tune_log(
     *,
     weights: Mapping[str, float],
     served: Callable[[Mapping[str, Any]], Sections],
-    seconds: float,
     trials: int,
     note: Note,
     on_trial: Callable[[Tried], None],
 ) -> Tuned:
-    """Runs all stages; `seconds` bounds the time of the replays of self-check and search.
+    """Runs all stages within the time of the evaluator's budget, and says what it did not suffice for.
 
-    Raises ConfigurationRefused, ConfigError and BadInput.
+    Raises ConfigurationRefused, ConfigError, BadInput, and TimeIsOver if not even a self-check fits.
     """
-    searched, held_out, slower = blocks.numbers
+    time, count = evaluator.time, _blocks_in_time(traffic, evaluator, blocks)
+    searched, held_out, slower = (numbers[:count] for numbers in blocks.numbers)
     note(f"self-check: {len(held_out)} blocks of the second half under the configuration of the log")
-    check = check_blocks(traffic, blocks.held_out, evaluator, held_out, slower)
+    check = check_blocks(traffic, blocks.held_out[:count], evaluator, held_out, slower)
+    result = Tuned(check, count, cuts=time.cuts)
     if not check.has_passed:
-        return Tuned(check)
+        return result
     paired = PairedBlocks(evaluator, searched, space, weights, served)
     note(f"search on {len(searched)} blocks of the first half")
-    most = _SEARCH_SHARE * seconds
-    tried = search(paired, trials=trials, is_over=lambda: evaluator.seconds > most, note=on_trial)
+    # The results of the operator's configuration are known if it is that of the log.
+    is_known = digest_of(served(space.content)) == digest_of(traffic.sections)
+    verdict = (1 if is_known else 2) * count
+
+    def search_fits(replays: int) -> bool:
+        reserved = max(_AFTER_SEARCH * time.seconds, _VERDICT_TIMES * time.cost(verdict))
+        return time.fits(replays, reserved=reserved)
+
+    def ablation_fits(replays: int) -> bool:
+        return time.fits(replays, reserved=time.cost(verdict + curve_replays(RUNGS[0])))
+
+    tried = search(paired, trials=trials, fits=search_fits, note=on_trial)
+    if not tried:
+        time.cuts.append("search: not even the operator's configuration could be tried")
     best = best_of(tried, len(searched))
     if best is None:
-        return Tuned(check, tried)
+        return replace(result, tried=tried)
     note("ablation: each changed key alone as it was")
-    changes, effects = earned_changes(paired, best.changes, note=note)
-    if not changes:
-        return Tuned(check, tried, best)
-    note(f"verdict on {len(held_out)} held-out blocks")
-    (verdict,) = replace(paired, numbers=held_out).compare([changes])
-    return Tuned(check, tried, best, changes, effects, verdict)
+    changes, effects = best.changes, unmeasured(best.changes)
+    try:
+        changes, effects = earned_changes(
+            paired, best.changes, fits=ablation_fits, note=note, cut=time.cuts.append
+        )
+    except TimeIsOver:
+        time.cuts.append("ablation: replays took longer than those before, and all changes stay")
+    result = replace(result, tried=tried, best=best, changes=changes, effects=effects)
+    return _judged(result, replace(paired, numbers=held_out), verdict, note) if changes else result
+
+
+def _judged(result: Tuned, paired: PairedBlocks, replays: int, note: Note) -> Tuned:
+    """The result with its verdict and the curve over load; `replays` is how many a whole verdict takes."""
+    time, changes = paired.evaluator.time, result.changes or {}
+    try:
+        verdict = _verdict(paired, changes, replays, note)
+    except TimeIsOver:
+        time.cuts.append("verdict: replays took longer than those before, and there is none")
+        return result
+    if verdict is None:
+        return result
+    result = replace(result, verdict=verdict)
+    note("promises kept over load")
+    try:
+        loads = load_curve(paired, changes, fits=time.fits)
+    except TimeIsOver:
+        loads = []
+    if not loads:
+        time.cuts.append("load: promises kept over load are not measured")
+    return replace(result, loads=loads)
+
+
+def _blocks_in_time(traffic: RecordedTraffic, evaluator: Evaluator, blocks: BlockSets) -> int:
+    """The number of blocks of each kind that one configuration can be tried on, by the time of a few."""
+    time, (_, held_out, _) = evaluator.time, blocks.numbers
+    evaluator.results([(traffic.sections, number) for number in held_out[: RUNGS[0]]])
+    most = max(len(blocks.search), len(blocks.held_out))
+    # As many as the shortest log that is tuned has.
+    count = max(RUNGS[1], time.affordable(_BLOCK_SHARE * time.seconds, most))
+    if not time.fits(count - RUNGS[0]):
+        raise TimeIsOver
+    if count < most:
+        time.cuts.append(f"blocks: {count} of {most} of each half of the log are used")
+    return count
+
+
+def _verdict(paired: PairedBlocks, changes: Changes, replays: int, note: Note) -> Comparison | None:
+    """The comparison on as many held-out blocks as fit; None if too few do. Raises TimeIsOver.
+
+    `replays` is how many it takes on all of them.
+    """
+    time, most = paired.evaluator.time, len(paired.numbers)
+    count = time.affordable(time.left, replays) * most // replays
+    if count < most:
+        what = f"{count} of {most} held-out blocks" if count >= _LEAST_VERDICT else "there is none"
+        time.cuts.append(f"verdict: {what}")
+    if count < _LEAST_VERDICT:
+        return None
+    note(f"verdict on {count} held-out blocks")
+    (found,) = paired.compare([changes], count)
+    return found
 
 
 def check_blocks(

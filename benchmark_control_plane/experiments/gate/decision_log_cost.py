@@ -1,8 +1,10 @@
 """Measures what the decision log costs: microseconds a request, and compressed bytes a million requests.
 
 A simulated run gives ended requests with their decisions. Their rows are then built and written to a folder
-as by the server, with request ids as the server makes them (a UUID and a serial number); the median of the
-rounds is printed. `build_us` is spent on the event loop, `write_us` and `compress_us` in the writer's thread.
+as by the server, with the ids that it makes (24 hexadecimal digits and a serial number) or with UUIDs of
+clients; the median of the rounds is printed. `build_us` is spent on the event loop, `write_us` and
+`compress_us` in the writer's thread. With `--fields` it prints what each field takes instead: the compressed
+bytes of a request that its rows lack without the field. Sizes are the same on every machine.
 
     python -m benchmark_control_plane.experiments.gate.decision_log_cost [--requests 3000] [--rounds 5]
 """
@@ -30,8 +32,9 @@ from benchmark_control_plane.simulator.simulation import (
     simulate,
 )
 from controlplane.config import Config
-from controlplane.service.decision_log.decision_log import decision_log_of
-from controlplane.service.decision_log.segment_files import segments
+from controlplane.service.decision_log.decision_log import DecisionLog, decision_log_of
+from controlplane.service.decision_log.log_rows import Row
+from controlplane.service.decision_log.segment_files import SegmentFiles, segments
 from controlplane.service.runtime.timers import MonotonicClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Ticket
@@ -74,19 +77,22 @@ def ended_tickets(count: int) -> tuple[list[Ticket], Config]:
         configs.append(service.config)
 
     simulate(offered(count), _MACHINE, {"classes": _CLASSES}, on_start=observe)
+    return tickets, configs[0]
+
+
+def with_ids(tickets: Sequence[Ticket], *, of_clients: bool) -> None:
+    """Gives the requests ids of clients (UUIDs) or those that the server makes without one."""
     random = Random(0)
     for number, ticket in enumerate(tickets):
-        unique = UUID(int=random.getrandbits(128), version=4)
+        bits = random.getrandbits(128)
+        unique = str(UUID(int=bits, version=4)) if of_clients else f"{bits >> 32:024x}"
         ticket.request = replace(ticket.request, id=f"{unique}-{number}")
-    return tickets, configs[0]
 
 
 def measured(tickets: Sequence[Ticket], config: Config, sample: float) -> dict[str, float]:
     """The cost of one round."""
     with tempfile.TemporaryDirectory() as name:
-        section = replace(config.decision_log, dir=Path(name), sample=sample)
-        log = decision_log_of(replace(config, decision_log=section), dict, {}, MonotonicClock())
-        assert log is not None
+        log = _log(config, sample, Path(name))
         began = time.process_time()
         rows = [log._request_row(ticket) for ticket in tickets]
         build = time.process_time() - began
@@ -108,10 +114,48 @@ def measured(tickets: Sequence[Ticket], config: Config, sample: float) -> dict[s
     }
 
 
+def field_bytes(tickets: Sequence[Ticket], config: Config, sample: float) -> dict[str, float]:
+    """Compressed bytes a request that a log lacks without each field, largest first; of all at first."""
+    with tempfile.TemporaryDirectory() as name:
+        log = _log(config, sample, Path(name))
+        rows = [log._request_row(ticket) for ticket in tickets]
+    whole = _size(rows)
+    keys = sorted({(key,) for row in rows for key in row if key != "row"})
+    inner = sorted({("decisions", key) for row in rows for each in row["decisions"] for key in each})
+    saved = {".".join(path): whole - _size([_without(row, path) for row in rows]) for path in keys + inner}
+    ordered = sorted(saved, key=lambda path: -saved[path])
+    return {path: round(size, 2) for path, size in [("all", whole), *((p, saved[p]) for p in ordered)]}
+
+
+def _without(row: Row, path: Sequence[str]) -> Row:
+    first, *rest = path
+    if not rest:
+        return {key: value for key, value in row.items() if key != first}
+    return {**row, first: [_without(each, rest) for each in row[first]]}
+
+
+def _size(rows: Sequence[Row]) -> float:
+    """Compressed bytes a row."""
+    with tempfile.TemporaryDirectory() as name:
+        files = SegmentFiles(Path(name), "run", lambda segment: {"row": "segment"}, keep_bytes=1 << 40)
+        files.write(rows)
+        files.close()
+        (file,) = segments(Path(name))
+        return file.stat().st_size / len(rows)
+
+
+def _log(config: Config, sample: float, folder: Path) -> DecisionLog:
+    section = replace(config.decision_log, dir=folder, sample=sample)
+    log = decision_log_of(replace(config, decision_log=section), dict, {}, MonotonicClock())
+    assert log is not None
+    return log
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=3_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--fields", action="store_true", help="print what each field takes")
     options = parser.parse_args()
     tickets, config = ended_tickets(options.requests)
     outcomes = {str(ticket.outcome) for ticket in tickets}
@@ -123,11 +167,16 @@ def main() -> None:
             name: sum(str(ticket.outcome) == name for ticket in tickets) for name in sorted(outcomes)
         },
     }
-    for sample in (0.0, 0.1, 1.0):
-        rounds = [measured(tickets, config, sample) for _ in range(options.rounds)]
-        found[f"sample {sample:g}"] = {
-            key: round(median(each[key] for each in rounds), 2) for key in rounds[0]
-        }
+    for ids, of_clients in (("the server's ids", False), ("clients' UUIDs", True)):
+        with_ids(tickets, of_clients=of_clients)
+        if options.fields:
+            found[ids] = field_bytes(tickets, config, 0.1)
+            continue
+        for sample in (0.0, 0.1, 1.0):
+            rounds = [measured(tickets, config, sample) for _ in range(options.rounds)]
+            found[f"{ids}, sample {sample:g}"] = {
+                key: round(median(each[key] for each in rounds), 2) for key in rounds[0]
+            }
     print(json.dumps(found, indent=1))
 
 

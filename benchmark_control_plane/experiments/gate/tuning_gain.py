@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from benchmark_control_plane.simulator.simulation import (
 from benchmark_control_plane.tuning.blocks import blocks_of
 from benchmark_control_plane.tuning.comparison import Comparison, compare
 from benchmark_control_plane.tuning.evaluation import evaluator
+from benchmark_control_plane.tuning.time_budget import TimeBudget
 from benchmark_control_plane.tuning.tuning_run import BlockSets, state_file
 from controlplane.config import parse
 from controlplane.config.documents import merged
@@ -161,7 +163,7 @@ def judged(folder: Path, log: Path, processes: int) -> dict[str, Any]:
         blocks.all,
         state_file(folder / "better.yaml"),
         fingerprint=blocks.fingerprint(controlplane.__version__),
-        processes=processes,
+        time=TimeBudget(inf, processes),
     ) as replays:
         results = replays.results([(each, number) for each in sections.values() for number in numbers])
     parts = [

@@ -200,7 +200,8 @@ class DecisionLog:
         }  # fmt: skip
 
     def _at(self, instant: int) -> int:
-        return (instant + self._epoch_ns) // 1_000
+        """Microseconds since the Unix epoch, in steps of 100 for every kind of row, so their order stays."""
+        return (instant + self._epoch_ns) // 100_000 * 100
 
     def _tenant(self, name: str) -> str:
         if (found := self._tenants.get(name)) is None:

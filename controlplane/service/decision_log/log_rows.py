@@ -2,6 +2,7 @@
 
 Rows are built from what the service knows anyway and hold numbers and names, never a text of a request. `at`
 is in microseconds since the Unix epoch; every other time is in milliseconds, of a request from its arrival.
+Random digits are most of what is left after compression, so none is written that no reader needs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -182,9 +183,8 @@ def _event_row(event: Decided | Preempted, request: Request, *, has_numbers: boo
             found["retry_after_ms"] = _ms(decision.retry_after)
     if has_numbers and basis is not None:
         # Nobody asks for the predicted peak of a request that was simply admitted, and it costs most.
-        found["numbers"] = decision_numbers(
-            basis, event.decision.wait, Instant(event.at), predicts_peak=not is_plain
-        )
+        numbers = decision_numbers(basis, event.decision.wait, Instant(event.at), predicts_peak=not is_plain)
+        found["numbers"] = [_four_digits(number) for number in numbers]
     return found
 
 
@@ -208,5 +208,16 @@ def _stated(request: Request) -> dict[str, float]:
 
 
 def _ms(duration: Duration | None) -> float | None:
-    """Milliseconds in steps of 0.1, which compress to half of what microseconds do."""
-    return None if duration is None else duration // 100_000 / 10
+    """Milliseconds in steps of 0.1, from a second on in four significant digits."""
+    if duration is None or duration < 1_000_000_000:
+        return None if duration is None else duration // 100_000 / 10
+    whole = duration // 1_000_000
+    return round(whole, 4 - len(str(whole)))
+
+
+def _four_digits(number: float | None) -> float | None:
+    """The number in four significant digits, without a fraction of zero."""
+    if number is None:
+        return None
+    rounded = float(f"{number:.4g}")
+    return int(rounded) if rounded.is_integer() else rounded

@@ -1,6 +1,8 @@
 """Blocks whose results follow from a formula instead of a simulation, for fast tests of the search."""
 
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -11,6 +13,7 @@ from benchmark_control_plane.tuning.blocks import Block
 from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, digest_of
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import search_space
+from benchmark_control_plane.tuning.time_budget import TimeBudget
 
 CONTENT = {
     "models": {"chat": {"model": "m"}, "embeddings": [{"model": "e"}]},
@@ -51,24 +54,39 @@ def block():
     return Block(traffic(rows), 0, REQUESTS)
 
 
-class Formula(Executor):
-    """Runs no replay: a share `attainment(sections)` of each class is met, and up to 4 points of noise."""
+@dataclass
+class Clock:
+    """A clock that only replays move."""
 
-    def __init__(self, attainment):
+    seconds: float = 0.0
+
+    def now(self):
+        return self.seconds
+
+
+class Formula(Executor):
+    """Runs no replay: a share `attainment(sections)` of each class is met, and up to 4 points of noise.
+
+    Each replay moves `clock` by `seconds`.
+    """
+
+    def __init__(self, attainment, clock=None, seconds=0.01):
         self.attainment, self.replays = attainment, 0
+        self.clock, self.seconds = clock or Clock(), seconds
 
     def submit(self, _replay, number, sections):
         self.replays += 1
+        self.clock.seconds += self.seconds
         future = Future()
         noise = Random(f"{number} {digest_of(sections)}").uniform(-0.04, 0.04)
         share = self.attainment(sections)
         if isinstance(share, str):
-            future.set_result(BlockResult([], 0.01, share))
+            future.set_result(BlockResult([], self.seconds, share))
             return future
         draw = Random(number)
         met = [draw.random() < share + noise for _ in range(REQUESTS)]
         found = [RequestResult("met" if each else "late", 1.0) for each in met]
-        future.set_result(BlockResult(found, 0.01))
+        future.set_result(BlockResult(found, self.seconds))
         return future
 
 
@@ -77,6 +95,6 @@ def served(content):
 
 
 def paired(pool, file: Path, blocks=27, content=CONTENT):
-    evaluator = Evaluator([block()] * blocks, file.open("a", encoding="utf-8"), pool)
+    evaluator = Evaluator([block()] * blocks, file.open("a", encoding="utf-8"), pool, TimeBudget(inf, 1))
     space = search_space(content, has_quotas=True)
     return PairedBlocks(evaluator, range(blocks), space, WEIGHTS, served)

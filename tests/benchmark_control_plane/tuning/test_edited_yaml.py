@@ -20,6 +20,9 @@ def edited(text, values, mark="why"):
 
 def with_value_at(content, path, value):
     first, *rest = path
+    if isinstance(content, list):
+        at = int(first)
+        return [*content[:at], with_value_at(content[at], rest, value), *content[at + 1 :]]
     inner = (content or {}).get(first)
     return {**(content or {}), first: with_value_at(inner, rest, value) if rest else value}
 
@@ -47,6 +50,9 @@ def test_the_packaged_files_keep_every_comment(name):
         ("a:\n  b: 1\n  # last\n\nc: 3\n", "a.d", True, "a:\n  b: 1\n  # why\n  d: true\n  # last\n\nc: 3\n"),
         ("a: {b: 1}  # flow\n", "a.d", None, "# why\na: {b: 1, d: null}  # flow\n"),
         ("a: {}\n", "a.b.c", 0.5, "# why\na: {b: {c: 0.5}}\n"),
+        ("a:\n- b: 1\n- c: 2 # x\nd: 3\n", "a.1.c", 4, "a:\n- b: 1\n  # why\n- c: 4 # x\nd: 3\n"),
+        ("a:\n- b: 1\n  c: 2\nd: 3\n", "a.0.e", 4, "a:\n- b: 1\n  c: 2\n  # why\n  e: 4\nd: 3\n"),
+        ("a: [{b: 1}]\n", "a.0.c", 4, "# why\na: [{b: 1, c: 4}]\n"),
         ("a:\nb: 1\n", "a.x", "edf", "# why\na: {x: edf}\nb: 1\n"),
         ("b: 1", "a.x.y", 1, "b: 1\na:\n  x:\n    # why\n    y: 1\n"),
         ("a: 'x'\r\nb: 1\r\n", "a", "y", "# why\r\na: y\r\nb: 1\r\n"),

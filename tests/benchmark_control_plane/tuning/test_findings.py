@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from benchmark_control_plane.report.tuning_page import tuning_page
 from benchmark_control_plane.tuning.ablation import KeyEffect
 from benchmark_control_plane.tuning.comparison import ClassDifference, Comparison, Difference
 from benchmark_control_plane.tuning.findings import print_tuning, tuning_facts
+from benchmark_control_plane.tuning.load_curve import LOADS, LoadPoint
 from benchmark_control_plane.tuning.search_space import search_space
 from benchmark_control_plane.tuning.trial_search import Tried
 from benchmark_control_plane.tuning.tune_command import write_answer
@@ -47,14 +49,14 @@ def compared(gains, *, lost=0.0):
     return Comparison(70.0, gains, classes, 2)
 
 
-def tuned(verdict=None, *, passes=True, best=True, effects=EFFECTS):
+def tuned(verdict=None, *, passes=True, best=True, effects=EFFECTS, cuts=()):
     figure = CheckedFigure(("batch", "generate"), "attainment", 0.9, 0.9 if passes else 0.5, 0.03)
     check = SelfCheck([figure], [], [])
     if not passes:
-        return Tuned(check)
+        return Tuned(check, 9)
     tried = [Tried({}, compared([0.0] * 9)), Tried(CHANGES, compared([5.0] * 9))]
     changes = {each.key: CHANGES[each.key] for each in effects}
-    return Tuned(check, tried, tried[1] if best else None, changes, effects, verdict)
+    return Tuned(check, 9, tried, tried[1] if best else None, changes, effects, verdict, cuts=cuts)
 
 
 def facts_of(found, path=Path("my.yaml")):
@@ -70,6 +72,7 @@ def facts_of(found, path=Path("my.yaml")):
         (tuned(compared([5.0, 6.0, 5.5], lost=3)), "nothing-better", "than they may: batch 3.0"),
         (tuned(best=False), "nothing-better", "of 2 trials, 2 of them on all blocks, none keeps more"),
         (tuned(effects=[]), "nothing-better", "no changed key of the best trial"),
+        (tuned(cuts=["verdict: there is none"]), "nothing-better", "the time was over before the verdict"),
         (tuned(passes=False), "not-reproduced", "does not reproduce the log"),
     ],
 )
@@ -79,7 +82,9 @@ def test_the_answer_states_where_the_search_ended(found, answer, says, capsys):
     assert says in facts["reason"]
     assert json.loads(json.dumps(facts))["reason"] == facts["reason"]
     print_tuning(block().traffic, found.check, facts)
-    assert facts["reason"] in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert facts["reason"] in out
+    assert all(f"cut to end in time: {line}" in out for line in found.cuts)
 
 
 def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
@@ -102,9 +107,36 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     assert page == tuning_page(facts)
     assert "interactive &lt;b&gt;" in page and "<b>" not in page
     assert "Points that each changed key brings" in page
+    assert "Promises kept over load" not in page
 
 
-@pytest.mark.parametrize("found", [tuned(best=False), tuned(effects=[])])
+def test_a_curve_over_load_is_a_chart_and_a_table(capsys):
+    loads = [LoadPoint(load, 9, 95 - 20 * load, 99 - 10 * load, 1.5) for load in LOADS]
+    found = replace(tuned(compared([5.0, 6.0, 5.5])), loads=loads)
+    facts = facts_of(found)
+    page = tuning_page(facts)
+    assert Balanced(page).open == []
+    chart = page[page.index('data-chart="loads"') :].partition("</svg>")[0]
+    assert chart.count('class="mark"') == chart.count('class="refused"') == len(LOADS)
+    assert "after, at 130 % of the log&#39;s load: 86.0 %" in chart
+    print_tuning(block().traffic, found.check, facts)
+    assert "130 %" in capsys.readouterr().out
+
+
+def test_a_change_of_an_engine_argument_says_what_its_gain_rests_on(capsys):
+    effects = [KeyEffect("models.chat.engine.max_num_seqs", Difference(4.5, 1.2))]
+    engine = {"engine": {"max_num_seqs": 32}}
+    content = {**CONTENT, "models": {**CONTENT["models"], "chat": {"model": "m", **engine}}}
+    found = replace(tuned(compared([5.0, 6.0, 5.5])), changes={effects[0].key: 64}, effects=effects)
+    blocks = BlockSets([block()] * 9, [block()] * 9)
+    facts = tuning_facts(Path("log"), Path("my.yaml"), parse(content), block().traffic, blocks, found)
+    print_tuning(block().traffic, found.check, facts)
+    line = "max_num_seqs: 32 -> 64: +4.5 points of promises kept (95 %: 1.2); extrapolated: roofline"
+    assert line in capsys.readouterr().out
+    assert "max_num_seqs (extrapolated: roofline)" in tuning_page(facts)
+
+
+@pytest.mark.parametrize("found", [tuned(best=False), tuned(effects=[]), tuned(cuts=["search: <b>"])])
 def test_a_page_without_a_better_file_is_written(tmp_path, found):
     path, out = tmp_path / "my.yaml", tmp_path / "better.yaml"
     path.write_text(MINE)

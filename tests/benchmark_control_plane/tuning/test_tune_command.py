@@ -12,6 +12,7 @@ import yaml
 
 from benchmark_control_plane.experiments.gate.tuning_gain import machine, offered
 from benchmark_control_plane.simulator.simulation import SimulatedEmbedding, simulate
+from benchmark_control_plane.tuning.load_curve import LOADS
 from benchmark_control_plane.tuning.tuning_run import state_file
 from controlplane.config import load
 from controlplane.service.decision_log.segment_files import segments
@@ -89,7 +90,9 @@ def test_a_better_file_is_written_and_the_run_resumes(log, mine, tmp_path, capsy
         assert comment in text
     page = html.unescape(out.with_suffix(".html").read_text())
     assert found["reason"] in page and "Promises kept by class, before and after" in page
-    assert page.count('class="mark"') == len(found["held_out"]["classes"]) + len(keys)
+    assert [each["load"] for each in found["loads"]] == list(LOADS)
+    marks = len(found["held_out"]["classes"]) + len(keys) + len(LOADS)
+    assert page.count('class="mark"') == marks
     rows = len(state_file(out).read_text().splitlines())
     assert tune(log, mine, "--out", out, "--trials", "4", "--json") == 0
     assert json.loads(capsys.readouterr().out) == found
