@@ -62,15 +62,16 @@ medians over the seeds with the range in parentheses, unless a row says otherwis
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Of the results with embeddings only load, simulated-mix-prefill and embed-many have the present price of their
-passes ([0064](decisions/0064-requests-that-wait-for-a-place-have-a-price.md)); traces are of the rules before
-it. Admission, quota, memory-pressure,
+Of the results with embeddings only workflow and workflow-trace have the present price of their passes
+([0066](decisions/0066-passes-leave-a-tenth-of-a-pace.md)); load, simulated-mix-prefill and embed-many have it
+without the reserve; traces also precede
+[0064](decisions/0064-requests-that-wait-for-a-place-have-a-price.md). Admission, quota, memory-pressure,
 tpot, forecast and retry-after also precede the time of embedding passes
 ([0061](decisions/0061-embedding-passes-take-an-affine-time.md)), the eviction of late embedding calls
 ([0062](decisions/0062-embedding-calls-that-lost-their-deadline-are-evicted.md)) and the present choice of
 victims ([0063](decisions/0063-recomputation-counts-in-the-choice-of-a-victim.md)), and one-gpu also the
 present estimate of the wait ([0060](decisions/0060-time-to-first-token-is-scaled-as-a-whole.md)). Mix-memory,
-mix-compute, workflow and the victims are of the present default arrangement, but precede these and two more
+mix-compute and the victims are of the present default arrangement, but precede these and two more
 changes ([0058](decisions/0058-a-quarter-of-the-first-token-time-is-waited.md),
 [0059](decisions/0059-the-price-of-a-pass-counts-prompts.md)).
 The other results with embeddings or a gate precede the arrangement itself
