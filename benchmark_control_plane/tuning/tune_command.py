@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import monotonic, process_time
 from typing import Any
 
 import controlplane
@@ -39,8 +38,7 @@ _MOST_FOR_HOST_DELAYS = 4_000
 def tune(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises BadInput, ConfigError and OSError."""
     _check_options(options)
-    # The imports count, at least by their processor time.
-    time = TimeBudget(60 * options.minutes, options.processes, begun=monotonic() - process_time())
+    time = TimeBudget(60 * options.minutes, options.processes)
     path = config_path(options.config)
     content = read_yaml(path)
     config = parse(content, source=str(path))

@@ -36,7 +36,7 @@ CLASSES = {
     "standard": {"priority": 1, "default": True, "sheddable": False, "ttft_ms": 4_000},
 }
 SECTIONS = {"classes": CLASSES, "admission": {"length_predictor": "history"}}
-RATE, COUNT = 7.5, 1_000
+RATE, COUNT = 6.5, 1_000
 
 
 def offered(rate=RATE, count=COUNT):
