@@ -12,7 +12,7 @@ MIX = Path(__file__).parents[3] / "configs" / "bench" / "mix-compute.yaml"
 
 
 @pytest.mark.engine
-@pytest.mark.untimed
+@pytest.mark.slow
 def test_both_systems_are_started_and_measured(tmp_path):
     content = yaml.safe_load(MIX.read_text(encoding="utf-8"))
     content |= {

@@ -99,7 +99,8 @@ async def load(
 ) -> AsyncIterator[list[StreamedExchange]]:
     """Clients that send one request after the other until the block ends; all exchanges have ended then.
 
-    A client that hears nothing for `patience` seconds gives up.
+    A client that hears nothing for `patience` seconds gives up, and one that is refused waits as long as the
+    refusal states.
     """
     ended: list[StreamedExchange] = []
     numbers, is_over = count(), asyncio.Event()
@@ -109,7 +110,7 @@ async def load(
             request_id = f"{id(ended):x}.{next(numbers)}"
             ended.append(await exchange(http, url, tokens=8, request_id=request_id))
             if ended[-1].ending is not Ending.COMPLETE:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(float(ended[-1].retry_after or 0.1))
 
     async with client(patience) as http:
         running = [asyncio.create_task(serve_client()) for _ in range(clients)]
