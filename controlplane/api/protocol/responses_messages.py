@@ -1,16 +1,15 @@
 """Bodies of POST /v1/responses and /v1/responses/input_tokens: OpenAI's stateless subset, mapped onto chat.
 
 The whole conversation is in `input`; nothing is stored. As strict as all other bodies. Imports only
-`requests` and `types`.
+`requests`, `responses_items` and `types`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Required, Self
 
 import orjson
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from controlplane.api.protocol.requests import (
@@ -21,9 +20,9 @@ from controlplane.api.protocol.requests import (
     Name,
     Objectives,
 )
+from controlplane.api.protocol.responses_items import InputItem, as_items, check_items, messages_of
 from controlplane.api.protocol.types import (
     CLOSED,
-    MAX_PARTS,
     ResponseFormat,
     Strict,
     Text,
@@ -31,62 +30,10 @@ from controlplane.api.protocol.types import (
     conflict,
     encoded,
     expecting,
-    only_parts,
 )
 
 _LOGPROBS = "message.output_text.logprobs"
 _MAX_METADATA = 16
-# Members of an item without which it means nothing.
-_REQUIRED = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": (),
-}
-_ITEM_TYPES = (
-    '"message", "function_call", "function_call_output" or "reasoning"; items that refer to stored state or '
-    "belong to built-in tools are not supported"
-)
-
-
-class ItemPart(TypedDict, total=False):
-    """A text part of an item, as clients write it or as responses return it."""
-
-    __pydantic_config__ = CLOSED  # type: ignore[misc]
-    type: Required[Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]]
-    text: str
-    refusal: str
-    annotations: Any
-    logprobs: Any
-    prompt_cache_breakpoint: Any
-
-
-ItemContent = Annotated[
-    str | Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)],
-    only_parts("input_text", "output_text", "refusal", "text", "reasoning_text", "summary_text"),
-]
-
-
-class InputItem(TypedDict, total=False):
-    """An item of `input`: a message, a function call, its output, or the reasoning before them.
-
-    Responses are sent back as items, so that all their members are accepted.
-    """
-
-    __pydantic_config__ = CLOSED  # type: ignore[misc]
-    type: Annotated[Literal[*_REQUIRED], expecting(_ITEM_TYPES)]  # type: ignore[valid-type]
-    id: str
-    status: Literal["in_progress", "completed", "incomplete"]
-    role: Literal["system", "developer", "user", "assistant"]
-    content: ItemContent
-    phase: Any
-    call_id: Text
-    name: Text
-    arguments: str
-    output: ItemContent
-    summary: ItemContent
-    encrypted_content: str
-    caller: Any
 
 
 class FunctionTool(TypedDict, total=False):
@@ -147,19 +94,6 @@ class ObfuscationOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-def _as_items(value: Any) -> Any:
-    if not isinstance(value, str | list):
-        raise PydanticCustomError("shape", "expected {expected}", {"expected": "a string or a list of items"})
-    if isinstance(value, str):
-        return [{"type": "message", "role": "user", "content": value}]
-    # Clients send responses back with every member that their release knows, most of them null.
-    return [_stated(item) if isinstance(item, dict) else item for item in value]
-
-
-def _stated(item: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in item.items() if value is not None}
-
-
 class InputTokensRequest(Objectives):
     """Body of POST /v1/responses/input_tokens: the fields that make the prompt."""
 
@@ -167,7 +101,7 @@ class InputTokensRequest(Objectives):
     input: Annotated[
         list[InputItem],
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-        BeforeValidator(_as_items),
+        BeforeValidator(as_items),
     ]
     instructions: str | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -198,7 +132,7 @@ class InputTokensRequest(Objectives):
         chosen = self.text.format if self.text else None
         if chosen and chosen["type"] == "json_schema" and not {"name", "schema"} <= chosen.keys():
             raise conflict("text.format", 'of type "json_schema" needs name and schema; add them')
-        _check_items(self.input)
+        check_items(self.input)
         # Here, because a large body is validated in a thread.
         _ = self.messages
         return self
@@ -206,7 +140,7 @@ class InputTokensRequest(Objectives):
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat messages."""
-        return [*_instructions(self.instructions), *_messages(self.input)]
+        return [*_instructions(self.instructions), *messages_of(self.input)]
 
     @property
     def chat(self) -> ChatCompletionRequest:
@@ -300,23 +234,6 @@ class ResponsesRequest(InputTokensRequest):
         )
 
 
-def _check_items(items: Sequence[InputItem]) -> None:
-    """Raises `conflict` for an item without its members, or an output without its call."""
-    calls: set[str] = set()
-    for at, item in enumerate(items):
-        kind = item.get("type", "message")
-        for name in _REQUIRED[kind]:
-            if name not in item:
-                raise conflict(f"input[{at}].{name}", f"an item of type {kind} needs it; add it")
-        if kind == "function_call":
-            calls.add(item["call_id"])
-        elif kind == "function_call_output" and item["call_id"] not in calls:
-            raise conflict(
-                f"input[{at}].call_id",
-                "no earlier function_call has this id; send the call before its output",
-            )
-
-
 def _named(name: str) -> Any:
     return {"type": "function", "function": {"name": name}}
 
@@ -336,48 +253,3 @@ def _response_format(text: TextOptions | None) -> ResponseFormat | None:
 
 def _instructions(text: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}] if text else []
-
-
-def _messages(items: Iterable[InputItem]) -> Iterable[dict[str, Any]]:
-    """Chat messages of items; consecutive items of the assistant are one message."""
-    turn: dict[str, Any] | None = None
-    for item in items:
-        kind, role = item.get("type", "message"), item.get("role")
-        if kind == "function_call_output" or (kind == "message" and role != "assistant"):
-            if turn is not None:
-                yield turn
-            turn = None
-            if kind == "message":
-                yield {"role": role, "content": _content(item.get("content"))}
-            else:
-                yield {
-                    "role": "tool",
-                    "tool_call_id": item["call_id"],
-                    "content": _content(item.get("output")),
-                }
-            continue
-        turn = turn or {"role": "assistant", "content": None}
-        if kind == "message":
-            turn["content"] = [*(turn["content"] or ()), *_parts(item.get("content"))]
-        elif kind == "reasoning":
-            turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item)
-        else:
-            function = {"name": item["name"], "arguments": item["arguments"]}
-            call = {"id": item["call_id"], "type": "function", "function": function}
-            turn.setdefault("tool_calls", []).append(call)
-    if turn is not None:
-        yield turn
-
-
-def _content(content: str | list[ItemPart] | None) -> str | list[dict[str, str]]:
-    return content if isinstance(content, str) else _parts(content)
-
-
-def _parts(content: str | list[ItemPart] | None) -> list[dict[str, str]]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [{"type": "text", "text": part.get("text") or part.get("refusal") or ""} for part in content or ()]
-
-
-def _reasoning(item: InputItem) -> str:
-    return "".join(part["text"] for part in _parts(item.get("content") or item.get("summary")))
