@@ -27,18 +27,21 @@ from controlplane.api.protocol.types import (
     conflict,
     encoded,
     expecting,
+    image_part,
 )
 
 # Members of a block without which it means nothing.
 _REQUIRED = {
     "text": ("text",),
+    "image": ("source",),
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
     "thinking": ("thinking",),
     "redacted_thinking": (),
 }
 _OTHERS = "other content is not passed on to the model"
-_BLOCK_TYPES = f'"text", "tool_use", "tool_result" or "thinking"; {_OTHERS}'
+_BLOCK_TYPES = f'"text", "image", "tool_use", "tool_result" or "thinking"; {_OTHERS}'
+_SOURCE = '"base64"; nothing is fetched for a client and no file is stored, so send the image itself'
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -61,12 +64,22 @@ Texts = Annotated[
 ]  # fmt: skip
 
 
+class ImageSource(TypedDict):
+    """The data of an image, in base64."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Annotated[Literal["base64"], expecting(_SOURCE)]
+    media_type: Literal["image/png", "image/jpeg", "image/webp"]
+    data: str
+
+
 class ContentBlock(TypedDict, total=False):
-    """A block of a message: text, a tool's use or result, or the thinking before them."""
+    """A block of a message: text, an image, a tool's use or result, or the thinking before them."""
 
     __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Required[Annotated[Literal[*_REQUIRED], expecting(_BLOCK_TYPES)]]  # type: ignore[valid-type]
     text: str
+    source: ImageSource
     citations: Any
     id: Text
     name: Text
@@ -178,7 +191,11 @@ class CountTokensRequest(Objectives):
     def chat_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat messages."""
         system = [{"role": "system", "content": _parts(self.system)}] if self.system else []
-        return system + [made for message in self.messages for made in _chat_messages(message)]
+        return system + [
+            made
+            for at, message in enumerate(self.messages)
+            for made in _chat_messages(f"messages[{at}].content", message)
+        ]
 
     @property
     def chat(self) -> ChatCompletionRequest:
@@ -252,13 +269,17 @@ def _parts(blocks: list[TextBlock]) -> list[dict[str, str]]:
     return [{"type": "text", "text": block["text"]} for block in blocks]
 
 
-def _chat_messages(message: InputMessage) -> Iterator[dict[str, Any]]:
+def _chat_messages(field: str, message: InputMessage) -> Iterator[dict[str, Any]]:
     """One chat message, and before it one for each result of a tool."""
     made: dict[str, Any] = {"role": message["role"], "content": []}
-    for block in message["content"]:
+    for at, block in enumerate(message["content"]):
         match block["type"]:
             case "text":
                 made["content"].append({"type": "text", "text": block["text"]})
+            case "image":
+                source = block["source"]
+                url = f"data:{source['media_type']};base64,{source['data']}"
+                made["content"].append(image_part(url, f"{field}[{at}]"))
             case "thinking":
                 made["reasoning"] = made.get("reasoning", "") + block["thinking"]
             case "tool_use":

@@ -24,6 +24,7 @@ from controlplane.api.protocol.types import (
     MAX_CALLS,
     MAX_PARTS,
     MAX_STOPS,
+    ImageUrl,
     ResponseFormat,
     Text,
     Tool,
@@ -32,17 +33,18 @@ from controlplane.api.protocol.types import (
     conflict,
     encoded,
     expecting,
+    image_part,
 )
 
 # Types of parts that a message may have; each part has a member of the name of its type.
 _PARTS_OF = {
     "system": ("text",),
-    "user": ("text",),
+    "user": ("text", "image_url"),
     "assistant": ("text", "thinking"),
     "tool": ("text", "document"),
 }
-_PART_TYPES = ("text", "thinking", "document")
-_PART_RULE = '"text", "thinking" or "document"; other content is not passed on to the model'
+_PART_TYPES = ("text", "image_url", "thinking", "document")
+_PART_RULE = '"text", "image_url", "thinking" or "document"; other content is not passed on to the model'
 _CHOICES = {"REQUIRED": "required", "NONE": "none"}
 
 
@@ -64,6 +66,7 @@ class MessagePart(TypedDict, total=False):
     __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Required[Annotated[Literal[*_PART_TYPES], expecting(_PART_RULE)]]  # type: ignore[valid-type]
     text: str
+    image_url: ImageUrl
     thinking: str
     document: ToolDocument
 
@@ -215,26 +218,32 @@ def _chat_message(path: str, turn: ConversationTurn) -> dict[str, Any]:
         raise conflict(f"{path}.content", "only an assistant message may omit it; add it")
     if role == "tool" and "tool_call_id" not in turn:
         raise conflict(f"{path}.tool_call_id", "a message of a tool needs it; add it")
-    found = list(_shown_parts(path, role, parts or []))
-    texts = [{"type": "text", "text": text} for kind, text in found if kind == "text"]
-    message: dict[str, Any] = {"role": role, "content": texts or None}
-    reasoning = (turn.get("tool_plan") or "") + "".join(text for kind, text in found if kind == "thinking")
-    if reasoning:
+    checked = list(_checked_parts(f"{path}.content", role, parts or []))
+    shown = [_shown_part(field, part) for field, part in checked if part["type"] != "thinking"]
+    message: dict[str, Any] = {"role": role, "content": shown or None}
+    thoughts = [part["thinking"] for _, part in checked if part["type"] == "thinking"]
+    if reasoning := "".join([turn.get("tool_plan") or "", *thoughts]):
         message["reasoning"] = reasoning
     return message | {name: turn[name] for name in ("tool_calls", "tool_call_id") if turn.get(name)}
 
 
-def _shown_parts(path: str, role: str, parts: list[MessagePart]) -> Iterator[tuple[str, str]]:
-    """Kind and text of each part; a document is a text."""
+def _checked_parts(path: str, role: str, parts: list[MessagePart]) -> Iterator[tuple[str, MessagePart]]:
+    """Each part with its field. Raises `conflict` for one that the role does not have, or that is empty."""
     for at, part in enumerate(parts):
-        kind = part["type"]
+        kind, field = part["type"], f"{path}[{at}]"
         if kind not in _PARTS_OF[role]:
             allowed = " or ".join(_PARTS_OF[role])
-            raise conflict(f"{path}.content[{at}].type", f"a message of role {role} has {allowed}; change it")
+            raise conflict(f"{field}.type", f"a message of role {role} has {allowed}; change it")
         if kind not in part:
-            raise conflict(f"{path}.content[{at}].{kind}", f"a part of type {kind} needs it; add it")
-        if kind == "document":
-            data = part["document"]["data"]
-            yield "text", data if isinstance(data, str) else encoded(data, "messages").decode()
-        else:
-            yield kind, part["text"] if kind == "text" else part["thinking"]
+            raise conflict(f"{field}.{kind}", f"a part of type {kind} needs it; add it")
+        yield field, part
+
+
+def _shown_part(field: str, part: MessagePart) -> dict[str, Any]:
+    """A part as that of a chat message; a document is a text."""
+    if part["type"] == "image_url":
+        return image_part(part["image_url"]["url"], field)
+    if part["type"] == "text":
+        return {"type": "text", "text": part["text"]}
+    data = part["document"]["data"]
+    return {"type": "text", "text": data if isinstance(data, str) else encoded(data, "messages").decode()}

@@ -16,6 +16,7 @@ from controlplane.api.protocol.types import (
     Text,
     conflict,
     expecting,
+    image_part,
     only_parts,
 )
 
@@ -26,6 +27,10 @@ _REQUIRED = {
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
 }
+_PART_TYPES = (
+    *("input_text", "output_text", "refusal", "text", "reasoning_text", "summary_text"),
+    "input_image",
+)
 _ITEM_TYPES = (
     '"message", "function_call", "function_call_output" or "reasoning"; items that refer to stored state or '
     "belong to built-in tools are not supported"
@@ -33,11 +38,14 @@ _ITEM_TYPES = (
 
 
 class ItemPart(TypedDict, total=False):
-    """A text part of an item, as clients write it or as responses return it."""
+    """A part of an item, as clients write it or as responses return it: a text, or an image of a user."""
 
     __pydantic_config__ = CLOSED  # type: ignore[misc]
-    type: Required[Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]]
+    type: Required[Literal[*_PART_TYPES]]  # type: ignore[valid-type]
     text: str
+    image_url: str
+    detail: Literal["auto"] | None
+    file_id: None
     refusal: str
     annotations: Any
     logprobs: Any
@@ -46,7 +54,7 @@ class ItemPart(TypedDict, total=False):
 
 ItemContent = Annotated[
     str | Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)],
-    only_parts("input_text", "output_text", "refusal", "text", "reasoning_text", "summary_text"),
+    only_parts(*_PART_TYPES),
 ]
 
 
@@ -106,24 +114,24 @@ def check_items(items: Sequence[InputItem]) -> None:
 def messages_of(items: Iterable[InputItem]) -> Iterable[dict[str, Any]]:
     """Chat messages of items; consecutive items of the assistant are one message."""
     turn: dict[str, Any] | None = None
-    for item in items:
-        kind, role = item.get("type", "message"), item.get("role")
+    for at, item in enumerate(items):
+        kind, role, field = item.get("type", "message"), item.get("role"), f"input[{at}].content"
         if kind == "function_call_output" or (kind == "message" and role != "assistant"):
             if turn is not None:
                 yield turn
             turn = None
             if kind == "message":
-                yield {"role": role, "content": _content(item.get("content"))}
+                yield {"role": role, "content": _content(item.get("content"), field)}
             else:
                 yield {
                     "role": "tool",
                     "tool_call_id": item["call_id"],
-                    "content": _content(item.get("output")),
+                    "content": _content(item.get("output"), f"input[{at}].output"),
                 }
             continue
         turn = turn or {"role": "assistant", "content": None}
         if kind == "message":
-            turn["content"] = [*(turn["content"] or ()), *_parts(item.get("content"))]
+            turn["content"] = [*(turn["content"] or ()), *_parts(item.get("content"), field)]
         elif kind == "reasoning":
             turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item)
         else:
@@ -134,15 +142,29 @@ def messages_of(items: Iterable[InputItem]) -> Iterable[dict[str, Any]]:
         yield turn
 
 
-def _content(content: str | list[ItemPart] | None) -> str | list[dict[str, str]]:
-    return content if isinstance(content, str) else _parts(content)
+def _content(content: str | list[ItemPart] | None, field: str) -> str | list[dict[str, Any]]:
+    return content if isinstance(content, str) else _parts(content, field)
 
 
-def _parts(content: str | list[ItemPart] | None) -> list[dict[str, str]]:
+def _parts(content: str | list[ItemPart] | None, field: str) -> list[dict[str, Any]]:
+    """Parts of a chat message. Raises `conflict` for an image without its data."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    return [{"type": "text", "text": part.get("text") or part.get("refusal") or ""} for part in content or ()]
+    return [_part(part, f"{field}[{at}]") for at, part in enumerate(content or ())]
+
+
+def _part(part: ItemPart, field: str) -> dict[str, Any]:
+    if part["type"] != "input_image":
+        return {"type": "text", "text": _text(part)}
+    if "image_url" not in part:
+        raise conflict(f"{field}.image_url", "a part of type input_image needs it; add the image's data URL")
+    return image_part(part["image_url"], field)
+
+
+def _text(part: ItemPart) -> str:
+    return part.get("text") or part.get("refusal") or ""
 
 
 def _reasoning(item: InputItem) -> str:
-    return "".join(part["text"] for part in _parts(item.get("content") or item.get("summary")))
+    content = item.get("content") or item.get("summary") or ""
+    return content if isinstance(content, str) else "".join(map(_text, content))

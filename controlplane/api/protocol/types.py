@@ -138,6 +138,11 @@ class ImagePart(TypedDict):
     cache_control: NotRequired[Any]
 
 
+def image_part(url: str, field: str) -> dict[str, Any]:
+    """An image of another protocol as a part of a chat message; errors name it by `field`."""
+    return {"type": "image_url", "image_url": {"url": url}, "field": field}
+
+
 class CalledFunction(TypedDict):
     """Name and JSON arguments of a function call."""
 
@@ -168,7 +173,7 @@ def only_parts(*kinds: str) -> WrapValidator:
             shape = " or ".join(f'{{"type": "{kind}", …}}' for kind in kinds)
             expected = f"a string or a list of 1 to {MAX_PARTS:,} {shape} parts"
             if isinstance(found, str):
-                rule = f"part {at} is of type {found:.40}; only text is passed on to a model, so send text"
+                rule = f"part {at} is of type {found:.40}; only text and images are passed on to a model"
                 raise PydanticCustomError("conflict", "{rule}", {"rule": rule, "field": ""}) from None
             raise PydanticCustomError("shape", "expected {expected}", {"expected": expected}) from None
 

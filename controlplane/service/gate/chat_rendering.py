@@ -62,9 +62,11 @@ class ChatRendering:
             if part.get("type") != "image_url":
                 parts.append(part)
                 continue
-            url, where = part["image_url"]["url"], f"messages[{at}].content: part {place}"
+            url, field = part["image_url"]["url"], f"messages[{at}].content"
+            # Other protocols state the field that they had it from.
+            where, field = (part["field"],) * 2 if "field" in part else (f"{field}: part {place}", field)
             if (rule := self._broken_rule(generator, message["role"], url, len(images))) is not None:
-                raise Refused(f"{where} {rule}", param=f"messages[{at}].content", code="invalid_value")
+                raise Refused(f"{where} {rule}", param=field, code="invalid_value")
             images.append(EncodedImage(where, _DATA_URL.sub("", url, count=1)))
             parts.append({"type": "image"})
         return parts
@@ -72,7 +74,7 @@ class ChatRendering:
     def _broken_rule(self, generator: Generator, role: str, url: str, before: int) -> str | None:
         """Why an image after `before` others is refused."""
         if generator.images is None:
-            return f"is of type image_url; only text is passed on to {generator.model}, so send text"
+            return f"is an image; only text is passed on to {generator.model}, so send text"
         if role != "user":
             return f"is an image in a message of role {role}; send it in a message of role user"
         if before >= self._limits.count:

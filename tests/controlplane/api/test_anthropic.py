@@ -288,7 +288,14 @@ REFUSED = [
         "output_config.format.schema",
         "refers back to itself",
     ),
-    (PATH, said(type="image", source={}), "messages[0].content[0].type", "not passed on to the model"),
+    (PATH, said(type="document", source={}), "messages[0].content[0].type", "not passed on to the model"),
+    (PATH, said(type="image"), "messages[0].content[0].source", "add it"),
+    (
+        PATH,
+        said(type="image", source={"type": "url", "url": "https://a.b/c.png"}),
+        "messages[0].content[0].source.type",
+        "nothing is fetched",
+    ),
     (
         COUNT,
         said(type="document", source={}) | {"max_tokens": None},

@@ -60,6 +60,70 @@ async def test_the_tokens_of_images_are_counted_as_by_tokenize(seeing: Stage, im
     assert PIXEL not in repr(run.chat)
 
 
+def of_protocol(path: str, url: str = f"data:image/png;base64,{PIXEL}", role: str = "user") -> dict[str, Any]:
+    """A text and an image in the words of another protocol."""
+    head = {"model": CHAT_MODEL}
+    if path.startswith("/v1/responses"):
+        parts = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": url}]
+        return head | {"instructions": "Be brief.", "input": [{"role": role, "content": parts}]}
+    if path.startswith("/v1/messages"):
+        source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+        parts = [{"type": "text", "text": "What?"}, {"type": "image", "source": source}]
+        limit = {} if path.endswith("count_tokens") else {"max_tokens": 3}
+        return head | limit | {"system": "Be brief.", "messages": [{"role": role, "content": parts}]}
+    return head | {"messages": [{"role": role, "content": [TEXT, part(url)]}]}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v2/chat"])
+async def test_other_protocols_pass_images_on(seeing: Stage, path: str):
+    answer = await seeing.http.post(path, json=of_protocol(path))
+    assert answer.status_code == 200, answer.text
+    (run,) = seeing.generator.runs
+    assert run.request.prompt_tokens == IMAGE_TOKENS + 2
+    assert run.chat.messages[-1]["content"][1] == {"type": "image"}
+    assert PIXEL not in repr(run.chat)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/input_tokens", "/v1/messages/count_tokens"])
+async def test_other_protocols_count_images(seeing: Stage, path: str):
+    answer = await seeing.http.post(path, json=of_protocol(path))
+    assert answer.json()["input_tokens"] == IMAGE_TOKENS + 2
+
+
+OTHER_FIELDS = {
+    "/v1/responses": "input[0].content[1]",
+    "/v1/messages": "messages[0].content[1]",
+    "/v2/chat": "messages[0].content[1]",
+}
+
+
+@pytest.mark.parametrize(("path", "field"), OTHER_FIELDS.items())
+async def test_other_protocols_name_their_field_of_an_image(stage: Stage, path: str, field: str):
+    answer = await stage.http.post(path, json=of_protocol(path))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, field, "invalid_value")
+    assert f"{field} is an image; only text is passed on to chat-model" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "field", "message"),
+    [
+        ("/v1/responses", {"url": "https://a.b/c.png"}, "input[0].content[1]", "nothing is fetched"),
+        ("/v1/responses", {"role": "assistant"}, "input[0].content[1]", "in a message of role assistant"),
+        ("/v1/messages", {"role": "assistant"}, "messages[0].content[1]", "in a message of role assistant"),
+        ("/v2/chat", {"url": "https://a.b/c.png"}, "messages[0].content[1]", "nothing is fetched"),
+        ("/v2/chat", {"role": "assistant"}, "messages[0].content[1].type", "text or thinking"),
+    ],
+)
+async def test_images_that_other_protocols_refuse(
+    seeing: Stage, path: str, change: dict[str, str], field: str, message: str
+):
+    answer = await seeing.http.post(path, json=of_protocol(path, **change))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field), error
+    assert message in error["message"]
+
+
 async def test_a_chat_without_images_is_rendered_as_text(seeing: Stage):
     answer = await seeing.http.post("/v1/chat/completions", json=chat(TEXT))
     assert answer.json()["usage"]["prompt_tokens"] == len(TEXT["text"])
@@ -78,7 +142,10 @@ async def test_a_chat_without_images_is_rendered_as_text(seeing: Stage):
         (chat(part(f"data:image/png;base64,{'A' * 3_000_000}")), "max_image_bytes is 2,000,000"),
         (chat(part(detail="high")), "expected a string or a list"),
         (chat({"type": "image_url", "image_url": PIXEL}), "expected a string or a list"),
-        (chat({"type": "input_audio", "input_audio": {}}), "part 0 is of type input_audio; only text"),
+        (
+            chat({"type": "input_audio", "input_audio": {}}),
+            "part 0 is of type input_audio; only text and images",
+        ),
     ],
 )
 async def test_images_that_are_refused(body: dict[str, Any], message: str):
@@ -103,7 +170,7 @@ async def test_a_model_that_takes_no_images_refuses_them_by_name(stage: Stage, p
         "messages[0].content",
         "invalid_value",
     )
-    assert "part 1 is of type image_url; only text is passed on to chat-model" in error["message"]
+    assert "part 1 is an image; only text is passed on to chat-model" in error["message"]
 
 
 async def test_no_image_reaches_the_log_or_an_explanation(tmp_path):

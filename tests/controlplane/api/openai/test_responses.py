@@ -300,10 +300,22 @@ REFUSED = [
     (item(role="user"), "input[0].content", "invalid_value", "add it"),
     (item(role="robot", content="x"), "input[0].role", "invalid_value", "'system'"),
     (
-        item(role="user", content=[{"type": "input_image", "image_url": "data:"}]),
+        item(role="user", content=[{"type": "input_file", "file_id": "f"}]),
         "input[0].content",
         "invalid_value",
-        "part 0 is of type input_image; only text is passed on to a model",
+        "part 0 is of type input_file; only text and images are passed on to a model",
+    ),
+    (
+        item(role="user", content=[{"type": "input_image", "image_url": "data:"}]),
+        "input[0].content[0]",
+        "invalid_value",
+        "is an image; only text is passed on to chat-model",
+    ),
+    (
+        item(role="user", content=[{"type": "input_image", "file_id": None}]),
+        "input[0].content[0].image_url",
+        "invalid_value",
+        "add the image's data URL",
     ),
     (
         item(type="function_call_output", call_id="c", output="1"),
