@@ -1,10 +1,11 @@
-// The page: key, time window, theme, pause; everything else is in panels, tables and explain.
+// The page: key, time window, theme, pause; everything else is in panels, tables, explain and steer.
 
 import { readTheme, redrawAll } from "./charts.js";
 import { route } from "./explain.js";
 import { Feed, adminKey } from "./feed.js";
 import { count, el } from "./format.js";
 import { Panels } from "./panels.js";
+import { Steering } from "./steer.js";
 import { Tables } from "./tables.js";
 
 const THEMES = ["auto", "dark", "light"];
@@ -29,6 +30,7 @@ function changed(feed) {
   part("unlock").hidden = true;
   part("board").hidden = false;
   part("forget").hidden = false;
+  part("steer-open").hidden = false;
   const models = Object.values(feed.about.models).flat();
   part("models").textContent = models.join(" · ");
   showState(feed.last ? "live" : "wait", feed.last ? "live" : "waiting for the first sample");
@@ -46,6 +48,8 @@ function failed(error) {
     adminKey.forget();
     part("board").hidden = true;
     part("forget").hidden = true;
+    part("steer-open").hidden = true;
+    part("steer").hidden = true;
     part("unlock").hidden = false;
     if (error.status === 403 || lastAnswer || part("key").dataset.tried) part("why").textContent = error.message;
     showState("wait", "locked");
@@ -101,5 +105,6 @@ setTheme(view.theme);
 setWindow(view.seconds);
 panels = new Panels(feed, view);
 tables = new Tables(feed, view);
+new Steering(feed);
 feed.start();
 if (adminKey.get()) route();

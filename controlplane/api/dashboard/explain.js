@@ -10,7 +10,7 @@ let shown = null;
 
 const close = () => { location.hash = ""; };
 const link = (id) => el("a", { href: `#explain=${encodeURIComponent(id)}` }, id);
-const facts = (pairs) => el("dl", {}, ...pairs.filter(([, value]) => value != null && value !== "–").flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+export const facts = (pairs) => el("dl", {}, ...pairs.filter(([, value]) => value != null && value !== "–").flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 
 /** Opens what the address names: `#explain=ID`. */
 export async function route() {
@@ -73,7 +73,8 @@ function timeline(one) {
     el("span", {}, "arrival"), el("span", {}, duration(total)));
 }
 
-function decision(each) {
+/** One decision with its numbers, of a request or of a dry run. */
+export function decision(each) {
   const { memory, places, time } = each;
   const details = [];
   if (each.victims?.length) details.push(...each.victims.flatMap((id) => [" ", link(id)]));

@@ -18,10 +18,11 @@ export const adminKey = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-/** GET of an admin endpoint, relative to the page. Throws an Error with `status` and the server's message. */
-export async function admin(path) {
+/** The answer of an admin endpoint, relative to the page; `request` is that of fetch. Throws an Error with `status` and the server's message. */
+export async function admin(path, request = {}) {
   const response = await fetch(new URL(`../admin/${path}`, document.baseURI), {
-    headers: { authorization: `Bearer ${adminKey.get() ?? ""}` },
+    ...request,
+    headers: { ...request.headers, authorization: `Bearer ${adminKey.get() ?? ""}` },
     cache: "no-store",
   });
   const body = await response.json().catch(() => ({}));

@@ -18,6 +18,7 @@ from controlplane.api.errors import Problem
 from controlplane.api.operations.health import json_response
 
 FOLDER = files("controlplane.api") / "dashboard"
+_SCRIPTS = ("charts", "dashboard", "explain", "feed", "format", "panels", "steer", "tables")
 MEDIA_TYPES = {
     "index.html": "text/html; charset=utf-8",
     "links.html": "text/html; charset=utf-8",
@@ -25,7 +26,7 @@ MEDIA_TYPES = {
     "uPlot.min.css": "text/css; charset=utf-8",
     "uPlot.iife.min.js": "text/javascript; charset=utf-8",
     **dict.fromkeys(
-        (f"{name}.js" for name in ("charts", "dashboard", "explain", "feed", "format", "panels", "tables")),
+        (f"{name}.js" for name in _SCRIPTS),
         "text/javascript; charset=utf-8",
     ),
 }

@@ -1,7 +1,7 @@
 """The dashboard in Chromium on a served application: what happens in the service is seen on the page."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -45,11 +45,18 @@ _CHARTS = {"memory", "device", "ttft", "queue", "attainment"}
 
 @asynccontextmanager
 async def dashboard(
-    stage: Stage, *, scheme: str = "dark", width: int = 1440, prefix: str = "", is_paused: bool = False
+    stage: Stage,
+    *,
+    scheme: str = "dark",
+    width: int = 1440,
+    prefix: str = "",
+    is_paused: bool = False,
+    refused: Sequence[int] = (),
 ) -> AsyncIterator[Any]:
     """The unlocked page below a path prefix; fails if the page logs an error or calls another address.
 
-    With `is_paused` the page's clock stands still once it is unlocked; `next_answer` moves it on.
+    `refused` are the statuses that the server answers the page with. With `is_paused` the page's clock
+    stands still once it is unlocked; `next_answer` moves it on.
     """
     options, noise = launch_options(), []
     app = Starlette(routes=[Mount(prefix, stage.app)]) if prefix else stage.app
@@ -76,8 +83,9 @@ async def dashboard(
         await page.locator("#state[data-state=live]").wait_for()
         yield page
         await browser.close()
-    # Chromium reports the first answer, which asks for the key.
-    assert [text for text in noise if "401" not in text] == []
+    # Chromium reports refusals; that of the first answer asks for the key.
+    reported = [f"status of {status} " for status in (401, *refused)]
+    assert [text for text in noise if not any(each in text for each in reported)] == []
 
 
 async def next_answer(page: Any) -> None:
