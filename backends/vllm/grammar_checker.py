@@ -118,15 +118,15 @@ class GrammarChecker:
     ) -> None:
         """Raises Refused for a grammar that costs too much, and what `GrammarProcess.compile` raises.
 
-        A grammar that is not known is compiled `in_turn`.
+        A grammar that is not known is compiled `in_turn`; the text of one that is was within the limits.
         """
         stated = vars(grammar)
         kind = next((name for name in KINDS if stated.get(name) is not None), None)
         if kind is None:
             return
         text = GrammarText(kind, stated[kind], is_of_tools)
-        text.check(self._limits)
         if not self._limits.grammar_ms:
+            text.check(self._limits)
             return
         key, grammars = grammar_key(stated), self._tenants[tenant]
 
@@ -136,6 +136,7 @@ class GrammarChecker:
                 self._keep(text, key, grammars, await self._process.compile(stated))
 
         if not self._is_known(grammars, key):
+            text.check(self._limits)
             await in_turn(compile_unless_known)
         if (refusal := grammars.refused.get(key)) is not None:
             raise Refused(str(refusal), param=text.param, code=refusal.code)

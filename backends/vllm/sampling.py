@@ -3,6 +3,7 @@
 As in `vllm serve`, the model's generation defaults apply where the request sets no value.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -33,7 +34,8 @@ def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputs
         case {"type": "json_object"}:
             return StructuredOutputsParams(json_object=True)
         case {"type": "json_schema", "schema": schema}:
-            return StructuredOutputsParams(json=dict(schema))
+            # A text, because vLLM copies the parameters deeply: 5 ms for a schema of 1,000 properties.
+            return StructuredOutputsParams(json=json.dumps(schema))
         case {"type": "regex" | "grammar" | "choice" as kind, "value": value}:
             return StructuredOutputsParams(**{kind: list(value) if kind == "choice" else value})
     raise Refused(

@@ -15,29 +15,33 @@ from urllib.parse import unquote
 _Node = dict[str, Any] | list[Any]
 
 _INDEX = re.compile(r"[0-9]{1,9}")
+_REQUIRING = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 
 
 def endless_reference(schema: Mapping[str, Any]) -> str | None:
     """Returns the first `$ref` that cannot terminate, or None."""
     root = dict(schema)
-    nodes = list(_nodes(root))
-    needs: dict[int, int] = {}
+    # Most schemas require no other, and terminate; they need no place in the search.
+    nodes = [node for node in _nodes(root) if isinstance(node, list) or not _REQUIRING.isdisjoint(node)]
+    references = [node["$ref"] for node in nodes if isinstance(node, dict) and "$ref" in node]
+    if not references:
+        return None
+    needs = dict.fromkeys(map(id, nodes), 0)
     needed_by: defaultdict[int, list[int]] = defaultdict(list)
     for node in nodes:
         parts = node if isinstance(node, list) else _needed(node, root)
-        open_parts = [part for part in parts if isinstance(part, dict | list)]
+        open_parts = [id(part) for part in parts if id(part) in needs]
         # One terminating item of a list is enough, and a value that is no schema terminates.
         is_open = 0 < len(open_parts) == len(node)
         needs[id(node)] = int(is_open) if isinstance(node, list) else len(open_parts)
         for part in open_parts:
-            needed_by[id(part)].append(id(node))
+            needed_by[part].append(id(node))
     terminated = [node for node, count in needs.items() if count == 0]
     while terminated:
         for user in needed_by[terminated.pop()]:
             needs[user] -= 1
             if needs[user] == 0:
                 terminated.append(user)
-    references = (node["$ref"] for node in nodes if isinstance(node, dict) and "$ref" in node)
     return next((ref for ref in references if needs.get(id(_target(ref, root)), 0) > 0), None)
 
 

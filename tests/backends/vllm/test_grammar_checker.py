@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from backends.vllm.grammar_checker import GrammarChecker, RecentValues
-from backends.vllm.grammar_limits import GrammarLimits
+from backends.vllm.grammar_limits import GrammarLimits, GrammarText
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.generation import ChatPrompt, Sampling
 from tests.engines import complete, running_vllm, text_of
@@ -88,6 +88,7 @@ class TestOnARealEngine:
         sampling = schema(NUMBER)
         assert await checked(guarded, sampling) == 1
         monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", lambda _: pytest.fail("validated"))
+        monkeypatch.setattr(GrammarText, "check", lambda *_: pytest.fail("its text was checked"))
         for _ in range(2):
             found = text_of(await complete(guarded, "Say", sampling))
             assert found.startswith('{"number":')
