@@ -90,6 +90,8 @@ NAMES = (*BODIES, *HEADERS)
 # Where what costs is the work before the rate is charged; the other attackers have no rate limit, so that a
 # request has its cost whatever was sent before it.
 _RATE_LIMITED = {"2.4 MB text to cut"}
+# Within the limits of a grammar's text; refused once its compilation takes longer than the engine may wait.
+LIMITED_BY_TIME = {"60 KB regular expression"}
 
 
 @dataclass(frozen=True, slots=True)

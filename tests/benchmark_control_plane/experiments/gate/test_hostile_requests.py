@@ -21,6 +21,8 @@ CHEAP = AttackCost(
         ({"reply_s": 0.2}, ["refusal"]),
         # A limit of time or rate may drop it later, and an answer takes its time.
         ({"reply_s": 4.0, "status": 429}, []),
+        ({"reply_s": 1.0, "name": "60 KB regular expression"}, []),
+        ({"status": 500, "name": "60 KB regular expression"}, ["refusal"]),
         ({"reply_s": 4.0, "status": 200}, []),
         ({"status": 500}, ["refusal"]),
         ({"health_port_wait_ms": 101.0}, ["health on its own port"]),
