@@ -1,9 +1,11 @@
 """Runs a server with real engines for a long time at a constant rate and states what its processes keep.
 
 Chats and embeddings of random sizes arrive at `--load` times the rate that is measured first; a share of the
-clients leaves within its answer. Every ten seconds the resident memory of the server, its engine and its
-embedding worker is read, and the server's descriptors. After `--settle` minutes the memory's slope is fitted
-by least squares. At the end no lease may be open, and no slope may exceed 5 MB an hour.
+clients leaves within its answer. Every two seconds the resident memory of the server, its engine and its
+embedding worker is read, and the server's descriptors. Passes take memory and return it up to seconds later,
+which moves a worker by 200 MB, so that what a process keeps is the least of each five minutes. The slope of
+these after `--settle` minutes is fitted by least squares. At the end no lease may be open, and no slope may
+exceed 5 MB an hour.
 
     python -m benchmark_control_plane.experiments.faults.soak
         [--minutes 60] [--settle 10] [--load 0.7] [--leave 0.17] [--results FILE]
@@ -46,7 +48,8 @@ from benchmark_control_plane.experiments.faults.server_under_test import (
 from benchmark_control_plane.experiments.faults.trial import settled
 
 MOST_MB_PER_HOUR = 5.0
-_SAMPLE_S = 10.0
+_SAMPLE_S = 2.0
+_WINDOW_MINUTES = 5.0
 _PROBE_REQUESTS = 60
 _EMBEDDING_SHARE = 0.3
 # A client that leaves does so within this time.
@@ -72,14 +75,18 @@ class Samples:
                 raise RuntimeError(f"the {name} has ended; see {server.log}")
             self.memory[name].append(round(memory_mb(process), 1))
 
-    def slopes(self, settle: float) -> dict[str, float]:
-        """MB an hour of each process after `settle` minutes."""
-        kept = np.array(self.minutes) >= settle
-        hours = np.array(self.minutes)[kept] / 60
-        return {
-            name: round(float(np.polyfit(hours, np.array(found)[kept], 1)[0]), 1)
-            for name, found in self.memory.items()
-        }
+    def kept(self, name: str) -> dict[float, float]:
+        """The least MB of a process in each whole window, by the minute at which the window begins."""
+        least: dict[float, float] = {}
+        for minute, mb in zip(self.minutes, self.memory[name], strict=True):
+            begin = minute // _WINDOW_MINUTES * _WINDOW_MINUTES
+            least[begin] = min(mb, least.get(begin, mb))
+        return {begin: mb for begin, mb in least.items() if begin + _WINDOW_MINUTES <= self.minutes[-1] + 0.1}
+
+    def slope(self, name: str, settle: float) -> float:
+        """MB an hour that a process keeps more, from `settle` minutes on."""
+        found = {begin: mb for begin, mb in self.kept(name).items() if begin >= settle}
+        return round(float(np.polyfit(np.array([*found]) / 60, [*found.values()], 1)[0]), 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,13 +132,9 @@ async def soak(server: ServerUnderTest, options: argparse.Namespace) -> dict[str
         "lost": sum(n for how, n in endings.items() if how.startswith(LOST)),
         "held_bytes": held,
         "open_requests": opened,
-        "slopes_mb_per_hour": samples.slopes(options.settle),
-        "first_mb": {name: found[0] for name, found in samples.memory.items()},
-        "settled_mb": {
-            name: next(mb for at, mb in zip(samples.minutes, found, strict=True) if at >= options.settle)
-            for name, found in samples.memory.items()
-        },
-        "last_mb": {name: found[-1] for name, found in samples.memory.items()},
+        "slopes_mb_per_hour": {name: samples.slope(name, options.settle) for name in _PROCESSES},
+        "kept_mb": {name: list(samples.kept(name).values()) for name in _PROCESSES},
+        "most_mb": {name: max(found) for name, found in samples.memory.items()},
         "descriptors": [samples.descriptors[0], samples.descriptors[-1]],
     }
 

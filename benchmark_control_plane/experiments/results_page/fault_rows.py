@@ -109,7 +109,8 @@ def hostile_input(content: Mapping[str, Any]) -> Rows:
 def soak(content: Mapping[str, Any]) -> Rows:
     """One row on what the processes keep under constant load."""
     grown = [
-        f"{name} {slope:+.1f} MB/h ({content['settled_mb'][name]:.0f} to {content['last_mb'][name]:.0f} MB)"
+        f"{name} {slope:+.1f} MB/h ({content['kept_mb'][name][0]:.0f} MB in the first minutes, "
+        f"{content['kept_mb'][name][-1]:.0f} in the last)"
         for name, slope in content["slopes_mb_per_hour"].items()
     ]
     yield (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmark_control_plane.experiments.results_page.fault_rows import fault_suite, hostile_input
+from benchmark_control_plane.experiments.results_page.fault_rows import fault_suite, hostile_input, soak
 
 
 def trial(**changes: Any) -> dict[str, Any]:
@@ -50,3 +50,16 @@ def test_hostile_requests_name_the_costliest():
         ]
         == "nothing in 1 attacks"
     )
+
+
+def test_a_soak_states_what_each_process_keeps():
+    content = {
+        "minutes": 60.0, "rate": 6.3, "endings": {"done": 900, "left": 100}, "lost": 0, "open_requests": 0.0,
+        "slopes_mb_per_hour": {"server": 3.3, "worker": -1.0},
+        "kept_mb": {"server": [810.1, 818.0, 821.5], "worker": [708.0, 690.0]},
+    }  # fmt: skip
+    ((name, text),) = soak(content)
+    assert name.startswith("60 minutes at 6.3 requests/s")
+    assert "server +3.3 MB/h (810 MB in the first minutes, 822 in the last)" in text
+    assert "worker -1.0 MB/h (708 MB in the first minutes, 690 in the last)" in text
+    assert "0 of 1,000 requests lost, 0 open at the end" in text
