@@ -67,6 +67,60 @@ async def _burn(page: Any) -> Any:
     return await cards.bounding_box()
 
 
+async def _steering(page: Any) -> Any:
+    await page.get_by_role("button", name="Change", exact=True).click()
+    return page.get_by_label("Change the server")
+
+
+async def _applied(panel: Any, text: str, afterwards: str, minutes: float) -> None:
+    """Tries a part of the configuration and applies it."""
+    await panel.get_by_label("Part of the configuration", exact=True).fill(text)
+    await panel.get_by_label("Afterwards", exact=True).select_option(value=afterwards)
+    await panel.get_by_label("Time, minutes", exact=True).fill(f"{minutes:g}")
+    await panel.get_by_role("button", name="Try", exact=True).click()
+    await panel.get_by_text("Would change", exact=True).wait_for()
+    await panel.get_by_role("button", name="Apply").click()
+    await panel.get_by_text("is in force").wait_for()
+
+
+async def _more_quota(page: Any) -> Any:
+    panel = await _steering(page)
+    await _applied(panel, "quota:\n  llm: {nominal: 0.65}\n  embedding: {nominal: 0.35}", "for", 60)
+    return await panel.bounding_box()
+
+
+async def _guarded_class(page: Any) -> Any:
+    panel = await _steering(page)
+    await _applied(panel, "classes:\n  batch: {ttft_ms: 45000}", "guard", 5)
+    shown = await panel.bounding_box()
+    await panel.get_by_role("button", name="Try undoing the last change").click()
+    await panel.get_by_text("Would change", exact=True).wait_for()
+    await panel.get_by_role("button", name="Apply").click()
+    await panel.get_by_text("is in force").wait_for()
+    return shown
+
+
+async def _hypothetical(page: Any) -> Any:
+    panel = await _steering(page)
+    await panel.get_by_label("Tokens of the prompt or of each input", exact=True).fill("150")
+    await panel.get_by_label("Longest output", exact=True).fill("40")
+    await panel.get_by_label("Class", exact=True).select_option("interactive")
+    decide = panel.get_by_role("button", name="Decide")
+    await decide.click()
+    await panel.locator(".outcome .badge").wait_for()
+    await decide.scroll_into_view_if_needed()
+    return await panel.bounding_box()
+
+
+async def _drained(page: Any) -> Any:
+    panel = await _steering(page)
+    await panel.get_by_role("button", name="Drain…").click()
+    await panel.get_by_role("button", name="Drain now").click()
+    await panel.get_by_text("Drained: no request runs.").wait_for()
+    await panel.get_by_text("Drained: no request runs.").scroll_into_view_if_needed()
+    return await panel.bounding_box()
+
+
 async def _change(page: Any) -> Any:
     row = page.locator("#rows-happenings .event", has_text="version 2")
     await row.wait_for()
@@ -97,10 +151,15 @@ async def _forecasts(page: Any) -> Any:
 PAGES: Mapping[int, tuple[str, str, Callable[[Any], Awaitable[Any]]]] = {
     1: ("refused", GATE, _refused),
     2: ("burn", QUOTAS, _burn),
+    3: ("quota", QUOTAS, _more_quota),
     4: ("change", QUOTAS, _change),
     5: ("preempted", GATE, _preempted),
     6: ("limit", QUOTAS, _limit),
+    7: ("hypothetical", GATE, _hypothetical),
+    8: ("guard", QUOTAS, _guarded_class),
     9: ("forecasts", QUOTAS, _forecasts),
+    # The other server is drained at the terminal.
+    10: ("drain", GATE, _drained),
 }
 """Name of the image, server and steps by task; the steps return the part of the window to show."""
 
