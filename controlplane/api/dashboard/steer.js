@@ -5,11 +5,12 @@ import { admin } from "./feed.js";
 import { bytes, count, el } from "./format.js";
 
 const MINUTE_MS = 60000;
-// What happens to an applied change: the query parameters of PUT /admin/config.
+// What happens to an applied change: the query parameters of PUT /admin/config, and what the server does then.
 const AFTERWARDS = {
-  keep: ["Keep it", () => ({})],
-  for: ["Undo it after the time", (ms) => ({ for_ms: ms })],
-  guard: ["Undo it if a class loses the points within the time", (ms, points) => ({ guard_ms: ms, drop: points })],
+  keep: ["Keep it", () => ({}), () => ""],
+  for: ["Undo it after the time", (ms) => ({ for_ms: ms }), (minutes) => `The server undoes it after ${minutes} min.`],
+  guard: ["Undo it if a class loses the points within the time", (ms, points) => ({ guard_ms: ms, drop: points }),
+    (minutes, points) => `The server undoes it if a class loses more than ${points} points within ${minutes} min.`],
 };
 const panel = document.getElementById("steer");
 const opener = document.getElementById("steer-open");
@@ -86,7 +87,7 @@ export class Steering {
       path: path("config"),
       request: (headers) => ({ method: "PUT", body: part.value, headers: { "content-type": "application/yaml", ...headers } }),
       more: () => AFTERWARDS[then.value][1](MINUTE_MS * minutes.value, points.value),
-      note: () => (then.value === "keep" ? "" : `${AFTERWARDS[then.value][0]} (${minutes.value} min); a version of its own shows that.`),
+      note: () => AFTERWARDS[then.value][2](minutes.value, points.value),
     });
     const back = () => attempt({
       path: path("config/rollback"), request: (headers) => ({ method: "POST", headers }), more: () => ({}), note: () => "",

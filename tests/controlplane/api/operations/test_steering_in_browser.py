@@ -60,6 +60,7 @@ async def test_a_change_for_a_time_is_undone_by_the_server():
         await tried(panel, CHANGE)
         await panel.get_by_role("button", name="Apply").click()
         await panel.get_by_text("Version 2 is in force").wait_for()
+        await panel.get_by_text("The server undoes it after 0.02 min.").wait_for()
         assert active.guard.to_json()["seconds"] == pytest.approx(1.2)
         await until(lambda: active.active.number == 3)
         assert active.active.config.classes["batch"].priority == 0
