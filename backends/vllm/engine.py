@@ -201,7 +201,7 @@ class VllmEngine:
         """
         with self._translated_errors(), self._tracked(request_id):
             structure = structured_outputs(sampling.structure)
-            conversation = self._output_parser.begin(chat, structure, prompt, done=done)
+            conversation = await self._output_parser.async_begin(chat, structure, prompt, done=done)
             structure = structure if conversation is None else conversation.structured_outputs
             checked = None if structure is None or self.grammars is None else self.grammars.find(structure)
             params = self._params(sampling, structure, conversation, metadata)
@@ -268,7 +268,7 @@ class VllmEngine:
         if self.grammars is None:
             return
         with self._translated_errors():
-            stated = self._output_parser.constraint(chat, structured_outputs(sampling.structure))
+            stated = await self._output_parser.async_constraint(chat, structured_outputs(sampling.structure))
         if stated is not None:
             is_of_tools = sampling.structure is None or stated.structural_tag is not None
             await self.grammars.check(stated, is_of_tools=is_of_tools, tenant=tenant, in_turn=in_turn)

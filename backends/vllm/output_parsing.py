@@ -6,10 +6,12 @@ this order. Forced calls (`required`, or one function by name) are constrained b
 their tool; a grammar applies only after the reasoning has ended.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import ParserManager
@@ -20,6 +22,8 @@ from vllm.tool_parsers import ToolParserManager
 from backends.vllm.compat import CLIENT_ERRORS
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt, Delta
+
+Result = TypeVar("Result")
 
 _TOOL_KEY = "models.chat.tool_parser"
 _REASONING_KEY = "models.chat.reasoning_parser"
@@ -64,6 +68,7 @@ class OutputParser:
         model_config: Any,
         tool_strictness: str = "auto",
     ) -> None:
+        self._turn = asyncio.Lock()
         self._has_tool_parser = tool_parser is not None
         self._has_reasoning_parser = reasoning_parser is not None
 
@@ -81,6 +86,37 @@ class OutputParser:
         )
         self._tokenizer = tokenizer
         self._model_config = model_config
+
+    async def async_begin(
+        self,
+        chat: ChatPrompt | None,
+        structure: StructuredOutputsParams | None,
+        prompt: Sequence[int],
+        *,
+        done: int = 0,
+    ) -> "ParsedConversation | None":
+        """`begin` in an iteration of the event loop of its own if it is costly."""
+        return await self._in_turn(chat, structure, partial(self.begin, chat, structure, prompt, done=done))
+
+    async def async_constraint(
+        self, chat: ChatPrompt | None, structure: StructuredOutputsParams | None
+    ) -> StructuredOutputsParams | None:
+        """`constraint` in an iteration of the event loop of its own if it is costly."""
+        return await self._in_turn(chat, structure, partial(self.constraint, chat, structure))
+
+    async def _in_turn(
+        self,
+        chat: ChatPrompt | None,
+        structure: StructuredOutputsParams | None,
+        work: Callable[[], Result],
+    ) -> Result:
+        if chat is None or not (chat.tools or structure):
+            return work()
+        # Tools of 1,000 properties take 10 ms. Requests that one step of the engine answers come back
+        # together; without turns the loop would do nothing else until it has converted the tools of all.
+        async with self._turn:
+            await asyncio.sleep(0)
+            return work()
 
     def begin(
         self,

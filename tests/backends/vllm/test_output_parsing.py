@@ -1,5 +1,6 @@
 """vLLM's tool-call and reasoning parsers on a token stream, and the checks of engine arguments."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -234,6 +235,36 @@ def test_conversations_without_tools_or_reasoning_are_not_parsed(tokenizer):
 def test_requests_that_cannot_be_parsed_are_refused(tokenizer, parser, chat, message):
     with pytest.raises(Refused, match=message):
         _output_parser(tokenizer, parser).begin(chat, None, PROMPT)
+
+
+async def test_costly_conversions_leave_the_loop_to_others_in_between(tokenizer):
+    output_parser = _output_parser(tokenizer)
+    chat = ChatPrompt(CHAT.messages, [ADD], "required")
+    iterations, converted_at = 0, []
+
+    def counts():
+        nonlocal iterations
+        iterations += 1
+        loop.call_soon(counts)
+
+    async def convert(call) -> None:
+        assert await call is not None
+        converted_at.append(iterations)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(counts)
+    calls = [output_parser.async_constraint(chat, None) for _ in range(4)]
+    calls += [output_parser.async_begin(chat, None, PROMPT) for _ in range(4)]
+    await asyncio.gather(*map(convert, calls))
+    # Each in an iteration of its own.
+    assert len(set(converted_at)) == len(converted_at) == 8
+
+
+async def test_what_costs_nothing_waits_for_no_turn(tokenizer):
+    output_parser = _output_parser(tokenizer)
+    async with output_parser._turn:
+        assert await output_parser.async_begin(QUESTION, None, PROMPT) is None
+        assert await output_parser.async_constraint(None, None) is None
 
 
 NAMED = {"type": "function", "function": {"name": "f"}}
