@@ -28,6 +28,7 @@ def learned(traffic):
     return lengths
 
 
+@pytest.mark.long
 async def test_model_trained_in_a_subprocess_survives_save_and_read(tmp_path, learned):
     model = await train_in_subprocess(Checkpoint(learned.examples.table()))
     path = tmp_path / "lengths.npz"

@@ -120,6 +120,7 @@ def test_faults_that_need_no_real_engine(tmp_path: Path, group: str):
     assert trials(tmp_path, "--groups", group) == found
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_a_killed_worker_and_one_without_memory(tmp_path: Path):
     rows = ("worker killed", "worker without memory")

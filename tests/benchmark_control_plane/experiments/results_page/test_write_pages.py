@@ -31,6 +31,7 @@ def test_written_pages_match_the_committed_results(pages: dict[Path, str]) -> No
             assert ElementTree.fromstring(text).tag.endswith("svg"), "browsers refuse a file that is not XML"
 
 
+@pytest.mark.long
 def test_every_link_leads_to_a_committed_file(pages: dict[Path, str]) -> None:
     for file, least in ((write_pages.PAGE, len(result_rows.QUOTES)), (write_pages.README, 2 * 5)):
         text = pages[file]
@@ -39,6 +40,7 @@ def test_every_link_leads_to_a_committed_file(pages: dict[Path, str]) -> None:
         assert [link for link in links if not (file.parent / link).is_file()] == []
 
 
+@pytest.mark.long
 def test_the_readme_quotes_six_results_and_links_existing_headings(pages: dict[Path, str]) -> None:
     block = pages[write_pages.README].partition("<!-- Measured")[2].partition("<!-- End")[0]
     rows = [line for line in block.splitlines() if line.startswith("| ")][1:]

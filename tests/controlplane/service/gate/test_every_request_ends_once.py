@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +118,7 @@ async def play(plan: list[dict], *, dies_at: float | None, has_own_scheduler: bo
     await service.stop()
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(plan=plans, dies_at=st.none() | st.floats(0, 4), has_own_scheduler=st.booleans())
 def test_each_request_ends_once_and_holds_nothing(plan, dies_at, has_own_scheduler):

@@ -359,6 +359,7 @@ def mixed():
     return chats + bursts
 
 
+@pytest.mark.long
 def test_a_shared_device_never_overflows_and_serves_every_request():
     sections = {"classes": CLASSES, "quota": QUOTA, "scheduling": {"engine": {}}}
     course = simulate(mixed(), MACHINE, sections)

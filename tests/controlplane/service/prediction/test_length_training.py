@@ -30,6 +30,7 @@ def serve(lengths, count, seed=0, factor=1):
         lengths.observe(request, round(factor * tokens * random.lognormvariate(0, 0.2)))
 
 
+@pytest.mark.long
 async def test_training_starts_once_enough_examples_are_new():
     lengths = LearnedLengths()
     learning = LengthTraining(lengths, every_seconds=3_600, file=None)
@@ -46,6 +47,7 @@ async def test_training_starts_once_enough_examples_are_new():
     assert lengths.model is second
 
 
+@pytest.mark.long
 async def test_examples_and_model_survive_a_restart(tmp_path):
     file = tmp_path / "lengths.npz"
     lengths = LearnedLengths()
@@ -102,6 +104,7 @@ async def test_lost_coverage_is_logged_once_and_when_it_returns(caplog):
     assert "class chat: the 0.9 quantile covers" in caplog.text
 
 
+@pytest.mark.long
 async def test_requests_are_served_during_training():
     lengths = LearnedLengths()
     serve(lengths, 300)
