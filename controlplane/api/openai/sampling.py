@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
+from pydantic_core import to_json
 
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.json_schema import endless_reference
@@ -90,6 +91,9 @@ def _parsed_schema(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 
 def _require_satisfiable(schema: Mapping[str, Any], param: str) -> None:
+    # The text is made in a tenth of the time of the search.
+    if b'"$ref"' not in to_json(schema):
+        return
     if (reference := endless_reference(schema)) is not None:
         raise _invalid(
             f"{param}: the $ref {reference!r:.80} only refers back to itself, so no output can satisfy it; "

@@ -83,14 +83,16 @@ class PlanBuilder:
         ranks = self._ranking()
         if not ranks.order:
             return False
-        victim = ranks.batch[ranks.order.pop()]
+        self._preempt(ranks.batch[ranks.order.pop()])
+        return True
+
+    def _preempt(self, victim: RequestState) -> None:
         self.preempt.append(victim)
         self.free += victim.held
         if self._later is not None:
             self._later += self._held_later(victim)
         self.slots += 1
         self._look = None
-        return True
 
     def fits(self, state: RequestState) -> bool:
         """Whether blocks and a slot are free for the request now."""
@@ -165,6 +167,24 @@ class PlanBuilder:
         for _ in range(count):
             self.preempt_last()
         return self.start(state)
+
+    def start_in_slot(self, state: RequestState, size: float) -> bool:
+        """Starts the request in the slot of the lowest-ranked running request of a smaller class weight.
+
+        None of a memory-time over weight up to `size` is preempted; the tokens that it computes again take no
+        slot from others, so they do not count. Returns whether the request starts, now or already.
+        """
+        if state.request.id in self._offered:
+            return True
+        ranks, need = self._ranking(), self.need(state)
+        weights, held = ranks.batch.weight, ranks.batch.held
+        may = (weights < state.weight) & (ranks.batch.memory_time() > size * weights)
+        may &= need <= self.free + held
+        for place in reversed(range(len(ranks.order))):
+            if may[ranks.order[place]]:
+                self._preempt(ranks.batch[ranks.order.pop(place)])
+                return self.start(state)
+        return False
 
     @property
     def is_idle(self) -> bool:

@@ -10,7 +10,9 @@ higher class goes first unless it is larger by more than the ratio of the weight
   preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
   has passed, such a request may preempt running requests that still need `preempt_ratio` times as much, or
   any request of the two other lanes. Unless the victim is lost, `recompute_weight` times the cost of
-  computing its tokens again is subtracted from what it needs: with long prompts it exceeds the gain.
+  computing its tokens again is subtracted from what it needs: with long prompts it exceeds the gain. Where
+  slots are short instead of memory, three quarters of the time must have passed, and only requests of
+  classes with a smaller weight are preempted.
 - *Timely* requests beyond the cutoff start up to the cutoff times one plus the free share of the memory, or
   in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
 - *Lost* requests (the SLO is missed; without one, `patience` is over): the smallest start if the look-ahead
@@ -48,6 +50,9 @@ Key = tuple[float, int, str]
 """Size (remaining memory-time plus prefill cost, over the class's weight), arrival, request id."""
 
 _PATIENCE = seconds(30)
+# Most slots are free in time without a preemption, which costs the victim's prefill (decision 0067).
+_SLOT_URGENCY = 0.75
+_SLOT_CANDIDATES = 32
 # The prefill cost changes with every step. If the order followed, equal requests would not go by arrival.
 _PRICE_CHANGE = 1.25
 
@@ -214,6 +219,7 @@ class ShortestRemainingMemoryTime:
         self._start_aged(builder)
         self._resume(builder)
         self._start_unstarted(builder)
+        self._start_in_slots(builder)
         self._steps += 1
         if builder.is_idle or self._steps % _START_LOST_EVERY == 0:
             self._start_lost(builder)
@@ -283,6 +289,21 @@ class ShortestRemainingMemoryTime:
                 candidate_needs = needs[candidates]
                 candidates = candidates[(candidate_needs < unobtainable) | (candidate_needs <= builder.free)]
 
+    def _start_in_slots(self, builder: PlanBuilder) -> None:
+        """Starts urgent requests in slots of larger requests of smaller class weights, if all are taken."""
+        waiting, now = self._unstarted, builder.view.now
+        if builder.slots > 0 or not len(waiting):
+            return
+        for index in (waiting.due <= now).nonzero()[0][:_SLOT_CANDIDATES].tolist():
+            (size, _, _), state = waiting[index]
+            if now < self._passed(state, _SLOT_URGENCY):
+                continue
+            if self._is_oversized(state, size) or not builder.start_in_slot(
+                state, self._options.preempt_ratio * size
+            ):
+                # Those after it are larger.
+                return
+
     def _startable(self, builder: PlanBuilder, needs: Ints, unobtainable: int) -> Ints:
         """Positions of the unstarted requests that might start."""
         waiting = self._unstarted
@@ -326,10 +347,12 @@ class ShortestRemainingMemoryTime:
         return urgent_from is not None and now >= urgent_from
 
     def _urgent_from(self, state: RequestState) -> Instant | None:
+        return None if state.deadline() is None else self._passed(state, self._options.urgency)
+
+    def _passed(self, state: RequestState, share: float) -> Instant:
+        """When this share of the time to the deadline has passed; never for a request without one."""
         deadline, arrival = state.deadline(), state.request.arrival
-        if deadline is None:
-            return None
-        return after(arrival, scaled(Duration(deadline - arrival), self._options.urgency))
+        return NEVER if deadline is None else after(arrival, scaled(Duration(deadline - arrival), share))
 
     def _start_lost(self, builder: PlanBuilder) -> None:
         """Starts the oldest lost request in an idle engine, else the smallest that fit into spare memory."""

@@ -46,19 +46,63 @@ def runs(name: str, done: int = 10, **life: float) -> RequestState:
     return state
 
 
-def view_of(running: list[RequestState], free: int) -> EngineView:
+def view_of(running: list[RequestState], free: int, slots: int = 64) -> EngineView:
     for state in running:
         state.held = -(-state.tokens // BLOCK)
     used = sum(state.held for state in running)
     growth = sum(state.tokens % BLOCK == 0 for state in running)
-    return EngineView(NOW, PACE, BLOCK, used + growth + free, used, growth, 64, RunningBatch(running))
+    return EngineView(NOW, PACE, BLOCK, used + growth + free, used, growth, slots, RunningBatch(running))
 
 
-def plan(ordering: str, waiting: list[RequestState], running: list[RequestState], free: int) -> StepPlan:
+def plan(
+    ordering: str, waiting: list[RequestState], running: list[RequestState], free: int, slots: int = 64
+) -> StepPlan:
     policy = engine_policy(EngineOptions(ordering=ordering))
     for state in waiting:
         policy.enqueue(state, NOW)
-    return policy.plan(view_of(running, free))
+    return policy.plan(view_of(running, free, slots))
+
+
+# Of a TTFT of 3 s three quarters have passed.
+URGENT_MS = 2_400
+
+
+def test_an_urgent_request_takes_the_slot_of_the_largest_of_a_smaller_weight():
+    small, large = runs("a", predicted=60), runs("b", predicted=300)
+    urgent = waits("urgent", priority=2, prompt=10, predicted=5, ago_ms=URGENT_MS)
+    found = plan("srmt", [urgent], [small, large], free=100, slots=0)
+    assert (found.preempt, found.offer) == ([large], [urgent])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"priority": 0}, "its class has no greater weight"),
+        ({"ago_ms": 2_000}, "it has time"),
+        ({"prompt": 5_000, "predicted": 3_000}, "it is larger"),
+    ],
+)
+def test_no_slot_is_taken_otherwise(changes: dict[str, float], reason: str):
+    urgent = waits("urgent", **{"priority": 2, "prompt": 10, "predicted": 5, "ago_ms": URGENT_MS, **changes})
+    found = plan("srmt", [urgent], [runs("a", predicted=60), runs("b", predicted=300)], free=1_000, slots=0)
+    assert (found.preempt, found.offer) == ([], []), reason
+
+
+def test_each_urgent_request_takes_one_slot_and_those_of_its_own_class_are_left():
+    batch, own = (
+        [runs(f"batch-{n}", predicted=200 + n) for n in range(3)],
+        runs("own", priority=2, predicted=390),
+    )
+    urgent = [waits(f"urgent-{n}", priority=2, prompt=10, predicted=5, ago_ms=URGENT_MS) for n in range(5)]
+    found = plan("srmt", urgent, [*batch, own], free=100, slots=0)
+    assert found.preempt == batch[::-1] and found.offer == urgent[:3]
+
+
+def test_a_free_slot_is_used_before_one_is_taken():
+    urgent = [waits(f"urgent-{n}", priority=2, prompt=10, predicted=5, ago_ms=URGENT_MS) for n in range(2)]
+    running = [runs("a", predicted=300)]
+    found = plan("srmt", urgent, running, free=100, slots=1)
+    assert found.preempt == running and found.offer == urgent
 
 
 @pytest.mark.parametrize("ordering", ["srmt", "apt"])
