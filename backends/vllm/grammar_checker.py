@@ -125,8 +125,9 @@ class GrammarChecker:
         if kind is None:
             return
         text = GrammarText(kind, stated[kind], is_of_tools)
+        text.check_size(self._limits)
         if not self._limits.grammar_ms:
-            text.check(self._limits)
+            text.check_content(self._limits)
             return
         key, grammars = grammar_key(stated), self._tenants[tenant]
 
@@ -136,7 +137,7 @@ class GrammarChecker:
                 self._keep(text, key, grammars, await self._process.compile(stated))
 
         if not self._is_known(grammars, key):
-            text.check(self._limits)
+            text.check_content(self._limits)
             await in_turn(compile_unless_known)
         if (refusal := grammars.refused.get(key)) is not None:
             raise Refused(str(refusal), param=text.param, code=refusal.code)

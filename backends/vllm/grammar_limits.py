@@ -76,18 +76,29 @@ class GrammarText:
 
     def check(self, limits: GrammarLimits) -> None:
         """Raises Refused for the first limit that the text exceeds, or a schema that is not JSON."""
+        self.check_size(limits)
+        self.check_content(limits)
+
+    @property
+    def _is_schema(self) -> bool:
+        return self.kind in ("json", "structural_tag")
+
+    def check_size(self, limits: GrammarLimits) -> None:
+        """Raises Refused for too many choices or bytes, which costs little whatever their number."""
         value = self.value
         if isinstance(value, list):
             self._check_count("max_grammar_choices", "choices", len(value), limits)
-        is_schema = self.kind in ("json", "structural_tag")
         size = len((value if isinstance(value, str) else json.dumps(value)).encode(errors="replace"))
-        key = "max_schema" if is_schema else "max_grammar"
+        key = "max_schema" if self._is_schema else "max_grammar"
         if size > (most := getattr(limits, key)):
             raise self.refused(f"has {size:,} bytes", key, f"{most:,}", "shorten it")
+
+    def check_content(self, limits: GrammarLimits) -> None:
+        """Raises Refused for the first limit that a part exceeds, or a schema that is not JSON."""
         if self.kind == "regex":
-            self._check_pattern(value, limits)
-        if is_schema:
-            self._check_schema(self._parsed() if isinstance(value, str) else value, limits)
+            self._check_pattern(self.value, limits)
+        if self._is_schema:
+            self._check_schema(self._parsed() if isinstance(self.value, str) else self.value, limits)
 
     def _parsed(self) -> object:
         try:

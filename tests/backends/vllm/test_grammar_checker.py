@@ -88,7 +88,7 @@ class TestOnARealEngine:
         sampling = schema(NUMBER)
         assert await checked(guarded, sampling) == 1
         monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", lambda _: pytest.fail("validated"))
-        monkeypatch.setattr(GrammarText, "check", lambda *_: pytest.fail("its text was checked"))
+        monkeypatch.setattr(GrammarText, "check_content", lambda *_: pytest.fail("its text was checked"))
         for _ in range(2):
             found = text_of(await complete(guarded, "Say", sampling))
             assert found.startswith('{"number":')

@@ -93,3 +93,9 @@ def test_the_limits_are_those_of_the_configuration():
     assert (found.max_grammar, found.max_schema) == (1_024, 2_048)
     assert (found.grammar_ms, found.grammar_step_ms) == (0, 7)
     assert found.max_grammar_choices == LimitsSection().max_grammar_choices
+
+
+def test_a_text_of_any_size_is_refused_by_its_size_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(json, "dumps", lambda _: pytest.fail("the choices were encoded"))
+    with pytest.raises(Refused, match="100,000 choices"):
+        GrammarText("choice", ["x"] * 100_000).check_size(LIMITS)
