@@ -74,11 +74,6 @@ class GrammarText:
             code=CODE,
         )
 
-    def check(self, limits: GrammarLimits) -> None:
-        """Raises Refused for the first limit that the text exceeds, or a schema that is not JSON."""
-        self.check_size(limits)
-        self.check_content(limits)
-
     @property
     def _is_schema(self) -> bool:
         return self.kind in ("json", "structural_tag")

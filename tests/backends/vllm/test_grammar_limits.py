@@ -17,6 +17,11 @@ LIMITS = GrammarLimits(
 )  # fmt: skip
 
 
+def check(text: GrammarText) -> None:
+    text.check_size(LIMITS)
+    text.check_content(LIMITS)
+
+
 def an_object(properties: int, kind: object = None) -> dict[str, object]:
     return {
         "type": "object",
@@ -48,7 +53,7 @@ REFUSED = [
 @pytest.mark.parametrize(("kind", "value", "key", "cause"), REFUSED)
 def test_a_grammar_beyond_a_limit_is_refused(kind: str, value: object, key: str, cause: str):
     with pytest.raises(Refused) as refused:
-        GrammarText(kind, value).check(LIMITS)
+        check(GrammarText(kind, value))
     message = str(refused.value)
     assert cause in message and f"server.limits.{key} is {getattr(LIMITS, key):,}" in message
     assert "or raise the limit" in message and len(message) < 300
@@ -71,19 +76,19 @@ def test_a_grammar_beyond_a_limit_is_refused(kind: str, value: object, key: str,
     ],
 )
 def test_a_grammar_within_the_limits_is_accepted(kind: str, value: object):
-    GrammarText(kind, value).check(LIMITS)
+    check(GrammarText(kind, value))
 
 
 @pytest.mark.parametrize("text", ["", "{", "not JSON", '{"a": 1} 2'])
 def test_a_schema_that_is_not_json_is_refused(text: str):
     with pytest.raises(Refused, match=r"the JSON schema is not valid JSON: .*; correct it") as refused:
-        GrammarText("json", text).check(LIMITS)
+        check(GrammarText("json", text))
     assert refused.value.param == "response_format"
 
 
 def test_the_grammar_of_tools_is_named_as_the_tools():
     with pytest.raises(Refused, match="the grammar of the tools") as refused:
-        GrammarText("json", an_object(1_001), is_of_tools=True).check(LIMITS)
+        check(GrammarText("json", an_object(1_001), is_of_tools=True))
     assert refused.value.param == "tools"
 
 
