@@ -12,7 +12,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -72,18 +78,38 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens with several handles on each socket, so that an iteration accepts several connections."""
         await super().startup(sockets)
-        options, loop = self.config, asyncio.get_running_loop()
-        http: Callable[..., asyncio.Protocol] = options.http_protocol_class
-        protocol = partial(
-            http, config=options, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        for listening in [listening for server in self.servers for listening in server.sockets]:
+        protocol, loop, backlog = self._protocol(), asyncio.get_running_loop(), self.config.backlog
+        for listening in self._listening():
             for _ in range(_LISTENING_HANDLES - 1):
                 copy = socket.socket(fileno=os.dup(listening.fileno()))
-                self.servers.append(await loop.create_server(protocol, sock=copy, backlog=options.backlog))
+                self.servers.append(await loop.create_server(protocol, sock=copy, backlog=backlog))
         if self._run_service is not None:
             self._running = asyncio.create_task(self._run_service(self))
             self._running.add_done_callback(lambda _: self._end())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops listening and waits for the responses; clients that have connected by then get one too.
+
+        The kernel resets connections that wait to be accepted on a socket that is closed. A busy loop leaves
+        some there, with the requests that they carry.
+        """
+        copies = [socket.socket(fileno=os.dup(listening.fileno())) for listening in self._listening()]
+        for server in self.servers:
+            server.close()
+        waiting = [connection for copy in copies for connection in _accepted(copy)]
+        loop = asyncio.get_running_loop()
+        for connection in waiting:
+            await loop.connect_accepted_socket(self._protocol(), connection)
+        await super().shutdown(sockets)
+
+    def _listening(self) -> list[Any]:
+        return [listening for server in self.servers for listening in server.sockets]
+
+    def _protocol(self) -> Callable[[], asyncio.Protocol]:
+        http: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return partial(
+            http, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     def _end(self) -> None:
         self.should_exit = True
@@ -132,6 +158,15 @@ class _Server(uvicorn.Server):
         open_requests = len(self._service.gate.tickets())
         _log.info("draining: %d open requests; running ones may finish within %g s", open_requests, grace)
         self._draining.add(asyncio.ensure_future(self._service.drain(grace)))
+
+
+def _accepted(listening: socket.socket) -> Iterator[socket.socket]:
+    """Accepts the connections that wait on a socket, and closes it."""
+    with listening, suppress(BlockingIOError):
+        listening.setblocking(False)
+        while True:
+            connection, _ = listening.accept()
+            yield connection
 
 
 @contextmanager

@@ -124,5 +124,5 @@ async def test_a_broken_image_is_refused(engine: VllmGenerator):
 
 async def test_a_model_without_an_image_encoder_takes_none(tiny_vllm: VllmGenerator):
     assert tiny_vllm.images is None
-    with pytest.raises(Refused, match="part 0 is of type image_url; only text is passed on"):
+    with pytest.raises(Refused, match="part 0 is an image; only text is passed on to"):
         await rendered(tiny_vllm, asked(part("red")))

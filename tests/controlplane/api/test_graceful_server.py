@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import socket
@@ -20,6 +21,11 @@ from controlplane.service.bootstrap import build_service
 from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, staged, until
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
+_BODY = json.dumps(CHAT).encode()
+REQUEST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +138,27 @@ async def test_after_a_second_signal_nothing_is_waited_for_without_end(monkeypat
         await asyncio.wait_for(serving, 10)
         assert not asking.done()
         asking.cancel()
+
+
+async def test_what_waits_to_be_accepted_when_the_server_ends_is_answered():
+    """The loop does not run between the connections and the end, as when it is busy."""
+    async with staged(server={"port": 0}) as stage:
+        await stage.service.drain(0)
+        options = _options(stage.service, stage.service.config)
+        options.load()
+        server = _Server(options, stage.service)
+        server.lifespan = options.lifespan_class(options)
+        await server.startup()
+        address = server.servers[0].sockets[0].getsockname()
+        clients = [socket.create_connection(address) for _ in range(40)]
+        for client in clients:
+            client.sendall(REQUEST)
+        await asyncio.wait_for(server.shutdown(), 10)
+        for client in clients:
+            with client:
+                assert client.recv(4096).startswith(b"HTTP/1.1 503")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
 
 
 async def test_address_taken_during_start_stops_the_service():
