@@ -37,6 +37,12 @@ def _structured(**constraint: object) -> tuple[str, bytes]:
     return CHAT, _chat("hi", max_tokens=2, structured_outputs=constraint)
 
 
+def _tools(properties: int) -> tuple[str, bytes]:
+    function = {"name": "act", "parameters": _object(properties, optional=True)}
+    tools = [{"type": "function", "function": function}]
+    return CHAT, _chat("hi", max_tokens=2, tools=tools, tool_choice="required")
+
+
 def _keys(count: int) -> dict[str, object]:
     return {f"k{number}": 1 for number in range(count)}
 
@@ -65,6 +71,7 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
     "known schema": lambda: _schema(_object(10)),
     "2,000 optional properties": lambda: _schema(_object(2_000, optional=True)),
     "1,000 optional properties": lambda: _schema(_object(1_000, optional=True)),
+    "tool of 1,000 properties": lambda: _tools(1_000),
     "20,000 properties": lambda: _schema({"allOf": [_object(900) for _ in range(22)]}),
     "maxLength of a million": lambda: _schema({"type": "string", "maxLength": 1_000_000}),
     "100,000 choices": lambda: _structured(choice=[f"choice {number}" for number in range(100_000)]),
