@@ -13,6 +13,7 @@
 #   make fuzz       property tests with new random examples on each run, fifty times as many
 #   make coverage   line and branch coverage of test-fast
 #   make faults     inject every fault of the fault suite into servers under load, three times (an hour)
+#   make clients    run every client of docs/clients.md against real engines and write its table (needs a network)
 #   make soak       load a server with real engines for an hour and state what its processes keep
 #   make clean      remove .venv and all caches
 #
@@ -40,7 +41,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 SHARED_OUT := -n 2 --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-fast fuzz kernels test-engine test-slow test-gpu gpu-evidence gpu-rehearsal lint coverage faults soak clean
+.PHONY: setup serve test test-fast fuzz kernels test-engine test-slow test-gpu gpu-evidence gpu-rehearsal lint coverage faults clients soak clean
 
 setup: $(READY)
 
@@ -124,9 +125,31 @@ lint: setup
 faults: setup
 	$(TEST_ENV) $(BIN)/python -m benchmark_control_plane.experiments.faults.run_faults
 
+# Some clients ask for different releases of the package `openai`, so that they have environments of their own.
+litellm := litellm instructor
+llama-index := llama-index-core llama-index-llms-openai-like llama-index-embeddings-openai-like \
+  llama-index-postprocessor-cohere-rerank
+haystack := haystack-ai cohere-haystack
+langchain-cohere := langchain-cohere
+PYTHON_CLIENTS := $(foreach name,litellm llama-index haystack langchain-cohere,.clients/$(name)/.ready)
+NODE_CLIENTS := openai @anthropic-ai/sdk cohere-ai ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/cohere
+
+$(PYTHON_CLIENTS): .clients/%/.ready: Makefile
+	"$(PYTHON)" -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q $($*)
+	@touch $@
+
+.clients/node/.ready: Makefile
+	npm install --silent --no-audit --no-fund --prefix $(@D) $(addsuffix @latest,$(NODE_CLIENTS))
+	@touch $@
+
+clients: setup $(PYTHON_CLIENTS) .clients/node/.ready
+	$(TEST_ENV) $(BIN)/python -m tests.clients.client_table --write \
+	  --python $(PYTHON_CLIENTS:.ready=bin/python) --node .clients/node
+
 soak: setup
 	$(TEST_ENV) $(BIN)/python -m benchmark_control_plane.experiments.faults.soak
 
 clean:
-	rm -rf $(VENV) .cache .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .clients .cache .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
