@@ -32,6 +32,7 @@ _WIDTH, _HEIGHT = 8, 8
 # Selects the chosen servers; panels of recorded series have none, because those are sums over all servers.
 _S = 'instance=~"$instance"'
 _SC = f'{_S},class=~"$class"'
+_ENDED = ',outcome!="aborted"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,45 @@ PANELS: dict[str, Sequence[PanelRow]] = {
                     "{{class}}",
                 )
             ],
+        ),
+    ),
+    "Boxes": (
+        PanelRow(
+            "Attainment by box", "A box that misses more than its neighbours is slow, or gets too much.",
+            "percentunit",
+            [
+                (
+                    rate("requests_total", "instance", selector=_SC + ',outcome="met"')
+                    + f" / ({rate('requests_total', 'instance', selector=_SC + _ENDED)} > 0)",
+                    "{{instance}}",
+                )
+            ], 0.9,
+        ),
+        PanelRow(
+            "Ended requests by box", "What the router gives to each.", "reqps",
+            [(rate("requests_total", "instance", selector=_SC), "{{instance}}")], is_stacked=True,
+        ),
+        PanelRow(
+            "Time to first token by box", "99th percentile.", "s",
+            [(quantile(0.99, "time_to_first_token_seconds", "instance"), "{{instance}}")],
+        ),
+        PanelRow(
+            "Waiting by box", "Requests at the gate.", "none",
+            [(gauge("requests_waiting", "instance"), "{{instance}}")],
+        ),
+        PanelRow(
+            "Restarts by box", "Of engines and embedding workers, in 10 minutes.", "none",
+            [
+                (
+                    f"sum by (instance) (increase(tandem_{what}_restarts_total{{{_S}}}[10m]))",
+                    f"{{{{instance}}}} {what}",
+                )
+                for what in ("engine", "embedding")
+            ],
+        ),
+        PanelRow(
+            "Configuration by box", "The version in force; it counts the changes since the start.", "none",
+            [(f"tandem_config_version{{{_S}}}", "{{instance}}")],
         ),
     ),
     "Forecasts and faults": (
