@@ -39,14 +39,21 @@ def caller_of(headers: Headers, settings: ApiSettings) -> Caller:
 
 def require_admin(request: Request) -> None:
     """Raises Problem: 401 if the admin key is missing or wrong, 403 if none is configured."""
-    settings = settings_for(request)
-    if settings.admin_key_sha256 is None:
+    check_admin_key(request.headers, settings_for(request).admin_key_sha256)
+
+
+def check_admin_key(headers: Headers, wanted: str | None, *, of: str = "/admin") -> None:
+    """Raises Problem: 401 if the key of the digest `wanted` is missing or wrong, 403 if there is no digest.
+
+    `of` is the path that the error names.
+    """
+    if wanted is None:
         raise Problem(
             403,
-            "/admin is disabled because no admin key is configured; set server.admin_key_sha256",
+            f"{of} is disabled because no admin key is configured; set server.admin_key_sha256",
             code="admin_disabled",
         )
-    if not compare_digest(settings.admin_key_sha256, _bearer_digest(request.headers)):
+    if not compare_digest(wanted, _bearer_digest(headers)):
         raise Problem(
             401, "unknown admin key; send the configured key", code="invalid_api_key", headers=_CHALLENGE
         )
@@ -65,9 +72,8 @@ def is_router_key(key: bytes, settings: ApiSettings) -> bool:
     return wanted is not None and compare_digest(wanted, sha256(key).hexdigest())
 
 
-def require_metrics_key(headers: Headers, settings: ApiSettings) -> None:
-    """Raises Problem (401) if a key for /metrics is configured and the request has another one or none."""
-    wanted = settings.metrics_key_sha256
+def check_metrics_key(headers: Headers, wanted: str | None) -> None:
+    """Raises Problem (401) if there is a digest `wanted` and the headers have another key or none."""
     if wanted is not None and not compare_digest(wanted, _bearer_digest(headers)):
         raise Problem(
             401,

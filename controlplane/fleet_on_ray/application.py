@@ -1,7 +1,7 @@
-"""The Ray Serve applications, one for each kind of box: boxes, and routers that HAProxy asks.
+"""The Ray Serve applications: one for each kind of box, with boxes and routers that HAProxy asks, and a page.
 
-For `serve deploy` the import path is `controlplane.fleet_on_ray.application:fleet`, and the arguments are the
-keys of a fleet file and the name of the kind.
+For `serve deploy` the import paths are `controlplane.fleet_on_ray.application:fleet`, whose arguments are the
+keys of a fleet file and the name of the kind, and `controlplane.fleet_on_ray.application:page`.
 """
 
 import os
@@ -17,7 +17,8 @@ from controlplane.config import ConfigError
 from controlplane.config.fleet_file import BoxFile, FleetFile, parse_fleet
 from controlplane.fleet_on_ray.box import Box
 from controlplane.fleet_on_ray.box_router import BoxChooser, BoxMembership
-from controlplane.fleet_on_ray.kind_names import BOX, ROUTER, route_prefix
+from controlplane.fleet_on_ray.kind_names import BOX, PAGE, ROUTER, route_prefix
+from controlplane.fleet_on_ray.page_deployment import FleetPage
 from controlplane.fleet_on_ray.scaling_policy import autoscaling
 
 ROUTER_KEY = "TANDEM_ROUTER_KEY"
@@ -43,9 +44,21 @@ def fleet(arguments: Mapping[str, object]) -> Application:
     kind = names[0] if stated is None else str(stated)
     if kind not in names:
         raise ConfigError(f"args: kind={kind!r}: is not in kinds; choose one of {', '.join(names)}")
-    if len(names) > 1 and not os.environ.get(ROUTER_KEY):
-        raise ConfigError(f"{ROUTER_KEY} is not set; applications of several kinds need the same key")
+    if len(names) > 1:
+        _require_shared_key("applications of several kinds need the same key")
     return application(file, boxes, kind, router_key())
+
+
+def page(arguments: Mapping[str, object]) -> Application:
+    """The application with the page over all boxes, from the arguments of `fleet`. Raises ConfigError."""
+    file, boxes = parse_fleet(dict(arguments), source="args", folder=Path.cwd())
+    _require_shared_key("the page needs the key of the routers")
+    return page_application(file, boxes, router_key())
+
+
+def _require_shared_key(why: str) -> None:
+    if not os.environ.get(ROUTER_KEY):
+        raise ConfigError(f"{ROUTER_KEY} is not set; {why}")
 
 
 def router_key() -> str:
@@ -88,3 +101,16 @@ def application(file: FleetFile, boxes: Mapping[str, BoxFile], kind: str, key: s
     ).bind(key, deployed, others)
     # The only way to HAProxy's question; Ray calls it private, so the minor release of Ray is pinned.
     return deployed._with_ingress_request_router(routers)
+
+
+def page_application(file: FleetFile, boxes: Mapping[str, BoxFile], key: str) -> Application:
+    """The page over all boxes, with the keys for administration and metrics of the first kind."""
+    names = list(file.kinds)
+    paths = {route_prefix(kind, is_first=kind == names[0]).rstrip("/"): kind for kind in names}
+    return serve.deployment(
+        serve.ingress()(FleetPage),
+        name=PAGE,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        logging_config=_NO_ACCESS_LOG,
+        ray_actor_options={"num_cpus": 0},
+    ).bind(key, paths, boxes[names[0]].config.server)

@@ -5,7 +5,7 @@ health and the connection to the box are Ray Serve's. There is no second try aft
 pass the router.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -45,16 +45,23 @@ class BoxMembership(RequestRouter):  # type: ignore[misc]
         return [candidate_replicas]
 
 
+def follow(kinds: Iterable[str]) -> list[DeploymentHandle]:
+    """Handles of the boxes of other applications, whose `BoxMembership` tells this process the boxes."""
+    handles = [serve.get_deployment_handle(BOX, application_name(kind)) for kind in kinds]
+    for handle in handles:
+        handle._init(_run_router_in_separate_loop=False)
+    return handles
+
+
 class BoxChooser:
     """The class of the routers' deployment: the HTTP side, which HAProxy asks."""
 
     async def __init__(self, router_key: str, own: DeploymentHandle, others: Sequence[str]) -> None:  # type: ignore[misc]
         """Begins to follow the boxes of the own application, and those of the `others`, which are kinds."""
         self._boxes = known_boxes(router_key)
-        self._handles = [own, *(serve.get_deployment_handle(BOX, application_name(kind)) for kind in others)]
-        for handle in self._handles:
-            # A router in a thread of its own would take two thread switches for each request.
-            handle._init(_run_router_in_separate_loop=False)
+        self._handles = [own, *follow(others)]
+        # A router in a thread of its own would take two thread switches for each request.
+        own._init(_run_router_in_separate_loop=False)
         await self._boxes.any_answers(_WAIT_AT_START_S)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -6,6 +6,10 @@ of one application. The first kind has the path `/`, the others have paths that 
 
 BOX, ROUTER = "Box", "Router"
 """The deployments of each application."""
+PAGE, PAGE_PATH = "Page", "/fleet"
+"""The deployment of the page over all boxes, and the path of its application."""
+PAGE_APPLICATION = "fleet-page"
+"""No kind's application has this name."""
 HIDDEN_PATH = "/-tandem"
 """What the paths of the other kinds begin with."""
 

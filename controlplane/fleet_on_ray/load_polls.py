@@ -6,7 +6,8 @@ HAProxy sends the answers of boxes to the clients, past the router, so reports c
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 
 import httpx
 
@@ -18,6 +19,15 @@ _log = logging.getLogger("tandem.fleet")
 PERIOD_S = 0.2
 """Seconds between two reports of a box; beyond a second they are useless (docs/fleet.md, staleness)."""
 TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BoxState:
+    """One box: its name, its base URL, and its last report; None while it does not answer."""
+
+    name: str
+    url: str
+    report: LoadReport | None
 
 
 class LoadPolls:
@@ -34,6 +44,7 @@ class LoadPolls:
             headers={"authorization": f"Bearer {router_key}"}, timeout=TIMEOUT_S, trust_env=False
         )
         self._polls: dict[str, asyncio.Task[None]] = {}
+        self._urls: dict[str, str] = {}
         self._weights: dict[str, float] = {}
         self._living: set[str] = set()
         self._silent: set[str] = set()
@@ -44,6 +55,11 @@ class LoadPolls:
         """The boxes that answered the last time they were asked; the set changes with their answers."""
         return self._living
 
+    def states(self) -> Iterator[BoxState]:
+        """All boxes that are asked, in the order in which they were stated."""
+        for name, url in self._urls.items():
+            yield BoxState(name, url, self._router.report(name) if name in self._living else None)
+
     async def joined(self) -> None:
         """Returns when a box answers that did not answer before."""
         await self._next_joins.wait()
@@ -53,7 +69,7 @@ class LoadPolls:
 
         `urls` has their base URLs by name, `weights` their relative speeds, 1 where none is stated.
         """
-        self._weights = dict(weights)
+        self._urls, self._weights = dict(urls), dict(weights)
         for name in self._polls.keys() - urls.keys():
             self._polls.pop(name).cancel()
             self._silent.discard(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from controlplane.config import ConfigError
 from controlplane.config.fleet_file import BoxFile, FleetFile
-from controlplane.fleet_on_ray.kind_names import application_name, route_prefix
+from controlplane.fleet_on_ray.kind_names import PAGE_APPLICATION, PAGE_PATH, application_name, route_prefix
 from controlplane.fleet_on_ray.route_query import HEADER_ROUTE
 
 SETTINGS: Mapping[str, str] = {
@@ -41,7 +41,7 @@ def serve_fleet(file: FleetFile, boxes: Mapping[str, BoxFile], *, port: int) -> 
     import ray
     from ray import serve
 
-    from controlplane.fleet_on_ray.application import application, router_key
+    from controlplane.fleet_on_ray.application import application, page_application, router_key
 
     ray.init(
         address="local",
@@ -65,9 +65,14 @@ def serve_fleet(file: FleetFile, boxes: Mapping[str, BoxFile], *, port: int) -> 
                 )
                 for number, kind in enumerate(file.kinds)
             ]
+            + [
+                serve.RunTarget(
+                    page_application(file, boxes, key), name=PAGE_APPLICATION, route_prefix=PAGE_PATH
+                )
+            ]
         )
         counts = ", ".join(f"{stated.boxes} of kind {kind}" for kind, stated in file.kinds.items())
-        sys.stderr.write(f"boxes serve on port {port}: {counts}\n")
+        sys.stderr.write(f"boxes serve on port {port}: {counts}; page http://127.0.0.1:{port}{PAGE_PATH}/\n")
         while True:
             signal.pause()
     except KeyboardInterrupt:

@@ -18,9 +18,12 @@ export const adminKey = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-/** The answer of an admin endpoint, relative to the page; `request` is that of fetch. Throws an Error with `status` and the server's message. */
-export async function admin(path, request = {}) {
-  const response = await fetch(new URL(`../admin/${path}`, document.baseURI), {
+/** The answer of an admin endpoint; `request` is that of fetch. Throws an Error with `status` and the server's message. */
+export const admin = (path, request) => ask(`../admin/${path}`, request);
+
+/** The same of an address relative to the page. */
+export async function ask(address, request = {}) {
+  const response = await fetch(new URL(address, document.baseURI), {
     ...request,
     headers: { ...request.headers, authorization: `Bearer ${adminKey.get() ?? ""}` },
     cache: "no-store",

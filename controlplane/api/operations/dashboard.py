@@ -31,6 +31,13 @@ MEDIA_TYPES = {
     ),
 }
 """The files that are served, by name."""
+FLEET_MEDIA_TYPES = {
+    "fleet.html": MEDIA_TYPES["index.html"],
+    "fleet.js": MEDIA_TYPES["dashboard.js"],
+    **{name: MEDIA_TYPES[name] for name in ("dashboard.css", "feed.js", "format.js")},
+}
+"""The files of the page over the boxes of a fleet, which the fleet serves (`controlplane.fleet_on_ray`)."""
+_ALL_MEDIA_TYPES = MEDIA_TYPES | FLEET_MEDIA_TYPES
 LINKS = {
     "dashboard": "dashboard/",
     "models": "v1/models",
@@ -58,7 +65,7 @@ def dashboard_routes() -> APIRouter:
     async def show_links(request: Request) -> Response:
         """The links of this server: a page for a browser, JSON for other clients."""
         if "text/html" in request.headers.get("accept", ""):
-            return _file("links.html", request)
+            return static_file("links.html", request)
         return json_response({"name": "tandem", "version": __version__, "links": LINKS})
 
     @routes.get("/dashboard", response_model=None, include_in_schema=False)
@@ -67,13 +74,13 @@ def dashboard_routes() -> APIRouter:
 
     @routes.get("/dashboard/", response_model=None, include_in_schema=False)
     async def show_dashboard(request: Request) -> Response:
-        return _file("index.html", request)
+        return static_file("index.html", request)
 
     @routes.get("/dashboard/{name}", response_model=None, include_in_schema=False)
     async def show_file(request: Request, name: str) -> Response:
         if name not in MEDIA_TYPES:
             raise Problem(404, f"no such file; the dashboard has {', '.join(MEDIA_TYPES)}", code="not_found")
-        return _file(name, request)
+        return static_file(name, request)
 
     return routes
 
@@ -85,11 +92,12 @@ def _content(name: str) -> tuple[bytes, bytes, str]:
     return content, gzip.compress(content, 9, mtime=0), f'"{sha256(content).hexdigest()[:16]}"'
 
 
-def _file(name: str, request: Request) -> Response:
+def static_file(name: str, request: Request) -> Response:
+    """The response with a file of `FOLDER`: compressed, with an entity tag and a strict security policy."""
     content, compressed, tag = _content(name)
     headers = {**_HEADERS, "etag": tag}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
         content, headers["content-encoding"] = compressed, "gzip"
-    return Response(content, media_type=MEDIA_TYPES[name], headers=headers)
+    return Response(content, media_type=_ALL_MEDIA_TYPES[name], headers=headers)

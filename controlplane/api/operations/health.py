@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane import __version__
-from controlplane.api.auth import caller_of, require_metrics_key
+from controlplane.api.auth import caller_of, check_metrics_key
 from controlplane.api.error_dialects import is_anthropic, is_cohere
 from controlplane.api.errors import Problem, down_headers
 from controlplane.api.settings import settings_for
@@ -77,7 +77,7 @@ def status_routes(service: Service) -> APIRouter:
 
     @routes.get("/metrics", response_model=None)
     async def show_metrics(request: Request) -> Response:
-        require_metrics_key(request.headers, settings_for(request))
+        check_metrics_key(request.headers, settings_for(request).metrics_key_sha256)
         return Response(service.metrics_text(), media_type=_EXPOSITION)
 
     return routes

@@ -50,6 +50,21 @@ def two_kinds(tmp_path: Path) -> dict[str, object]:
     return {"kinds": {"chat": box, "search": search}, "routers": 3}
 
 
+def test_the_page_is_an_application_with_the_routers_key(
+    two_kinds: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from controlplane.fleet_on_ray.application import ROUTER_KEY, page
+
+    monkeypatch.delenv(ROUTER_KEY, raising=False)
+    with pytest.raises(ConfigError, match="TANDEM_ROUTER_KEY is not set; the page needs the key"):
+        page(two_kinds)
+    monkeypatch.setenv(ROUTER_KEY, "our-key")
+    key, kinds, server = page(two_kinds)._bound_deployment.init_args
+    assert (key, kinds) == ("our-key", {"": "chat", "/-tandem/search": "search"})
+    # The keys are those of the first kind.
+    assert server.drain_ms == 5_000
+
+
 def test_each_kind_is_an_application_whose_routers_know_all(
     two_kinds: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from controlplane.config.fleet_file import AutoscaleSection, BoxKind, FleetFile
-from controlplane.fleet_on_ray.kind_names import application_name, route_prefix
+from controlplane.fleet_on_ray.kind_names import PAGE_APPLICATION, PAGE_PATH, application_name, route_prefix
 from controlplane.fleet_on_ray.local_cluster import BINARY, SETTINGS
 
 PAGE = Path("docs/fleet.md").read_text(encoding="utf-8")
@@ -31,7 +31,9 @@ def test_the_page_has_every_key_of_a_fleet_file() -> None:
 def test_the_page_deploys_each_kind_under_the_names_that_haproxy_expects() -> None:
     deployed = re.search(r"```yaml\n(http_options:.*?)```", PAGE, re.DOTALL)
     assert deployed is not None
-    applications = yaml.safe_load(deployed[1])["applications"]
+    *applications, page = yaml.safe_load(deployed[1])["applications"]
+    assert (page["name"], page["route_prefix"]) == (PAGE_APPLICATION, PAGE_PATH)
+    assert page["args"] == {key: value for key, value in applications[0]["args"].items() if key != "kind"}
     kinds = list(applications[0]["args"]["kinds"])
     assert [(each["name"], each["route_prefix"]) for each in applications] == [
         (application_name(kind), route_prefix(kind, is_first=kind == kinds[0])) for kind in kinds

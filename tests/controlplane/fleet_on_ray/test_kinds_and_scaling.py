@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
+from typing import Any
 
 import httpx
 import pytest
@@ -55,6 +56,30 @@ async def test_each_request_goes_to_a_kind_that_serves_it(url: str) -> None:
         vectors = [await embedded(http, url) for _ in range(20)]
     assert endings(chats) == {("complete", 200): 20}
     assert Counter(vectors) == {200: 20}
+
+
+async def test_the_page_knows_the_boxes_of_all_kinds_and_their_own_ports(url: str) -> None:
+    async with client() as http:
+        page = await http.get(f"{url}/fleet/")
+        assert "<title>Tandem fleet</title>" in page.text
+
+        async def boxes() -> list[dict[str, Any]]:
+            answer = await http.get(f"{url}/fleet/boxes", headers={"authorization": "Bearer root"})
+            found: list[dict[str, Any]] = answer.json()["boxes"]
+            return found
+
+        async def all_answer() -> bool:
+            return all(box["report"] for box in await boxes())
+
+        await until(all_answer, 20)
+        found = await boxes()
+        assert Counter(box["kind"] for box in found) == {"box": 1, "search": 2}
+        assert all(EMBEDDING_MODEL in box["report"]["models"] for box in found if box["kind"] == "search")
+        targets = (await http.get(f"{url}/fleet/targets")).json()
+        assert len(targets) == 3
+        for target in targets:
+            (address,), path = target["targets"], target["labels"]["__metrics_path__"]
+            assert "tandem_quota_bytes" in (await http.get(f"http://{address}{path}")).text
 
 
 async def is_embedded(http: httpx.AsyncClient, url: str) -> bool:
