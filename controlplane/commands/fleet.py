@@ -1,11 +1,12 @@
 """`tandem fleet serve`: boxes on one machine, on Ray Serve. The benchmark adds `tandem fleet plan`."""
 
 import argparse
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from controlplane.config import ConfigError
-from controlplane.config.fleet_file import parse_fleet
+from controlplane.config.fleet_file import BoxFile, FleetFile, parse_fleet
 from controlplane.config.loader import read_yaml
 
 
@@ -25,11 +26,15 @@ def add_fleet_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
 
 def _serve(options: argparse.Namespace) -> int:
     file: Path = options.file
-    stated, boxes = parse_fleet(read_yaml(file), source=str(file), folder=file.parent)
+
+    def read() -> tuple[FleetFile, Mapping[str, BoxFile]]:
+        return parse_fleet(read_yaml(file), source=str(file), folder=file.parent)
+
+    read()
     if not 1 <= options.port <= 65_535:
         raise ConfigError(f"--port={options.port}: should be a number from 1 to 65535")
     if find_spec("ray") is None:
         raise ConfigError("the package ray is not installed; install the extra ray")
     from controlplane.fleet_on_ray.local_cluster import serve_fleet
 
-    return serve_fleet(stated, boxes, port=options.port)
+    return serve_fleet(read, port=options.port)

@@ -4,8 +4,12 @@ Keys of `live_keys.LIVE` take their new values; the others keep those in force a
 restart. The result is validated like a file; if one key is invalid, nothing changes.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from controlplane.config.documents import (
@@ -119,6 +123,17 @@ def restart_reason(path: str) -> str:
     if entry in WORKERS:
         return "without any worker, or with the first one, the memory is divided otherwise"
     return RESTART.get(entry, "the engines were started with static quotas")
+
+
+def restart_digest(config: Config) -> str:
+    """SHA-256 (hex) of what a running server does not take: with another one it has to be started again."""
+    document = document_of(config)
+    kept: Document = {}
+    for path in (*RESTART, *(["quota"] if config.quota.policy == "static" else [])):
+        kept[path] = reduce(getitem, path.split("."), document)
+    kept[_ENGINE] = config.scheduling.engine is None
+    kept["models"] = bool(config.models.encoders)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _kept_sections(

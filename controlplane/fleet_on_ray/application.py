@@ -7,14 +7,17 @@ keys of a fleet file and the name of the kind, and `controlplane.fleet_on_ray.ap
 import os
 import secrets
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import RequestRouterConfig
 
 from controlplane.config import ConfigError
 from controlplane.config.fleet_file import BoxFile, FleetFile, parse_fleet
+from controlplane.config.reconfigure import restart_digest
 from controlplane.fleet_on_ray.box import Box
 from controlplane.fleet_on_ray.box_router import BoxChooser, BoxMembership
 from controlplane.fleet_on_ray.kind_names import BOX, PAGE, ROUTER, route_prefix
@@ -71,16 +74,17 @@ def application(file: FleetFile, boxes: Mapping[str, BoxFile], kind: str, key: s
     stated, own = file.kinds[kind], boxes[kind]
     scaling, first = autoscaling(stated), next(iter(file.kinds))
     path = route_prefix(kind, is_first=kind == first)
-    deployed = serve.deployment(
-        serve.ingress()(Box),
+    deployed = _deployment(
+        Box,
         name=BOX,
+        # Ray gives `user_config` to a box in place, and replaces boxes for another version.
+        version=f"{restart_digest(own.config)} {key} {path}",
+        user_config=own.content,
         **({"num_replicas": stated.boxes} if scaling is None else {"autoscaling_config": scaling}),
         max_ongoing_requests=_MAX_ONGOING,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=own.config.server.drain_ms / 1_000 + _STOP_MARGIN_S,
-        health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        logging_config=_NO_ACCESS_LOG,
         ray_actor_options={"num_cpus": stated.cpus, "num_gpus": stated.gpus},
         request_router_config=RequestRouterConfig(
             request_router_class=BoxMembership,
@@ -88,15 +92,14 @@ def application(file: FleetFile, boxes: Mapping[str, BoxFile], kind: str, key: s
         ),
     ).bind(own.content, key)
     others = [name for name in file.kinds if name != kind]
-    routers = serve.deployment(
-        serve.ingress()(BoxChooser),
+    routers = _deployment(
+        BoxChooser,
         name=ROUTER,
+        version=f"{key} {others}",
         # Those of the other kinds are asked only while the first kind has no box.
         num_replicas=file.routers if kind == first else 1,
         max_ongoing_requests=_MAX_ONGOING,
         graceful_shutdown_timeout_s=10,
-        health_check_period_s=_HEALTH_PERIOD_S,
-        logging_config=_NO_ACCESS_LOG,
         ray_actor_options={"num_cpus": 0},
     ).bind(key, deployed, others)
     # The only way to HAProxy's question; Ray calls it private, so the minor release of Ray is pinned.
@@ -107,10 +110,21 @@ def page_application(file: FleetFile, boxes: Mapping[str, BoxFile], key: str) ->
     """The page over all boxes, with the keys for administration and metrics of the first kind."""
     names = list(file.kinds)
     paths = {route_prefix(kind, is_first=kind == names[0]).rstrip("/"): kind for kind in names}
-    return serve.deployment(
-        serve.ingress()(FleetPage),
-        name=PAGE,
+    server = boxes[names[0]].config.server
+    return _deployment(
+        FleetPage, name=PAGE, version=f"{key} {paths} {server}", ray_actor_options={"num_cpus": 0}
+    ).bind(key, paths, server)
+
+
+def _deployment(replica: type, *, version: str, **options: Any) -> Deployment:
+    """A deployment whose replicas Ray replaces only for another version or other `ray_actor_options`.
+
+    Without a version Ray replaces them at each `serve.run`. `serve deploy` ignores it. Ray calls it internal.
+    """
+    made = serve.deployment(
+        serve.ingress()(replica),
         health_check_period_s=_HEALTH_PERIOD_S,
         logging_config=_NO_ACCESS_LOG,
-        ray_actor_options={"num_cpus": 0},
-    ).bind(key, paths, boxes[names[0]].config.server)
+        **options,
+    )
+    return made.options(version=sha256(version.encode()).hexdigest(), _internal=True)

