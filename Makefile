@@ -70,7 +70,11 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_package_alia
 serve: setup
 	$(BIN)/tandem serve $(CONFIG)
 
-test: lint test-fast kernels test-engine
+# Types and kernels are checked side by side, because each takes a minute of one core.
+test: setup
+	$(MAKE) -j 2 -O lint kernels
+	$(MAKE) test-fast
+	$(MAKE) test-engine
 
 test-fast: setup
 	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) -m "not (engine or long or browser or gpu or slow)"

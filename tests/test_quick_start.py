@@ -46,7 +46,10 @@ def test_the_readme_answers_from_the_documentation(server, monkeypatch):
         r"^```python\n(.*?)^```", Path("README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
     found = {}
-    exec(program.replace("http://127.0.0.1:8000", server.url), found)
+    # Some pages: to embed all takes a minute of the cores that tests share.
+    some = program.replace('glob("*.md")', 'glob("a*.md")')
+    assert some != program
+    exec(some.replace("http://127.0.0.1:8000", server.url), found)
     answer = found["answer"]
     assert answer.text
     assert set(answer.passages) <= set(found["passages"])

@@ -16,7 +16,7 @@ from controlplane.service.runtime.timers import LoopClock
 from tests.controlplane.service.memory.test_quota_controller import NoTicks
 from tests.engines import TINY_ARGUMENTS
 
-pytestmark = [pytest.mark.engine, pytest.mark.untimed]
+pytestmark = [pytest.mark.engine, pytest.mark.untimed, pytest.mark.slow]
 
 CONFIG = {
     "models": {"chat": {"model": "tandem/tiny-llama"}, "embeddings": [{"model": "tandem/minilm"}]},
