@@ -79,8 +79,8 @@ The other results with embeddings or a gate precede the arrangement itself
 [0031](decisions/0031-forwarding-gate-rejects-on-an-optimistic-estimate.md)): in the simulated experiments the
 gate held requests back and the engine was vLLM's own, and on real engines the order inside was `edf`.
 None has urgent requests take slots
-([0067](decisions/0067-urgent-requests-take-slots-of-classes-with-less-weight.md)), which matters where slots are
-short.
+([0067](decisions/0067-urgent-requests-take-slots-of-classes-with-less-weight.md)), which matters where
+slots are short.
 """
 
 
