@@ -38,7 +38,7 @@ def _structured(**constraint: object) -> tuple[str, bytes]:
 
 
 def _tools(properties: int) -> tuple[str, bytes]:
-    function = {"name": "act", "parameters": _object(properties, optional=True)}
+    function = {"name": "act", "parameters": _object(properties)}
     tools = [{"type": "function", "function": function}]
     return CHAT, _chat("hi", max_tokens=2, tools=tools, tool_choice="required")
 

@@ -29,3 +29,21 @@ async def test_what_it_sends_later_does_not_lose_its_response(monkeypatch):
         # An ending server does not wait for it.
         host.server.drain()
         await until(lambda: not host.server.server_state.connections)
+
+
+async def test_others_are_served_between_two_reads_of_what_it_sends(monkeypatch):
+    monkeypatch.setattr(http_protocol, "_LINGER_READ_S", 60.0)
+    async with hosted() as host, host.wire() as wire, host.wire() as other:
+        wire.send(b"no HTTP\r\n\r\n")
+        await until(lambda: any(one._is_refused for one in host.server.server_state.connections))
+        reads, linger = [], http_protocol.BoundedHttpProtocol._linger
+        monkeypatch.setattr(
+            http_protocol.BoundedHttpProtocol, "_linger", lambda one: (reads.append(one), linger(one))
+        )
+        wire.send(b"x" * 10_000_000)
+        await until(lambda: reads)
+        for _ in range(3):
+            other.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await other.reply()).status == 200
+        assert len(reads) == 1
+        assert (await wire.reply()).status == 400
