@@ -56,6 +56,7 @@ def configuration(port: int, health_port: int, disk: Path, *, has_grammars: bool
         "models": {
             "chat": {
                 "model": "tandem/tiny-llama", "name": CHAT_MODEL, "stall_ms": STALL_MS,
+                "tool_parser": "hermes",
                 # More attempts than the rows of a run need, and no wait between them.
                 "restart": {"attempts": 50, "backoff_ms": 100},
                 "engine": {"max_model_len": 2048, "max_num_seqs": 32, "enforce_eager": True, "block_size": 32,
