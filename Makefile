@@ -70,7 +70,7 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_package_alia
 serve: setup
 	$(BIN)/tandem serve $(CONFIG)
 
-# Types and kernels are checked side by side, because each takes a minute of one core.
+# Types and kernels are checked side by side, because each check uses one core.
 test: setup
 	$(MAKE) -j 2 -O lint kernels
 	$(MAKE) test-fast

@@ -12,13 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -162,10 +156,17 @@ class _Server(uvicorn.Server):
 
 def _accepted(listening: socket.socket) -> Iterator[socket.socket]:
     """Accepts the connections that wait on a socket, and closes it."""
-    with listening, suppress(BlockingIOError):
+    with listening:
         listening.setblocking(False)
         while True:
-            connection, _ = listening.accept()
+            try:
+                connection, _ = listening.accept()
+            except ConnectionAbortedError:
+                # Its client has left; others may wait behind it.
+                continue
+            except OSError:
+                # None waits, or the process has no descriptors left.
+                return
             yield connection
 
 
