@@ -124,13 +124,21 @@ class RateSearch:
 
     def _capacity(self, name: str, rate: float | None, bound: Stability) -> ClassCapacity:
         run = self.records[max(self.records)]
-        count = sum(name in ("all", r.planned.service_class) for r in run)
-        error = _Z95 * sqrt(self.target * (1 - self.target) / max(1, count))
+        sizes = Counter(r.planned.service_class for r in run)
+        # The attainment of `all` is that of a class.
+        judged = self._worst(max(self.records)) if name == "all" and sizes else name
+        error = _Z95 * sqrt(self.target * (1 - self.target) / max(1, sizes[judged]))
+        count = len(run) if name == "all" else sizes[name]
         missed = [at for at in sorted(self.attained) if self.attained[at].get(name, 1.0) < self.target]
         limit = self._cause(name, missed[0]) if missed else f"no policy serves more: {bound.binding}"
         if rate is not None and rate > bound.overloaded_above and self._waits_for_ever(name):
             rate, limit = bound.overloaded_above, f"queues grow above it: {bound.binding}"
         return ClassCapacity(name, rate, count / max(1, len(run)), error, limit)
+
+    def _worst(self, rate: float) -> str:
+        """The class that attains least at `rate`."""
+        shares = {n: s for n, s in self.attained[rate].items() if n != "all"}
+        return min(shares, key=lambda n: (shares[n], n))
 
     def _waits_for_ever(self, name: str) -> bool:
         """Whether the class, or a class of `all`, has no objective that a growing queue would break."""
@@ -141,8 +149,7 @@ class RateSearch:
     def _cause(self, name: str, rate: float) -> str:
         """The most frequent cause of the misses at `rate`; of `all` those of the class that attains least."""
         if name == "all":
-            shares = {n: s for n, s in self.attained[rate].items() if n != "all"}
-            name = min(shares, key=lambda n: (shares[n], n))
+            name = self._worst(rate)
             return f"{name}: {self._cause(name, rate)}"
         objective = self.simulated.objectives.get(name, SloTargets())
         causes = Counter(

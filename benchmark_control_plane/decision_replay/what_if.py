@@ -23,6 +23,8 @@ from benchmark_control_plane.decision_replay.replayed_requests import (
 from benchmark_control_plane.decision_replay.self_check import SelfCheck
 
 _PARTS = 10
+# Student's t of that many parts, 95 %.
+_T95 = 2.262
 _EXAMPLES = 10
 
 
@@ -116,7 +118,7 @@ def _spread(gains: Sequence[int]) -> float:
     if not size:
         return 1.96 * stdev(gains) / sqrt(len(gains)) if len(gains) > 1 else 1.0
     means = [fmean(gains[part * size : (part + 1) * size]) for part in range(_PARTS)]
-    return 1.96 * stdev(means) / sqrt(_PARTS)
+    return _T95 * stdev(means) / sqrt(_PARTS)
 
 
 def _examples(

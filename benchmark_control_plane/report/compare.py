@@ -120,7 +120,8 @@ def _metrics(
     """Yields (name, value, whether it is compared as a ratio, whether it is judged)."""
     for name in (aggregates.OVERALL, *classes):
         yield f"attainment.{name}", _attained(name), False, True
-    yield "goodput_rps", lambda run: run["goodput_rps"], True, True
+    # A run that met nothing counts as if it had met one request, because its ratio would have no logarithm.
+    yield "goodput_rps", lambda run: max(run["goodput_rps"], 1 / run["duration_s"]), True, True
     yield "rates.reject", lambda run: run["rates"]["reject"], False, False
     yield "rates.evict", lambda run: run["rates"]["evict"], False, False
     for name in classes:

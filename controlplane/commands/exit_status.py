@@ -17,7 +17,7 @@ class ExitStatus(IntEnum):
 MEANINGS: Mapping[ExitStatus, str] = {
     ExitStatus.DONE: "The command did what it was asked to do; a regression check found nothing.",
     ExitStatus.FAILED: "`serve`: the service failed. `bench compare`: B is worse. `bench gate`: a bound is "
-    "broken. `bench run`: a run was invalid. "
+    "broken. `bench run`: a server did not start, or failed. "
     "`diff`: there is a difference. `apply`: the server failed, or a guard undid the change.",
     ExitStatus.BAD_INPUT: "An option, a file or the configuration is invalid, a package is missing, or a "
     "file exists and may not be overwritten. Nothing was started or written.",

@@ -24,12 +24,20 @@ def full(results: Results, picture: str | None, link: str) -> str:
     remarks = [f"{seeds}, medians", machine if picture else "virtual time", link]
     if invalid := aggregates.invalid(ordered):
         remarks.append(f"{len(invalid)} of {len(ordered['runs'])} runs not valid and left out")
+        valid = {_cell_of(run) for run in ordered["runs"] if run["valid"]}
+        if empty := sorted({cell for run in invalid if (cell := _cell_of(run)) not in valid}):
+            cells = [f"{system} at {formats.load(load)}, seed {seed}" for system, load, seed in empty]
+            remarks.append(f"without a valid run: {', '.join(cells)}")
     if ordered["partial"]:
         remarks.append("**partial: the experiment was interrupted**")
         if missing := _not_measured(ordered):
             remarks.append(f"**not measured: {', '.join(missing)}**")
     chart = [f"![Attainment against load]({picture})", ""] if picture else []
     return "\n".join((headline(ordered), "", *chart, *lines, f"({'; '.join(remarks)}.)", ""))
+
+
+def _cell_of(run: RunFigures) -> tuple[str, float, int]:
+    return run["system"], run["load"], run["seed"]
 
 
 def rates(results: Results) -> str:
@@ -81,19 +89,21 @@ def _rates_table(results: Results, load: float) -> list[str]:
 def _loads_table(results: Results, loads: Sequence[float]) -> list[str]:
     """Attainment of each system at each load, mean and lowest, and the lead over the best baseline there."""
     attained = {
-        (system["name"], load): [
-            run["attainment"][aggregates.OVERALL] or 0.0
+        (system["name"], load): {
+            run["seed"]: run["attainment"][aggregates.OVERALL] or 0.0
             for run in aggregates.runs_of(results, system["name"], load)
-        ]
+        }
         for system in results["systems"]
         for load in loads
     }
+    planned = len(aggregates.seeds(results))
 
     def cell(system: str, load: float) -> str:
-        if not (found := attained[system, load]):
+        if not (found := attained[system, load].values()):
             return formats.ABSENT
         of_bound = _mean_of_bound(results, system, load, aggregates.share_of_bound)
-        return f"{formats.share(fmean(found))} ({formats.share(min(found))}{of_bound})"
+        fewer = f"; {formats.several(len(found), 'seed')}" if len(found) < planned else ""
+        return f"{formats.share(fmean(found))} ({formats.share(min(found))}{of_bound}{fewer})"
 
     rows = [
         [system["name"], *(cell(system["name"], load) for load in loads)] for system in results["systems"]
@@ -102,9 +112,14 @@ def _loads_table(results: Results, loads: Sequence[float]) -> list[str]:
     tandem = next((system["name"] for system in results["systems"] if system["kind"] == "tandem"), None)
 
     def lead(load: float) -> str:
-        best = max((fmean(found) for name in baselines if (found := attained[name, load])), default=None)
-        own = attained[tandem, load] if tandem else []
-        return f"{100 * (fmean(own) - best):+.1f}" if own and best is not None else formats.ABSENT
+        """Over the best baseline, on the seeds that both have."""
+        own = attained[tandem, load] if tandem else {}
+        leads = [
+            fmean(own[seed] - found[seed] for seed in both)
+            for name in baselines
+            if (both := (found := attained[name, load]).keys() & own.keys())
+        ]
+        return f"{100 * min(leads):+.1f}" if leads else formats.ABSENT
 
     # Which baseline is the best is not known before each has run.
     if tandem and baselines and not set(baselines) & set(_not_measured(results)):

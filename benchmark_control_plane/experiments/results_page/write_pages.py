@@ -15,7 +15,12 @@ from pathlib import Path
 
 from benchmark_control_plane.common.command_line import BadInput, read_object
 from benchmark_control_plane.common.results_file import write_atomic
-from benchmark_control_plane.experiments.results_page import bench_tables, matrix_table, result_rows
+from benchmark_control_plane.experiments.results_page import (
+    bench_tables,
+    matrix_table,
+    result_age,
+    result_rows,
+)
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.matrix_results import MATRIX, MATRIX_FORMAT, matrix_cells
 from benchmark_control_plane.report.page import picture
@@ -46,7 +51,8 @@ IN_FULL = (
 COMMAND = "python -m benchmark_control_plane.experiments.results_page.write_pages"
 BEGIN, END = f"<!-- Measured: written by {COMMAND} -->", "<!-- End of what was measured -->"
 
-_FROM_README, _FROM_PAGE = "benchmark_control_plane/results", "../benchmark_control_plane/results"
+DECISIONS = ROOT / "docs" / "decisions"
+_FROM_PAGE = "../benchmark_control_plane/results"
 _OTHER = "Other experiments"
 _INTRODUCTION = f"""<!-- Written by {COMMAND}; do not edit. -->
 
@@ -56,31 +62,14 @@ Every figure on this page is read from the JSON file linked in its row. Experime
 named below their table ran on real engines. The other results of `tandem bench run` come
 from the live service on a simulated device in virtual time; "virtual time" elsewhere means vLLM's own
 scheduler, stepped with modelled step times. A request meets its SLO if it meets every objective of its
-class; a rejected, evicted or failed request is a miss. Rates are offered rates; a dash means that no offered
-load reached the attainment. Goodput is the number of requests per second that met their SLO. Values are
+class; a rejected, evicted or failed request is a miss. The rate at an attainment is interpolated between the
+measured loads, and a load stands for its nominal rate; a dash means that no offered load reached the
+attainment. Goodput is the number of requests per second that met their SLO. Values are
 medians over the seeds with the range in parentheses, unless a row says otherwise.
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
-Of the results with embeddings only workflow and workflow-trace have the present price of their passes
-([0066](decisions/0066-passes-leave-a-tenth-of-a-pace.md)); load, simulated-mix-prefill and embed-many have it
-without the reserve; traces also precede
-[0064](decisions/0064-requests-that-wait-for-a-place-have-a-price.md). Admission, quota, memory-pressure,
-tpot, forecast and retry-after also precede the time of embedding passes
-([0061](decisions/0061-embedding-passes-take-an-affine-time.md)), the eviction of late embedding calls
-([0062](decisions/0062-embedding-calls-that-lost-their-deadline-are-evicted.md)) and the present choice of
-victims ([0063](decisions/0063-recomputation-counts-in-the-choice-of-a-victim.md)), and one-gpu also the
-present estimate of the wait ([0060](decisions/0060-time-to-first-token-is-scaled-as-a-whole.md)). Mix-memory,
-mix-compute and the victims are of the present default arrangement, but precede these and two more
-changes ([0058](decisions/0058-a-quarter-of-the-first-token-time-is-waited.md),
-[0059](decisions/0059-the-price-of-a-pass-counts-prompts.md)).
-The other results with embeddings or a gate precede the arrangement itself
-([0028](decisions/0028-one-default-arrangement.md),
-[0031](decisions/0031-forwarding-gate-rejects-on-an-optimistic-estimate.md)): in the simulated experiments the
-gate held requests back and the engine was vLLM's own, and on real engines the order inside was `edf`.
-None has urgent requests take slots
-([0067](decisions/0067-urgent-requests-take-slots-of-classes-with-less-weight.md)), which matters where
-slots are short.
+{result_age.explanation("decisions/README.md")}
 """
 
 
@@ -177,7 +166,7 @@ def readme_block(folder: Path) -> str:
             question, result = next(quote(read_object(str(file))))
             rows.append((question, result, file, heading.lower().replace(" ", "-")))
     lines = (
-        f"| {question} | {result} | {_link(file, _FROM_README)}, [details](docs/results.md#{anchor}) |"
+        f"| {question} | {result} | {_link_in_readme(file, anchor)} |"
         for question, result, file, anchor in rows
     )
     return "\n".join(("| measured | result | source |", "|---|---|---|", *lines, ""))
@@ -191,12 +180,14 @@ def results_page(folder: Path) -> str:
         for file, results in found:
             if file.name == name:
                 drawn = f"{_FROM_PAGE}/{file.stem}.svg" if name in REAL_ENGINES else None
-                parts.append(f"## {file.stem.capitalize()}\n\n{_question(results, file)[1]}.")
-                parts.append(bench_tables.full(results, drawn, _link(file, _FROM_PAGE)))
+                question = _question(results, file)[1]
+                end = "" if question.endswith("?") else "."
+                parts.append(f"## {file.stem.capitalize()}\n\n{question}{end}")
+                parts.append(bench_tables.full(results, drawn, _link(file)))
     for file, cells in matrices(folder):
         question = next(iter(cells.values()))["experiment"]["question"]
         parts.append(f"## {file.stem.capitalize()}\n\n{question}\n")
-        parts.append(matrix_table.full(cells, _link(file, _FROM_PAGE)))
+        parts.append(matrix_table.full(cells, _link(file)))
     rows: dict[str, list[str]] = {heading: [] for heading in (*result_rows.HEADINGS, _OTHER)}
     for file, results in sorted(found, key=lambda each: _place(each[0].stem)):
         if file.name not in (*IN_FULL, *result_rows.QUOTES):
@@ -223,11 +214,18 @@ def _question(results: Results, file: Path) -> tuple[str, str]:
 
 
 def _row(question: str, result: str, file: Path) -> str:
-    return f"| {question} | {result} | {_link(file, _FROM_PAGE)} |"
+    return f"| {question} | {result} | {_link(file)} |"
 
 
-def _link(file: Path, folder: str) -> str:
-    return f"[{file.stem}]({folder}/{file.name})"
+def _link(file: Path) -> str:
+    """The link to a result from docs/results.md, and what it precedes."""
+    return f"[{file.stem}]({_FROM_PAGE}/{file.name}){result_age.remark(file.stem, DECISIONS, 'decisions')}"
+
+
+def _link_in_readme(file: Path, anchor: str) -> str:
+    age = result_age.remark(file.stem, DECISIONS, "docs/decisions")
+    own = f"[{file.stem}](benchmark_control_plane/results/{file.name})"
+    return f"{own}, [details](docs/results.md#{anchor}){age}"
 
 
 if __name__ == "__main__":

@@ -68,8 +68,18 @@ def test_a_target_that_is_never_reached_is_stated(
     assert text_of(with_rates(tandem, split)) == sentence
 
 
+def test_a_baseline_that_reaches_the_target_on_some_seeds_is_not_said_to_reach_it_nowhere() -> None:
+    content = with_rates(9.0, None)
+    split = next(row for row in content["max_goodput_rate"] if row["system"] == "static-split")
+    split["per_seed"] = [None, 8.0, None]
+    assert text_of(content).endswith("; no baseline reaches it in most seeds.")
+
+
 def test_without_rates_the_headline_states_attainment_under_the_highest_load() -> None:
     content = experiments.results()
     content["max_goodput_rate"] = []
     sentence = text_of(content)
-    assert sentence.startswith("At 200 % load, tandem meets ") and "second is tandem-no-forecast" in sentence
+    assert (
+        sentence.startswith("At 200 % load, tandem meets the SLO of ")
+        and "second is tandem-no-forecast" in sentence
+    )

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.experiments.results_page import result_rows, write_pages
+from benchmark_control_plane.experiments.results_page import result_age, result_rows, write_pages
 from benchmark_control_plane.report import formats
 from benchmark_control_plane.report.results_folder import committed
 from tests import experiments
@@ -48,6 +48,16 @@ def test_the_readme_quotes_six_results_and_links_existing_headings(pages: dict[P
     page = pages[write_pages.PAGE].lower()
     headings = {line[3:].replace(" ", "-") for line in page.splitlines() if line.startswith("## ")}
     assert {row.partition("results.md#")[2].partition(")")[0] for row in rows} <= headings
+
+
+def test_each_result_states_which_rules_it_precedes() -> None:
+    """A new result is listed as one of the present rules, and moved when a rule changes."""
+    listed = [*result_age.PRECEDES, *result_age.INDEPENDENT, *result_age.CURRENT]
+    assert len(listed) == len(set(listed))
+    assert {file.stem for file in write_pages.RESULTS.glob("*.json")} <= set(listed)
+    for name, number in result_age.PRECEDES.items():
+        assert f", before [{number}](" in result_age.remark(name, write_pages.DECISIONS, "decisions")
+    assert result_age.remark("fault-suite", write_pages.DECISIONS, "decisions") == ""
 
 
 def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
