@@ -1,5 +1,6 @@
 """The ASGI application: all routes, the exception handlers and the lifespan of the service."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,7 +22,7 @@ from controlplane.api.openai.chat import chat_route
 from controlplane.api.openai.completions import completion_route
 from controlplane.api.openai.embeddings import embedding_route
 from controlplane.api.openai.responses import responses_routes
-from controlplane.api.openapi import describe_bodies
+from controlplane.api.openapi import describe_bodies, model_schemas
 from controlplane.api.operations.admin import admin_routes
 from controlplane.api.operations.configuration import config_routes
 from controlplane.api.operations.dashboard import dashboard_routes
@@ -49,11 +50,14 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # The first GET of /openapi.json would keep the event loop from all other requests for as long.
+        describing = asyncio.create_task(asyncio.to_thread(model_schemas))
         if owns_service:
             await service.start()
         try:
             yield
         finally:
+            await describing
             if owns_service:
                 await service.stop()
             access_log.flush()
@@ -83,7 +87,7 @@ def create_app(
         explain_routes(service),
         dashboard_routes(),
     ):
-        app.include_router(routes)
+        app.router.routes += routes.routes
     describe_bodies(app)
     return app
 

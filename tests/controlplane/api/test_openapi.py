@@ -7,8 +7,9 @@ import pytest
 from pydantic import BaseModel
 
 from backends.testing.scripted import Script
+from controlplane.api.openapi import model_schemas
 from controlplane.api.protocol import answers, cohere_answers
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, Stage
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, Stage, staged, until
 
 CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SCRIPT = Script(tokens=4, words=("a", "b"), reasoning_words=("Hm",), tool_calls=(CALL,), cached_tokens=1)
@@ -163,3 +164,10 @@ async def test_docs_show_the_schema(stage: Stage):
     page = await stage.http.get("/docs")
     assert page.status_code == 200
     assert "/openapi.json" in page.text
+
+
+async def test_the_schemas_of_bodies_are_built_before_they_are_asked_for() -> None:
+    """On the event loop they would keep every other request for as long as they take."""
+    model_schemas.cache_clear()
+    async with staged():
+        await until(lambda: model_schemas.cache_info().currsize == 1)
