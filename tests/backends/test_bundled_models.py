@@ -49,6 +49,7 @@ def test_an_existing_model_folder_is_not_rebuilt(tmp_path, monkeypatch):
     assert list(bundled_models.ensure_tiny_model("tiny-opt").iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_failed_build_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
     monkeypatch.setattr(bundled_models, "_set_weights", lambda *_: 1 / 0)
@@ -57,6 +58,7 @@ def test_a_failed_build_leaves_no_folder(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kv_heads"), [("tiny-llama", 4), ("tiny-llama-mha", 8), ("tiny-opt", 8)])
 def test_parameter_count_and_kv_heads(name, kv_heads):
     from transformers import AutoConfig, AutoModelForCausalLM

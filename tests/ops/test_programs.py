@@ -57,6 +57,7 @@ def test_continuous_integration_requires_what_it_could_install(tmp_path, has_net
     assert found <= programs.SOURCES.keys()
 
 
+@pytest.mark.long
 def test_shell_scripts_parse():
     scripts = [path for path in ROOT.rglob("*.sh") if ".venv" not in path.parts]
     for script in [ROOT / ".ci/run", *scripts]:

@@ -24,6 +24,7 @@ def _hold(holds, done):
     assert block
 
 
+@pytest.mark.long
 def test_memory_of_a_child_process_counts_as_ours_until_it_exits():
     context = multiprocessing.get_context("spawn")
     holds, done = context.Event(), context.Event()
@@ -44,6 +45,7 @@ def test_memory_of_a_child_process_counts_as_ours_until_it_exits():
         probe.close()
 
 
+@pytest.mark.long
 def test_a_process_started_later_is_found():
     probe = HostProbe()
     try:

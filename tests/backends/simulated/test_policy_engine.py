@@ -116,6 +116,7 @@ def test_a_quota_is_confirmed_between_two_steps_and_preempts_beyond_it():
     assert tokens == [6, 6, 6]
 
 
+@pytest.mark.long
 def test_a_request_larger_than_the_quota_starts_once_the_quota_allows_it():
     async def scenario(generator, _):
         await generator.set_quota(BLOCK)

@@ -6,6 +6,8 @@ import pytest
 
 from backends.vllm import argument_names
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("vllm", exc_type=ImportError)
 
 

@@ -71,6 +71,7 @@ async def served(folder):
         assert process.exitcode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("do", "expected"),
     [

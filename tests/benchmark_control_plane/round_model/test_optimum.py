@@ -21,6 +21,8 @@ from benchmark_control_plane.optimum import best_schedule, main
 from benchmark_control_plane.round_model.optimum_bound import fluid_latency_bound, lp_bound
 from benchmark_control_plane.round_model.optimum_search import initial_orders, search
 
+pytestmark = pytest.mark.long
+
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/scheduling.json").read_text())
 EXACT, LARGE = GOLDEN["exact"], GOLDEN["large"]
 QUICK = {1, 4, 8, 11, 14}

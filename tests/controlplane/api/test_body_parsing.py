@@ -55,6 +55,7 @@ def items(value: Any) -> int:
     return 0
 
 
+@pytest.mark.long
 @given(values)
 @pytest.mark.parametrize("option", [0, orjson.OPT_INDENT_2])
 def test_structure_of_any_value(option: int, value: Any):
@@ -183,6 +184,7 @@ MESSAGES = st.lists(
 SCHEMAS = st.just({"type": "object"}) | st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=3)
 
 
+@pytest.mark.long
 @given(
     ITEMS | st.just("hi"),
     MESSAGES,

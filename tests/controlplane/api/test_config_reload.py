@@ -21,6 +21,8 @@ from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import build_service
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged, until
 
+pytestmark = pytest.mark.long
+
 MODELS = {
     "chat": {"model": CHAT_MODEL},
     "embeddings": [{"model": EMBED_MODEL}],

@@ -95,6 +95,7 @@ class Client:
         await asyncio.sleep(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("as_it_ends", [False, True])
 @pytest.mark.parametrize("asked", ASKED)

@@ -20,6 +20,8 @@ from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import build_service
 from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, staged, until
 
+pytestmark = pytest.mark.long
+
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
 _BODY = json.dumps(CHAT).encode()
 REQUEST = (

@@ -32,6 +32,7 @@ def here(example: str, url: str) -> str:
     return example
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_programs_run(program, monkeypatch):
     monkeypatch.chdir(ROOT)

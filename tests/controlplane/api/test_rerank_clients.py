@@ -10,6 +10,8 @@ from controlplane.api.settings import ApiKey, ApiSettings
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.scripted_server import RERANK_MODEL, listening, staged
 
+pytestmark = pytest.mark.long
+
 _KEY = "sk-of-the-tests"
 _DOCUMENTS = ["first", "second", "third"]
 

@@ -26,6 +26,8 @@ from controlplane.service.bootstrap import build_service
 from controlplane.service.service import Service
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, listens, until
 
+pytestmark = pytest.mark.long
+
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -14,6 +14,8 @@ from backends.testing.scripted import Script
 from controlplane.core.generation import ChatPrompt
 from tests.controlplane.api.scripted_server import CHAT_MODEL, HELLO, TEXT, Stage, listening
 
+pytestmark = pytest.mark.long
+
 
 class Sum(BaseModel):
     """The sum of two numbers."""

@@ -71,6 +71,7 @@ def test_error_replaces_the_plan(config, capsys, monkeypatch):
     assert "vLLM has no engine argument 'max_num_seqs'; did you mean max_num_batched" in err
 
 
+@pytest.mark.long
 def test_check_imports_neither_an_engine_nor_the_service(config):
     left_out = {
         "vllm", "torch", "transformers", "fastapi", "apscheduler", "prometheus_client", "predictors",
@@ -163,6 +164,7 @@ def test_interrupt_and_closed_pipe_have_their_statuses(monkeypatch, config):
     assert main(["check", str(config)]) == ExitStatus.INTERRUPTED
 
 
+@pytest.mark.long
 def test_predictor_prints_a_table_or_json(tmp_path, capsys):
     log = tmp_path / "log.jsonl"
     lines = [{"prompt": f"Say {n}", "output_tokens": 10 + n % 7, "model": "m"} for n in range(300)]

@@ -29,6 +29,8 @@ from tests.controlplane.api.scripted_server import (
     until,
 )
 
+pytestmark = pytest.mark.long
+
 MODELS = {
     "chat": {"model": CHAT_MODEL},
     "embeddings": [{"model": EMBED_MODEL}],

@@ -41,6 +41,7 @@ def test_every_reason_has_the_dashboards_words():
     assert REASONS.keys() == set(Reason)
 
 
+@pytest.mark.long
 async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
     monkeypatch.setenv(KEY_VARIABLE, "root")
     async with staged(is_stepped=True, **SECTIONS) as stage, listening(stage.app) as url:

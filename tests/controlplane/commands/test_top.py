@@ -16,6 +16,8 @@ from controlplane.commands.admin_api import KEY_VARIABLE
 from controlplane.commands.live_view import LiveView, plain_text
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
+pytestmark = pytest.mark.long
+
 SERVER = {"admin_key_sha256": sha256(b"root").hexdigest()}
 CLASSES = {
     "gold": {"default": True, "priority": 2, "ttft_ms": 10_000},

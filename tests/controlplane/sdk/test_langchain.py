@@ -16,6 +16,8 @@ from controlplane.sdk.langchain import TandemEmbeddings, TandemRerank
 from tests.controlplane.api.scripted_server import EMBED_MODEL, listening, staged
 from tests.controlplane.sdk.scripted_http import Server, vectors
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:

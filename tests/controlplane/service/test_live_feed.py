@@ -235,6 +235,7 @@ def test_a_failed_sample_is_logged_and_the_next_one_is_taken(bench, caplog):
     assert caplog.text.count("the live feed has no new samples") == 1
 
 
+@pytest.mark.long
 def test_the_simulated_machine_is_sampled_in_virtual_time():
     offered, sections = sorted(mixed(), key=lambda one: one.at), {"classes": CLASSES, "quota": QUOTA}
 

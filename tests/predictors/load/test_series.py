@@ -35,6 +35,7 @@ def pinball(said, value):
     return np.where(value >= said, level * (value - said), (1 - level) * (said - value))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("load", [poisson, bursty, periodic, mostly_silent])
 def test_coverage_and_loss_on_every_load(load):
     series = load(np.random.default_rng(3))

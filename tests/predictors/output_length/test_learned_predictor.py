@@ -9,6 +9,8 @@ from predictors.output_length.checkpoint import Checkpoint
 from predictors.output_length.learned_predictor import LearnedLengths
 from predictors.output_length.quantile_model import fit
 
+pytestmark = pytest.mark.long
+
 
 def serve(lengths, requests):
     """Share of outputs within their forecast 0.9 quantile."""

@@ -131,6 +131,7 @@ def test_a_served_load_complains_of_faults_and_of_nothing_else() -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_comparison_runs_on_the_servers_that_it_describes(tmp_path: Path) -> None:
     plan = read_experiment(one_gpu.EXPERIMENT, tmp_path).plan
     live = Live(

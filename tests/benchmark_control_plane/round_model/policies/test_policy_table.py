@@ -47,6 +47,7 @@ def run(requests: list[RoundRequest], policy: str, alpha: float) -> Schedule | N
         return None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(STEP_POLICIES))
 @settings(max_examples=30)
 @given(requests=instances(), alpha=st.sampled_from([0.0, 0.2, 0.9]))

@@ -11,6 +11,8 @@ from backends.testing.scripted import Script
 from controlplane.core.generation import ChatPrompt
 from tests.controlplane.api.scripted_server import CHAT_MODEL, HELLO, TEXT, Stage, listening
 
+pytestmark = pytest.mark.long
+
 agents = pytest.importorskip("agents")
 
 

@@ -80,6 +80,7 @@ def planned(
 batches = st.tuples(st.lists(lives, max_size=12), st.lists(lives, max_size=12), st.integers(0, 60))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
 def test_engine_policy_conforms(ordering):
     check_engine_policy(lambda: engine_policy(EngineOptions(ordering=ordering)), cases=200)
@@ -223,6 +224,7 @@ def random_state(random: Random, name: str, *, is_running: bool) -> RequestState
     return state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [1e15, 4_000.0])
 @pytest.mark.parametrize("settle", [0, 12])
 def test_skipped_requests_could_not_have_started(settle, cut):

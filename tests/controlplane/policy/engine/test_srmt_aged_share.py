@@ -44,6 +44,7 @@ def served(share: float, stays: list[tuple[int, int]], steps: int) -> tuple[int,
     return used, starts
 
 
+@pytest.mark.long
 @given(
     share=st.sampled_from([0.02, 0.1, 0.3]),
     stays=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=5),

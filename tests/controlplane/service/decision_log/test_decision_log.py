@@ -21,6 +21,8 @@ from controlplane.service.decision_log.log_rows import logged_history, thinned
 from controlplane.service.decision_log.reader import read_log
 from controlplane.service.decision_log.segment_files import segments
 
+pytestmark = pytest.mark.long
+
 MACHINE = Machine(
     sequential(llm_only(affine(0.02, 1e-4, 1e-4, 1e-7)), embedding_line(0.005, 1e-5)),
     kv_bytes=96 * 16 * 1024, max_model_tokens=512, max_running=16, step_tokens=256,
