@@ -76,8 +76,19 @@ test: setup
 	$(MAKE) test-fast
 	$(MAKE) test-engine
 
+# Two processes with a half each, because every worker of a shared run imports the tests of all.
+HALF := tests/controlplane/api tests/controlplane/commands tests/controlplane/sdk
+FAST := $(TEST_ENV) $(BIN)/python -m pytest -m "not (engine or long or browser or gpu or slow)"
+.PHONY: fast-half fast-rest
+
+fast-half: setup
+	$(FAST) $(HALF)
+
+fast-rest: setup
+	$(FAST) tests $(HALF:%=--ignore=%)
+
 test-fast: setup
-	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) -m "not (engine or long or browser or gpu or slow)"
+	$(MAKE) -j 2 -O fast-half fast-rest
 
 # Property tests with new random examples on each run, fifty times as many.
 fuzz: setup

@@ -70,7 +70,7 @@ class RecordedTraffic:
         costs: these costs.
         sections: the configuration in force, as sections of a YAML file.
         left_out: what of the log is not replayed, and what is approximated.
-        host_delays: seconds that a request of each kind takes outside gate and engines.
+        host_delays: seconds that a request of each kind takes after its step in the engine.
     """
 
     rows: Sequence[Row]
@@ -98,7 +98,8 @@ class RecordedTraffic:
         start, block = self.rows[0]["at"], self.machine.geometry.block_tokens
         return [
             replace(
-                _offer(row, number, start, block, seed), host_delay=self.host_delays.get(row["kind"], 0.0)
+                _offer(row, number, start, block, seed),
+                host_delay=_intake_seconds(row) + self.host_delays.get(row["kind"], 0.0),
             )
             for number, row in enumerate(self.rows)
         ]
@@ -254,6 +255,11 @@ def _machine(
             workspace_batches=max(1, facts["workspace_bytes"] // model["workspace_bytes"]),
         )
     return machine
+
+
+def _intake_seconds(row: Row) -> float:
+    """The time from arrival to the gate: of the protocol, of tokenization and of a late event loop."""
+    return row["decisions"][0]["at_ms"] / 1e3 if row["decisions"] else 0.0  # type: ignore[no-any-return]
 
 
 def _offer(row: Row, number: int, start: int, block_tokens: int, seed: int) -> Offered:

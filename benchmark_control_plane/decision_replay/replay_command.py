@@ -106,7 +106,7 @@ def check_text(traffic: RecordedTraffic, check: SelfCheck) -> Iterator[str]:
     """Lines on what was left out of the log, and on every figure of the self-check."""
     yield from (f"left out: {line}" for line in traffic.left_out)
     for kind, delay in traffic.host_delays.items():
-        yield f"{kind}: {1e3 * delay:.1f} ms outside gate and engines are added to each request"
+        yield f"{kind}: {1e3 * delay:.1f} ms after the engine's step are added to each request"
     yield "self-check on the second half of the log (measured, replayed, tolerance):"
     for each in check.figures:
         scale, unit = (1, "ms") if each.name.endswith("_ms") else (100, "%")

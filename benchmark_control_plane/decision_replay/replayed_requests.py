@@ -73,12 +73,13 @@ def replayed_results(
 
 
 def with_host_delays(traffic: RecordedTraffic, *, most: int | None = None) -> RecordedTraffic:
-    """The traffic with the time that requests take outside gate and engines, by the first half of the log.
+    """The traffic with the time that requests take after their step, by the first half of the log.
 
     Of that half only the first `most` requests are replayed; None replays all.
 
     For each kind it is the median by which the logged latency of a request exceeds that of its replay; the
-    replay has no tokenization, no transport between processes and no turn of an event loop.
+    replay has no detokenization, no transport between processes and no turn of an event loop. The time before
+    the gate is in the log, for each request.
     """
     middle = traffic.middle
     first = replace(traffic, rows=[row for row in traffic.rows if row["at"] < middle][:most])

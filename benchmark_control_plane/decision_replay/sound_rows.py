@@ -24,6 +24,8 @@ def is_sound(row: Row) -> bool:
         return False
     if not all(isinstance(each, dict) for each in row["decisions"]):
         return False
+    if not all(each.get("at_ms") is not None and _is_time(each["at_ms"]) for each in row["decisions"]):
+        return False
     return _is_sound_embedding(row) if row["kind"] == "embed" else _is_sound_generation(row)
 
 

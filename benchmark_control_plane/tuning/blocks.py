@@ -114,6 +114,8 @@ def _block(
 def _resumed(row: Row, begun: int) -> Row:
     """A request that is in the system when a block begins, with the part of its answer that is left."""
     ttft, end = row.get("ttft_ms"), _end(row)
+    # It has reached the gate.
+    row = {**row, "decisions": ()}
     if ttft is None or not row.get("output_tokens") or (first := row["at"] + 1e3 * ttft) >= begun:
         return {**row, "at": begun}
     left = (end - begun) / (end - first)

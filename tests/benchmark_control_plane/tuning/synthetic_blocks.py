@@ -41,6 +41,7 @@ def block():
             "class": names[n % 3],
             "kind": "generate",
             "outcome": "met",
+            "decisions": [],
             "at": n * 10_000,
             "tenant": "t",
             "id": f"{n}-{n}",
