@@ -1,58 +1,53 @@
 """Quotes of the fault suite, of overload by new connections and of hostile bodies for docs/results.md."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from benchmark_control_plane.experiments.faults.trial import HEALTH_WITHIN_MS, MOST_GROWTH_MB
+from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
 from benchmark_control_plane.report import formats
 
 Rows = Iterator[tuple[str, str]]
 
 
-def fault_suite(content: Mapping[str, Any]) -> Rows:
+def fault_table(content: Mapping[str, Any], link: str) -> str:
+    """A table with one line for each fault: the sums of its trials, and the worst of the times."""
     trials: dict[str, list[Mapping[str, Any]]] = {}
     for trial in content["trials"]:
         trials.setdefault(trial["row"], []).append(trial)
-    for row, found in trials.items():
-        yield f"Fault under load: {row}", ", ".join(_fault_facts(found))
+    head = [
+        "fault under load", "runs", "lost of all requests", "bytes held after", "MB more, at most",
+        "MB more after", "`/ready` 503 after", "200 again after", "`/health` on its own port", "on the API's",
+        "chat of another tenant",
+    ]  # fmt: skip
+    lines = markdown_table(head, ([row, *_fault_cells(found)] for row, found in trials.items()))
+    found = content["trials"]
+    slow = sum(bool(trial["slow"]) for trial in found)
+    broken = sum(bool(trial["failures"]) for trial in found)
+    remarks = (
+        f"Waits are the longest. In {slow} of {len(found)} runs `/health` waited longer than "
+        f"{HEALTH_WITHIN_MS:.0f} ms on its own port, or memory grew by more than {MOST_GROWTH_MB:.0f} MB; in "
+        f"{broken} another claim did not hold. The requests ended as {_endings(found)}. ({link}.)"
+    )
+    return "\n".join([*lines, remarks, ""])
 
 
-def _fault_facts(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What the trials of one fault showed: the sums, and the worst of the times."""
+def _fault_cells(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    def worst(values: Iterable[float | None], unit: str) -> str:
+        known = [value for value in values if value is not None]
+        return f"{formats.figure(max(known))} {unit}".strip() if known else formats.ABSENT
 
-    def worst(key: str) -> float | None:
-        return max((trial[key] for trial in trials if trial[key] is not None), default=None)
-
-    after = [trial["after"] for trial in trials]
-    # Earlier results state the memory of the server without its children, and no limits.
-    has_limits = all("slow" in trial for trial in trials)
-    if sent := sum(trial["sent"] for trial in trials):
-        yield f"{sum(trial['lost'] for trial in trials)} of {sent:,} requests lost"
-        yield f"endings {_endings(trials)}"
-    if all(state["held_bytes"] is not None for state in after):
-        yield f"{sum(state['held_bytes'] for state in after):,.0f} bytes held after"
-        if has_limits:
-            yield f"memory of all processes {_most(after, 'peak_growth_mb')} MB at most"
-            yield f"{_most(after, 'growth_mb')} MB after"
-    if (down := worst("not_ready_s")) is not None:
-        yield f"`/ready` 503 after {formats.figure(down)} s"
-    if (back := worst("back_s")) is not None:
-        yield f"200 again {formats.figure(back)} s later"
-    if (status := trials[0]["exit_status"]) is not None:
-        yield f"exit status {status}"
-    if sent:
-        yield f"longest wait of `/health` {worst('health_port_ms'):.0f} ms on its own port"
-        yield f"{worst('health_ms'):.0f} ms on the other"
-        yield f"of another tenant's chat {worst('other_chat_ms'):,.0f} ms"
-    failed = sum(bool(trial["failures"]) for trial in trials)
-    yield f"{formats.several(len(trials), 'run')}, {failed} with a claim that does not hold"
-    if has_limits:
-        yield f"{sum(bool(trial['slow']) for trial in trials)} with a wait or memory above its limit"
-
-
-def _most(states: Sequence[Mapping[str, Any]], key: str) -> str:
-    return f"{max(state[key] for state in states):+,.0f}"
+    after, sent = [trial["after"] for trial in trials], sum(trial["sent"] for trial in trials)
+    yield f"{len(trials)}"
+    yield f"{sum(trial['lost'] for trial in trials)} of {sent:,}" if sent else formats.ABSENT
+    for key in ("held_bytes", "peak_growth_mb", "growth_mb"):
+        yield worst((state[key] for state in after), "")
+    for key in ("not_ready_s", "back_s"):
+        yield worst((trial[key] for trial in trials), "s")
+    for key in ("health_port_ms", "health_ms", "other_chat_ms"):
+        yield worst((trial[key] for trial in trials), "ms") if sent else formats.ABSENT
 
 
 def _endings(trials: Sequence[Mapping[str, Any]]) -> str:
@@ -60,7 +55,7 @@ def _endings(trials: Sequence[Mapping[str, Any]]) -> str:
     endings: Counter[str] = Counter()
     for trial in trials:
         endings.update(trial["endings"])
-    return " ".join(f"{how} {times:,}" for how, times in endings.most_common())
+    return ", ".join(f"{how} {times:,}" for how, times in endings.most_common())
 
 
 def new_connections(content: Mapping[str, Any]) -> Rows:
@@ -100,9 +95,9 @@ def hostile_input(content: Mapping[str, Any]) -> Rows:
     for attack in attacks:
         broken.update(attack["not_held"])
     yield (
-        f"{content['senders']} senders of each of {kinds} hostile requests: what does not hold",
-        ", ".join(f"{claim} {times}" for claim, times in broken.most_common())
-        + f"{'; ' if broken else 'nothing '}in {len(attacks)} attacks",
+        f"{content['senders']} senders of each of {kinds} hostile requests: attacks that broke a limit",
+        f"{', '.join(f'{claim}: {times}' for claim, times in broken.most_common()) or 'none'}, of "
+        f"{len(attacks)} attacks",
     )
 
 

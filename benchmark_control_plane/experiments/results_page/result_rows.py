@@ -344,7 +344,6 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "cancellation.json": (GATE, cancellation),
     "live-feed.json": (GATE, live_feed),
     "observation-cost.json": (GATE, observation_cost),
-    "fault-suite.json": (FAULTS, fault_rows.fault_suite),
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),
     "soak.json": (FAULTS, fault_rows.soak),
@@ -380,3 +379,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
 
 IN_README = ("engine-frontier.json", "retry-after.json", "prediction.json", "door.json")
 """README.md quotes the first row of each, after the experiments on real engines."""
+TABLES: Mapping[str, tuple[str, Callable[[Mapping[str, Any], str], str]]] = {
+    "fault-suite.json": (FAULTS, fault_rows.fault_table),
+}
+"""Heading and table by the name of a results file that has one of its own."""

@@ -190,16 +190,21 @@ def results_page(folder: Path) -> str:
         parts.append(matrix_table.full(cells, _link(file)))
     rows: dict[str, list[str]] = {heading: [] for heading in (*result_rows.HEADINGS, _OTHER)}
     for file, results in sorted(found, key=lambda each: _place(each[0].stem)):
-        if file.name not in (*IN_FULL, *result_rows.QUOTES):
+        if file.name not in (*IN_FULL, *result_rows.QUOTES, *result_rows.TABLES):
             heading, question = _question(results, file)
             rows[heading].append(_row(question, bench_tables.rates(results), file))
     for pattern, (heading, quote) in result_rows.QUOTES.items():
         for file in sorted(folder.glob(pattern)):
             rows[heading] += [_row(*row, file) for row in quote(read_object(str(file)))]
+    tables: dict[str, list[str]] = {heading: [] for heading in rows}
+    for name, (heading, table) in result_rows.TABLES.items():
+        for file in folder.glob(name):
+            tables[heading].append(table(read_object(str(file)), _link(file)))
     for heading, lines in rows.items():
         if lines:
-            table = "\n".join(("| measured | result | source |", "|---|---|---|", *lines, ""))
-            parts.append(f"## {heading}\n\n{table}")
+            tables[heading].append("\n".join(("| measured | result | source |", "|---|---|---|", *lines, "")))
+        if tables[heading]:
+            parts.append(f"## {heading}\n\n" + "\n".join(tables[heading]))
     return "\n".join(parts)
 
 

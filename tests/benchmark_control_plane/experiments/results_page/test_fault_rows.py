@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmark_control_plane.experiments.results_page.fault_rows import fault_suite, hostile_input, soak
+from benchmark_control_plane.experiments.results_page.fault_rows import fault_table, hostile_input, soak
 
 
 def trial(**changes: Any) -> dict[str, Any]:
@@ -14,23 +14,25 @@ def trial(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_fault_states_outcomes_memory_and_what_exceeds_a_limit():
+def test_a_fault_states_requests_waits_and_memory():
     slow = trial(run=1, slow=["/health on its own port waited 120 ms"], health_port_ms=120.0)
-    ((_, text),) = fault_suite({"trials": [trial(slow=[]), slow]})
-    for fact in (
-        "0 of 200 requests lost, endings done 180 429 20",
-        "memory of all processes +12 MB at most, -3 MB after",
-        "longest wait of `/health` 120 ms on its own port",
-        "2 runs, 0 with a claim that does not hold, 1 with a wait or memory above its limit",
-    ):
-        assert fact in text
+    text = fault_table({"trials": [trial(slow=[]), slow]}, "source")
+    row = next(line for line in text.splitlines() if line.startswith("| worker killed |"))
+    assert row.split(" | ")[1:] == [
+        "2", "0 of 200", "0", "12.4", "-3", "0.5 s", "4 s", "120 ms", "30 ms", "400 ms |",
+    ]  # fmt: skip
+    assert "In 1 of 2 runs `/health` waited longer than 100 ms on its own port" in text
+    assert "more than 300 MB; in 0 another claim did not hold" in text
+    assert "ended as done 180, 429 20. (source.)" in text
 
 
-def test_earlier_results_and_ended_servers_are_read():
-    ended = trial(after=dict.fromkeys(trial()["after"]), exit_status=0, not_ready_s=None, back_s=None)
-    for earlier in (trial(), ended):
-        ((_, text),) = fault_suite({"trials": [earlier]})
-        assert text.endswith("1 run, 0 with a claim that does not hold") and "memory" not in text
+def test_an_ended_server_has_no_times():
+    ended = trial(
+        after=dict.fromkeys(trial()["after"]), exit_status=0, not_ready_s=None, back_s=None, sent=0, slow=[]
+    )
+    text = fault_table({"trials": [ended]}, "source")
+    row = next(line for line in text.splitlines() if line.startswith("| worker killed |"))
+    assert set(row.strip("| ").split(" | ")[2:]) == {"—"}
 
 
 def test_hostile_requests_name_the_costliest():
@@ -43,12 +45,12 @@ def test_hostile_requests_name_the_costliest():
     rows = dict(hostile_input({"senders": 10, "attacks": attacks}))
     head = "10 senders of each of 2 hostile requests"
     assert "most 0.2 s (66 MiB header)" in rows[f"{head}: time from the last byte to the reply, sent alone"]
-    assert rows[f"{head}: what does not hold"] == "refusal 1; in 2 attacks"
+    assert rows[f"{head}: attacks that broke a limit"] == "refusal: 1, of 2 attacks"
     assert (
         dict(hostile_input({"senders": 10, "attacks": attacks[1:2]}))[
-            "10 senders of each of 1 hostile requests: what does not hold"
+            "10 senders of each of 1 hostile requests: attacks that broke a limit"
         ]
-        == "nothing in 1 attacks"
+        == "none, of 1 attacks"
     )
 
 
