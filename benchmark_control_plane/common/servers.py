@@ -101,6 +101,10 @@ def _vllm() -> str:
     return str(command)
 
 
+IN_PROCESS = {"distributed_executor_backend": "backends.vllm.cpu_executor.InProcessExecutor"}
+"""Argument with which vLLM computes in the engine's process on a CPU, as Tandem's engine does by default."""
+
+
 def vllm_server(
     model: str,
     served_name: str,

@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.http_client import Address, Connections, connections
 from benchmark_control_plane.common.servers import (
+    IN_PROCESS,
     Server,
     all_serving,
     free_port,
@@ -66,10 +67,13 @@ def models_of(experiment: Path | None) -> Live:
 @contextmanager
 def both_stacks(live: Live, naive_threads: int) -> Iterator[list[Stack]]:
     """Starts the naive pair and Tandem together; yields them in this order."""
+    import torch
+
+    in_process = {} if torch.cuda.is_available() else IN_PROCESS
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
         servers = [
-            vllm_server(live.chat.model, live.chat.served_name, live.chat.engine),
+            vllm_server(live.chat.model, live.chat.served_name, {**in_process, **live.chat.engine}),
             plain_embeddings(live.embedding, naive_threads),
             _tandem(live, folder),
         ]

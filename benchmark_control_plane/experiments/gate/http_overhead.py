@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark_control_plane.common.servers import (
+    IN_PROCESS,
     BenchRun,
     Server,
     all_serving,
@@ -50,6 +51,7 @@ ENGINE: dict[str, object] = {
     "dtype": "bfloat16",
     "enforce_eager": True,
     "kv_cache_memory_bytes": 512 * 2**20,
+    **IN_PROCESS,
 }
 MODEL = "tiny-llama"
 _DECISIONS = 500
