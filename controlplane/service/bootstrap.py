@@ -1,6 +1,6 @@
 """Builds a service from its configuration: backends, gate, quotas and monitor. Starts nothing.
 
-The only module outside `backends` that imports it. Backends are looked up by name in the tables below.
+Backends are looked up by name in the tables of `engine_builders`.
 """
 
 import logging
