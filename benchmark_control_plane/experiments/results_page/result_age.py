@@ -36,7 +36,7 @@ INDEPENDENT = frozenset(
     )
 )  # fmt: skip
 """Results of no gate and no scheduler of the server."""
-CURRENT = frozenset(("fault-suite", "hostile-input"))
+CURRENT = frozenset(("fault-suite", "hostile-input", "soak"))
 """Results of the present rules."""
 PRECEDES: Mapping[str, str] = {name: number for number, names in _PRECEDES.items() for name in names}
 
