@@ -1,7 +1,7 @@
 """Messages between the gate and an LLM engine: sampling parameters, prompts and output deltas."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from controlplane.core.clock import NO_TIME, Duration, Instant
@@ -18,8 +18,8 @@ class Sampling:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Mapping[str, float] | None = None
     seed: int | None = None
@@ -34,6 +34,28 @@ class Sampling:
     structure: Mapping[str, Any] | None = None
     """Structured output: {"type": "json_object"}, {"type": "json_schema", "schema": {…}} or
     {"type": "regex"|"grammar"|"choice", "value": …}."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """A model's sampling defaults that the gate applies, because leases and resumption depend on them.
+
+    `max_tokens` and the penalties are for requests that state none; `most_tokens` bounds every request.
+    """
+
+    max_tokens: int | None = None
+    most_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    def filled(self, sampling: Sampling, *, max_tokens: int) -> Sampling:
+        """`sampling` with this limit, and with the penalties that it leaves to the model."""
+        penalties = {
+            name: getattr(self, name)
+            for name in ("presence_penalty", "frequency_penalty")
+            if getattr(sampling, name) is None
+        }
+        return replace(sampling, max_tokens=max_tokens, **penalties)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ def _sampling(body: Generation, logprobs: int | None) -> Sampling:
         # In vLLM -1 and 0 both mean "all tokens".
         top_k=None if body.top_k is None else max(0, body.top_k),
         min_p=body.min_p,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repetition_penalty,
         logit_bias=body.logit_bias,
         seed=body.seed,
