@@ -121,8 +121,10 @@ class ProcessedImages:
 class ChatPrompt:
     """A conversation as the API received it; messages and tools are OpenAI's JSON objects.
 
-    With `add_special_tokens` the tokenizer adds its own to those of the template. Once `images` are taken out
-    of the messages, parts `{"type": "image"}` mark their places; the processor makes `processed` of them.
+    With `add_special_tokens` the tokenizer adds its own to those of the template. With `can_merge_system` a
+    template that refuses the conversation gets it with all system messages as one, at its head. Once `images`
+    are taken out of the messages, parts `{"type": "image"}` mark their places; the processor makes
+    `processed` of them.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -130,6 +132,7 @@ class ChatPrompt:
     tool_choice: str | Mapping[str, Any] = "auto"
     template_options: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
+    can_merge_system: bool = False
     images: Sequence[EncodedImage] = ()
     processed: ProcessedImages | None = None
 

@@ -8,6 +8,7 @@ import orjson
 from pydantic_core import to_json
 
 from controlplane.api.errors import Problem
+from controlplane.api.protocol.anthropic_messages import MessagesChat
 from controlplane.api.protocol.json_schema import endless_reference
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, Generation
 from controlplane.api.protocol.tokenize_messages import TokenizeRequest
@@ -125,4 +126,5 @@ def chat_prompt(body: ChatCompletionRequest | TokenizeRequest) -> ChatPrompt:
         tool_choice=body.tool_choice or ("auto" if tools else "none"),
         template_options=options,
         add_special_tokens=bool(body.add_special_tokens),
+        can_merge_system=isinstance(body, MessagesChat),
     )

@@ -115,6 +115,39 @@ async def test_tool_loop(client: anthropic.AsyncAnthropic, locked: Stage):
     ]
 
 
+HEADER = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
+
+
+@pytest.mark.parametrize("has_own_block", [True, False])
+async def test_prompt_does_not_depend_on_claude_codes_billing_header(stage: Stage, *, has_own_block: bool):
+    for cch in ("aa01", "bb02"):
+        header = HEADER % cch
+        texts = [header, "Be short.", ""] if has_own_block else [f"{header}\n\nBe short."]
+        system = [{"type": "text", "text": text} for text in texts]
+        messages = [*asked()["messages"], {"role": "system", "content": header}]
+        answer = await stage.http.post(PATH, json=asked(system=system, messages=messages))
+        assert answer.status_code == 200, answer.text
+        chat, _ = conversation(stage)
+        assert [(message["role"], message["content"][0]["text"]) for message in chat.messages] == [
+            ("system", "Be short."),
+            ("user", "hi"),
+        ]
+        assert len(chat.messages[0]["content"]) == 1
+    bare = asked(system=HEADER % "cc03")
+    assert (await stage.http.post(PATH, json=bare)).status_code == 200
+    assert [message["role"] for message in conversation(stage)[0].messages] == ["user"]
+    quoted = asked(messages=[{"role": "user", "content": HEADER}])
+    assert (await stage.http.post(PATH, json=quoted)).status_code == 200
+    assert conversation(stage)[0].messages[0]["content"][0]["text"] == HEADER
+
+
+async def test_system_messages_may_be_merged_as_in_no_other_protocol(stage: Stage):
+    messages = [*asked()["messages"], {"role": "system", "content": "Be short."}]
+    for path, expected in ((PATH, True), ("/v1/chat/completions", False)):
+        assert (await stage.http.post(path, json=asked(messages=messages))).status_code == 200
+        assert conversation(stage)[0].can_merge_system == expected
+
+
 async def test_count_tokens(client: anthropic.AsyncAnthropic):
     messages: Any = [{"role": "user", "content": "hi"}]
     counted = await client.messages.count_tokens(model=CHAT_MODEL, messages=messages, system="Be short.")
