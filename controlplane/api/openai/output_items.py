@@ -70,9 +70,16 @@ class OutputItems:
         self.stop_reason: str | int | None = None
 
     @property
-    def has_calls(self) -> bool:
-        """Whether the model calls a function."""
-        return any(item.kind == "call" for item in self.items)
+    def can_run_calls(self) -> bool:
+        """Whether there are calls for the client to run: not if a stop sequence cut the last one short."""
+        arguments = [item.text for item in self.items if item.kind == "call"]
+        if not arguments or not isinstance(self.stop_reason, str):
+            return bool(arguments)
+        try:
+            orjson.loads(arguments[-1])
+        except orjson.JSONDecodeError:
+            return False
+        return True
 
     def add(self, delta: Delta) -> Iterator[ItemChange]:
         """Adds `delta` and yields what it changes. Raises BackendFailed if a completed call continues."""

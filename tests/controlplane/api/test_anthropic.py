@@ -10,8 +10,11 @@ import orjson
 import pytest
 
 from backends.testing.scripted import Script
+from controlplane.api.anthropic import MessageEncoder
+from controlplane.api.openai.buffered import UsageCounter
+from controlplane.api.openai.chat import ShownParts
 from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
-from controlplane.core.generation import ChatPrompt, Sampling
+from controlplane.core.generation import ChatPrompt, Delta, Sampling
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.scripted_server import CHAT_MODEL, HELLO, TEXT, Stage, listening, staged
 
@@ -225,16 +228,19 @@ async def test_stop_reasons(client: anthropic.AsyncAnthropic, locked: Stage):
     assert message.content[-1].input == {"INVALID_JSON": '{"a": '}
 
 
-async def test_stop_sequence_is_named():
-    from controlplane.api.anthropic import MessageEncoder
-    from controlplane.api.openai.buffered import UsageCounter
-    from controlplane.api.openai.chat import ShownParts
-    from controlplane.core.generation import Delta
-
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [((), "stop_sequence"), (CALLS[:1], "stop_sequence"), (CALLS[:2], "tool_use"), (CALLS, "tool_use")],
+)
+def test_stop_sequence_is_named_unless_all_calls_are_complete(calls: tuple[Any, ...], reason: str):
     shown = ShownParts(has_logprobs=False, is_single_call=False, hides_reasoning=False)
     encoder = MessageEncoder("m", "model", shown, UsageCounter(1, n=1))
-    encoder.encode(Delta(0, "a", (1,), finish_reason="stop", stop_reason="END"))
-    assert b'{"stop_reason":"stop_sequence","stop_sequence":"END"}' in encoder.end()
+    end = "tool_calls" if calls else "stop"
+    encoder.encode(Delta(0, "a", (1,), finish_reason=end, stop_reason="END", tool_calls=calls))
+    sequence = "END" if reason == "stop_sequence" else None
+    ending = orjson.dumps({"stop_reason": reason, "stop_sequence": sequence})
+    assert ending in encoder.end()
+    assert orjson.dumps(encoder.answer()).count(ending[1:-1]) == 1
 
 
 async def test_events_are_in_anthropics_order(stage: Stage):
