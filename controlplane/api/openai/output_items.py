@@ -55,17 +55,12 @@ class ItemChange(NamedTuple):
 
 
 class OutputItems:
-    """The items of one answer, in their order.
-
-    `reasoning_tokens` counts the tokens up to the end of the reasoning.
-    """
+    """The items of one answer, in their order."""
 
     def __init__(self, shown: ShownParts) -> None:
         self._shown = shown
-        self._tokens = 0
         self._held: tuple[TokenLogprob, ...] = ()
         self.items: list[OutputItem] = []
-        self.reasoning_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -83,13 +78,11 @@ class OutputItems:
 
     def add(self, delta: Delta) -> Iterator[ItemChange]:
         """Adds `delta` and yields what it changes. Raises BackendFailed if a completed call continues."""
-        self._tokens += len(delta.token_ids)
         # The text of a token may arrive later than its log probability.
         self._held += delta.logprobs
         calls = self._shown.calls(delta)
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
-            self.reasoning_tokens = self._tokens
         # A delta of several tokens may have the end of a call and text after it.
         is_call_open = bool(self.items) and self.items[-1].call is not None
         if is_call_open and any(call["index"] == self.items[-1].call for call in calls):

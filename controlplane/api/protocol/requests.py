@@ -354,6 +354,12 @@ class CachedTokens(BaseModel):
     cached_tokens: int = 0
 
 
+class OutputTokenDetails(BaseModel):
+    """Details of the output tokens."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(BaseModel):
     """Token counts of a response."""
 
@@ -361,6 +367,7 @@ class Usage(BaseModel):
     total_tokens: int
     completion_tokens: int = 0
     prompt_tokens_details: CachedTokens | None = None
+    completion_tokens_details: OutputTokenDetails | None = None
 
 
 class ErrorObject(BaseModel):
