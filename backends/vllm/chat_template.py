@@ -18,7 +18,11 @@ from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
 from controlplane.core.text_limits import TextLimit
 
-# Template options that the server sets itself.
+# Templates may write an option once for each message.
+_FREE_OPTION_CHARACTERS = 4_096
+# A call's arguments with more of these characters take more than about 10 ms to parse.
+_MOST_VALUES = 100_000
+# Template options that the server sets itself, besides the special tokens.
 _RESERVED_OPTIONS = frozenset(
     {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding", "truncation"}
     | {"max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
@@ -44,11 +48,13 @@ def render(
     With `images` the model takes images.
     """
     options = {"add_generation_prompt": True} | dict(prompt.template_options)
-    if taken := sorted(_RESERVED_OPTIONS & options.keys()):
+    reserved = _RESERVED_OPTIONS.union(getattr(tokenizer, "special_tokens_map", ()))
+    if taken := sorted(reserved & options.keys()):
         raise Refused(
             f"chat_template_kwargs may not set {', '.join(taken)}; the server sets them",
             param="chat_template_kwargs",
         )
+    _check_options(prompt, limit)
     offered = None if prompt.tool_choice == "none" else [dict(tool) for tool in prompt.tools] or None
     apply = partial(tokenizer.apply_chat_template, tools=offered, tokenize=False, **options)
     text = _applied(apply, prompt, images)
@@ -56,6 +62,16 @@ def render(
         return list(text)
     encode = partial(tokenizer.encode, add_special_tokens=prompt.add_special_tokens)
     return list(limit.encode(encode, text, param="messages"))
+
+
+def _check_options(prompt: ChatPrompt, limit: TextLimit) -> None:
+    """Raises Refused for options that make a prompt too long if the template writes them in every message."""
+    if not prompt.template_options:
+        return
+    characters = len(json.dumps(dict(prompt.template_options)))
+    if characters > _FREE_OPTION_CHARACTERS:
+        where = f"chat_template_kwargs, written in each of {len(prompt.messages):,} messages,"
+        limit.check(characters * len(prompt.messages), param="chat_template_kwargs", where=where)
 
 
 def _applied(apply: Callable[..., Any], prompt: ChatPrompt, images: TemplateImages | None) -> Any:
@@ -128,7 +144,7 @@ def _text(content: Any, at: int) -> str:
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    if isinstance(arguments, str) and sum(map(arguments.count, "[{,")) <= _MOST_VALUES:
         # A truncated call stays in the conversation, which refusing it would end. Most templates write
         # arguments that are text unchanged; a template that cannot raises an error.
         with suppress(ValueError, RecursionError):

@@ -31,6 +31,7 @@ class Sampling:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    is_echoed: bool = False
     structure: Mapping[str, Any] | None = None
     """Structured output: {"type": "json_object"}, {"type": "json_schema", "schema": {…}} or
     {"type": "regex"|"grammar"|"choice", "value": …}."""

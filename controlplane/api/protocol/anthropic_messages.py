@@ -21,6 +21,7 @@ from controlplane.api.protocol.types import (
     CLOSED,
     MAX_PARTS,
     MAX_STOPS,
+    Ignored,
     ResponseFormat,
     Text,
     check_tool_choice,
@@ -247,8 +248,8 @@ class MessagesRequest(CountTokensRequest):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
-    # Ignored: cannot change the output.
-    metadata: dict[str, Any] | None = None
+    # Cannot change the output.
+    metadata: Ignored[dict[str, Any]] = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     # Known, not supported.

@@ -116,3 +116,26 @@ def test_system_messages_stay_where_the_template_takes_them(rendered):
     conversation = (_HI, {"role": "system", "content": "two"}, _HI)
     plain = "{%- for m in messages %}{{- '<' + m.role + '>' + m.content }}{%- endfor %}"
     assert rendered(*conversation, template=plain, can_merge_system=True) == "<user>hi<system>two<user>hi"
+
+
+def test_special_tokens_are_the_servers(rendered):
+    """Templates write them after each message, so that one of megabytes would be multiplied by thousands."""
+    with pytest.raises(Refused, match="eos_token; the server sets them"):
+        rendered(_HI, eos_token="x")
+
+
+def test_an_option_that_every_message_may_repeat_must_fit(rendered):
+    """A template that writes it in each message would make a text of gigabytes before any limit applies."""
+    style = "x" * 100_000
+    assert rendered(_HI, style=style) == rendered(_HI)
+    with pytest.raises(Refused, match="written in each of 4,000 messages") as caught:
+        rendered(*[_HI] * 4_000, style=style)
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_arguments_of_very_many_values_stay_text(rendered, monkeypatch):
+    """Parsing them would hold the interpreter lock; no limit of the body counts what a string contains."""
+    monkeypatch.setattr("backends.vllm.chat_template._MOST_VALUES", 100)
+    few, many = f"[{'[],' * 20}0]", f"[{'[],' * 60}0]"
+    assert '"[' not in rendered(_HI, assistant_with_call(few))
+    assert '["[' in rendered(_HI, assistant_with_call(many))
