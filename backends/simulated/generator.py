@@ -90,6 +90,7 @@ class SimulatedGenerator:
         self.max_token_characters = 1
         self.max_running = max_running
         self.max_prompt_logprobs = 0
+        self.sampling_defaults = None
         self.images = None
         self._device = device
         self._lengths = lengths

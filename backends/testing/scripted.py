@@ -73,6 +73,7 @@ class ScriptedGenerator(ScriptedEngine):
         self.max_model_tokens = max_model_tokens
         self.max_token_characters = 1
         self.max_prompt_logprobs = max_running
+        self.sampling_defaults = None
         self.images = None
         self._prefill_seconds = prefill_seconds
         self._prompt_token_seconds = prompt_token_seconds

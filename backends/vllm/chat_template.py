@@ -2,13 +2,14 @@
 
 Templates expect content as text, tool-call arguments as objects, and absent fields instead of nulls and empty
 lists. OpenAI clients send content parts, JSON strings, nulls and empty lists; messages are normalised here.
-A conversation that the template cannot render is refused.
+A conversation that the template cannot render is refused. Anthropic's protocol has system messages at any
+position, which many templates refuse; if so, such a conversation is rendered with all of them at its head.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -17,7 +18,11 @@ from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
 from controlplane.core.text_limits import TextLimit
 
-# Template options that the server sets itself.
+# Templates may write an option once for each message.
+_FREE_OPTION_CHARACTERS = 4_096
+# A call's arguments with more of these characters take more than about 10 ms to parse.
+_MOST_VALUES = 100_000
+# Template options that the server sets itself, besides the special tokens.
 _RESERVED_OPTIONS = frozenset(
     {"conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding", "truncation"}
     | {"max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
@@ -43,23 +48,50 @@ def render(
     With `images` the model takes images.
     """
     options = {"add_generation_prompt": True} | dict(prompt.template_options)
-    if taken := sorted(_RESERVED_OPTIONS & options.keys()):
+    reserved = _RESERVED_OPTIONS.union(getattr(tokenizer, "special_tokens_map", ()))
+    if taken := sorted(reserved & options.keys()):
         raise Refused(
             f"chat_template_kwargs may not set {', '.join(taken)}; the server sets them",
             param="chat_template_kwargs",
         )
+    _check_options(prompt, limit)
     offered = None if prompt.tool_choice == "none" else [dict(tool) for tool in prompt.tools] or None
-    numbers = count(1)
-    messages = [_message(message, at, images, numbers) for at, message in enumerate(prompt.messages)]
-    try:
-        text = tokenizer.apply_chat_template(messages, tools=offered, tokenize=False, **options)
-    except Exception as error:
-        # Jinja, the template and the tokenizer each raise their own exception types.
-        raise Refused(f"the model's chat template refused the messages: {error}", param="messages") from error
+    apply = partial(tokenizer.apply_chat_template, tools=offered, tokenize=False, **options)
+    text = _applied(apply, prompt, images)
     if not isinstance(text, str):
         return list(text)
     encode = partial(tokenizer.encode, add_special_tokens=prompt.add_special_tokens)
     return list(limit.encode(encode, text, param="messages"))
+
+
+def _check_options(prompt: ChatPrompt, limit: TextLimit) -> None:
+    """Raises Refused for options that make a prompt too long if the template writes them in every message."""
+    if not prompt.template_options:
+        return
+    characters = len(json.dumps(dict(prompt.template_options)))
+    if characters > _FREE_OPTION_CHARACTERS:
+        where = f"chat_template_kwargs, written in each of {len(prompt.messages):,} messages,"
+        limit.check(characters * len(prompt.messages), param="chat_template_kwargs", where=where)
+
+
+def _applied(apply: Callable[..., Any], prompt: ChatPrompt, images: TemplateImages | None) -> Any:
+    numbers = count(1)
+    messages = [_message(message, at, images, numbers) for at, message in enumerate(prompt.messages)]
+    try:
+        return apply(messages)
+    except Exception as error:
+        # Jinja, the template and the tokenizer each raise their own exception types.
+        if prompt.can_merge_system and any(message["role"] == "system" for message in messages[1:]):
+            return _applied(apply, _with_system_first(prompt), images)
+        raise Refused(f"the model's chat template refused the messages: {error}", param="messages") from error
+
+
+def _with_system_first(prompt: ChatPrompt) -> ChatPrompt:
+    """The conversation with all its system messages as one at its head, as in vLLM's `/v1/messages`."""
+    system = [message for message in prompt.messages if message["role"] == "system"]
+    others = [message for message in prompt.messages if message["role"] != "system"]
+    parts = [part for message in system for part in _parts(message.get("content"))]
+    return replace(prompt, messages=[{"role": "system", "content": parts}, *others])
 
 
 def _message(
@@ -79,7 +111,7 @@ def _message(
 
 def _content(content: Any, at: int, images: TemplateImages, numbers: Iterator[int]) -> Any:
     """Content for the template of a model that takes images, whose parts are of type "image" here."""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    parts = _parts(content)
     if images.is_list:
         return [
             part if part.get("type") == "image" else {"type": "text", "text": _text([part], at)}
@@ -88,6 +120,10 @@ def _content(content: Any, at: int, images: TemplateImages, numbers: Iterator[in
     marks = [images.mark(next(numbers)) for part in parts if part.get("type") == "image"]
     text = _text([part for part in parts if part.get("type") != "image"], at)
     return "\n".join([*marks, text])
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
 def _text(content: Any, at: int) -> str:
@@ -108,7 +144,7 @@ def _text(content: Any, at: int) -> str:
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    if isinstance(arguments, str) and sum(map(arguments.count, "[{,")) <= _MOST_VALUES:
         # A truncated call stays in the conversation, which refusing it would end. Most templates write
         # arguments that are text unchanged; a template that cannot raises an error.
         with suppress(ValueError, RecursionError):

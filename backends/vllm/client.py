@@ -30,7 +30,7 @@ from backends.vllm.warm_up import WARM_UP_LIMIT_SECONDS, warm_up
 from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling
+from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling, SamplingDefaults
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import InTurn
 from controlplane.core.request import Request
@@ -60,7 +60,7 @@ _ENGINE_PROCESS_PREFIX = "EngineCore"
 class VllmGenerator:
     """A `Generator` backed by one vLLM engine.
 
-    `geometry`, `kv_bytes`, the limits and `step_cost` are set once `start` has returned.
+    `geometry`, `kv_bytes`, the limits, the defaults and `step_cost` are set once `start` has returned.
 
     Args:
         model: local folder, Hugging Face name or bundled `tandem/…` model.
@@ -83,6 +83,7 @@ class VllmGenerator:
     max_token_characters: int
     max_running: int
     max_prompt_logprobs: int
+    sampling_defaults: SamplingDefaults
     step_cost: StepCost | None
 
     def __init__(
@@ -165,6 +166,7 @@ class VllmGenerator:
         # In a thread: a vocabulary has 100,000 tokens and more.
         self.max_token_characters = await asyncio.to_thread(_longest_token, engine.tokenizer)
         self.step_cost, self.has_prefix_cache = engine.step_cost, engine.has_prefix_cache
+        self.sampling_defaults = engine.sampling_defaults
         self.images = engine.images_of and engine.images_of(self._text_limit)
         engine.supervise(self._engine_children(), self._died)
         # A step of the warm-up may compile for longer than any later one.

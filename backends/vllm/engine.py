@@ -38,7 +38,7 @@ from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.process import bound_to_parent, sockets_in_run_directory, while_alive
 from backends.vllm.prompt_images import chat_images, engine_input
 from backends.vllm.prompt_logits import bound_prompt_logits
-from backends.vllm.sampling import sampling_params, structured_outputs, to_delta, with_validated
+from backends.vllm.sampling import defaults_of, sampling_params, structured_outputs, to_delta, with_validated
 from backends.vllm.stats import EngineStats
 from backends.vllm.step_cost_prior import geometry_of, step_cost_prior
 from backends.vllm.step_watchdog import StepWatchdog, longest_step
@@ -112,7 +112,7 @@ class VllmEngine:
                 disable_log_stats=bool(arguments.get("disable_log_stats", True)),
             )
         self.tokenizer = self._llm.get_tokenizer()
-        self._defaults = config.model_config.get_diff_sampling_param()
+        self._defaults, self.sampling_defaults = defaults_of(config.model_config)
         self.config = config
         self.images_of = chat_images(self._llm.renderer, config.model_config)
         self.geometry = geometry_of(config)

@@ -1,6 +1,6 @@
 """Converts sampling parameters to vLLM's SamplingParams, and vLLM's outputs to deltas.
 
-As in `vllm serve`, the model's generation defaults apply where the request sets no value.
+As in `vllm serve`, the model's defaults apply where the request states no value.
 """
 
 import json
@@ -13,11 +13,14 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from controlplane.core.errors import Refused
-from controlplane.core.generation import Delta, Sampling, TokenLogprob
+from controlplane.core.generation import Delta, Sampling, SamplingDefaults, TokenLogprob
 
-_OPTIONAL_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "logit_bias")
+_OPTIONAL_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "logit_bias",
+)  # fmt: skip
 _REQUIRED_FIELDS = (
-    "n", "presence_penalty", "frequency_penalty", "include_stop_str_in_output", "ignore_eos",
+    "max_tokens", "n", "include_stop_str_in_output", "ignore_eos",
     "min_tokens", "logprobs", "prompt_logprobs",
 )  # fmt: skip
 
@@ -45,6 +48,24 @@ def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputs
     )
 
 
+def defaults_of(model_config: Any) -> tuple[Mapping[str, Any], SamplingDefaults]:
+    """A model's defaults of sampling parameters, and those of them that the gate applies.
+
+    As in `vllm serve`, a `max_new_tokens` of the model's own `generation_config.json` is for requests that
+    state no limit. One that the operator states, by `override_generation_config` or in the folder that
+    `generation_config` names, bounds every request.
+    """
+    found: Mapping[str, Any] = model_config.get_diff_sampling_param()
+    stated = model_config.override_generation_config.get("max_new_tokens")
+    has_folder = model_config.generation_config not in ("auto", "vllm")
+    return found, SamplingDefaults(
+        max_tokens=found.get("max_tokens"),
+        most_tokens=found.get("max_tokens") if has_folder else stated,
+        presence_penalty=found.get("presence_penalty"),
+        frequency_penalty=found.get("frequency_penalty"),
+    )
+
+
 def sampling_params(
     sampling: Sampling,
     defaults: Mapping[str, Any],
@@ -57,10 +78,7 @@ def sampling_params(
 
     Raises one of `compat.CLIENT_ERRORS` for values out of range.
     """
-    values = dict(defaults)
-    # The model's `max_new_tokens` is an upper limit, as in `vllm serve`.
-    values["max_tokens"] = min(sampling.max_tokens, values.get("max_tokens", sampling.max_tokens))
-    values |= {name: getattr(sampling, name) for name in _REQUIRED_FIELDS}
+    values = {**defaults, **{name: getattr(sampling, name) for name in _REQUIRED_FIELDS}}
     values |= {name: value for name in _OPTIONAL_FIELDS if (value := getattr(sampling, name)) is not None}
     return SamplingParams.from_optional(
         **values,

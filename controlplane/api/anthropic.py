@@ -93,7 +93,7 @@ class MessageEncoder(ItemEncoder):
         output, sequence = self.output, self.output.stop_reason
         if output.finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
-        if output.has_calls:
+        if output.can_run_calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         # A number is the id of a token that ends the turn.
         if isinstance(sequence, str):

@@ -127,13 +127,13 @@ def _longest_name(quotes: Positions, colons: Positions) -> int:
     return int((quotes[closing] - quotes[closing - 1] - 1).max(initial=0))
 
 
-def check_structure(body: bytes, limits: BodyLimits) -> None:
-    """Raises Problem (400) naming the limit that the body exceeds.
+def check_structure(body: bytes, limits: BodyLimits, *, what: str = "the body") -> None:
+    """Raises Problem (400) naming the limit that the body, or another JSON text, exceeds.
 
     A short text with few brackets and colons is within the limits whatever it contains.
     """
     is_short = len(body) <= min(limits.inline_body, limits.max_values)
-    if len(body) <= limits.max_name or (
+    if (
         is_short
         and body.count(b"[") + body.count(b"{") <= limits.max_depth
         and body.count(b":") <= limits.max_members
@@ -145,7 +145,7 @@ def check_structure(body: bytes, limits: BodyLimits) -> None:
             if value > limit:
                 raise Problem(
                     400,
-                    f"the body is too complex: {text.format(found=value)}, and server.limits.{name} is "
+                    f"{what} is too complex: {text.format(found=value)}, and server.limits.{name} is "
                     f"{limit:,}; send less or raise the limit",
                     code="body_too_complex",
                 )

@@ -192,7 +192,7 @@ class CohereEncoder(ItemEncoder):
         reason = "STOP_SEQUENCE" if isinstance(output.stop_reason, str) else "COMPLETE"
         if output.finish_reason == "length":
             reason = "MAX_TOKENS"
-        elif output.has_calls:
+        elif output.can_run_calls:
             reason = "TOOL_CALL"
         prompt, cached, tokens = self.tally.counts
         counts = {"input_tokens": prompt, "output_tokens": tokens}

@@ -51,6 +51,9 @@ _LINGER_READ_S = 0.005
 # How long a connection that is idle while the server ends stays open. Its client may be sending a request at
 # that moment, which a closed connection would lose; one that uses it again is told to close it.
 _LAST_REQUEST_S = 0.5
+# The least rate at which a client reads the rest of a finished response. Reading little keeps the kernel from
+# ending the connection, and no limit of the gate counts a request that has ended.
+_LEAST_BYTES_PER_S = 16_384
 # uvloop runs timers before it reads: what arrived in time is read within this.
 _LATE_LOOP_S = 0.1
 
@@ -129,6 +132,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._lingers_until = 0.0
         self._is_ending = False
         self._running: RequestResponseCycle | None = None
+        self._unsent_timer: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Bounds the time in which the client reads nothing, and the time to its first request."""
@@ -142,6 +146,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the timer and tells the running request that its client has left."""
         self._disarm()
+        self._time_unsent(0)
         # uvicorn tells only the last request of those that were pipelined.
         self._end_running()
         super().connection_lost(exc)
@@ -281,6 +286,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def on_response_complete(self) -> None:
+        """Bounds the time in which the client reads the rest of the response."""
+        super().on_response_complete()
+        self._time_unsent(self.transport.get_write_buffer_size())
+
+    def _time_unsent(self, unsent: int) -> None:
+        """Looks again later, as long as something of a finished response is unsent."""
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+        self._unsent_timer = (
+            self.loop.call_later(self._limits.stalled_client, self._check_unsent, unsent) if unsent else None
+        )
+
+    def _check_unsent(self, before: int) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent > max(0, before - _LEAST_BYTES_PER_S * self._limits.stalled_client):
+            self.transport.abort()
+        else:
+            self._time_unsent(unsent)
 
     # Refusals
 

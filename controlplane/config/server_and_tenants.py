@@ -37,7 +37,8 @@ class ServerSection:
     drain_ms: Milliseconds = 30_000
     """After SIGTERM, running requests may finish for this long; waiting requests are rejected at once."""
     stalled_client_ms: Milliseconds = 60_000
-    """A client that reads no byte for this long is disconnected, and its request is aborted."""
+    """A client that reads no byte for this long is disconnected, and its request is aborted; so is one that
+    reads less than 16 KiB/s of a finished response for this long."""
     admin_key_sha256: Sha256 | None = None
     """SHA-256 (hex) of the key for /admin; without it /admin is disabled."""
     metrics_key_sha256: Sha256 | None = None

@@ -1,7 +1,7 @@
 """Messages between the gate and an LLM engine: sampling parameters, prompts and output deltas."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from controlplane.core.clock import NO_TIME, Duration, Instant
@@ -18,8 +18,8 @@ class Sampling:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Mapping[str, float] | None = None
     seed: int | None = None
@@ -31,9 +31,32 @@ class Sampling:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    is_echoed: bool = False
     structure: Mapping[str, Any] | None = None
     """Structured output: {"type": "json_object"}, {"type": "json_schema", "schema": {…}} or
     {"type": "regex"|"grammar"|"choice", "value": …}."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """A model's sampling defaults that the gate applies, because leases and resumption depend on them.
+
+    `max_tokens` and the penalties are for requests that state none; `most_tokens` bounds every request.
+    """
+
+    max_tokens: int | None = None
+    most_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    def filled(self, sampling: Sampling, *, max_tokens: int) -> Sampling:
+        """`sampling` with this limit, and with the penalties that it leaves to the model."""
+        penalties = {
+            name: getattr(self, name)
+            for name in ("presence_penalty", "frequency_penalty")
+            if getattr(sampling, name) is None
+        }
+        return replace(sampling, max_tokens=max_tokens, **penalties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +122,10 @@ class ProcessedImages:
 class ChatPrompt:
     """A conversation as the API received it; messages and tools are OpenAI's JSON objects.
 
-    With `add_special_tokens` the tokenizer adds its own to those of the template. Once `images` are taken out
-    of the messages, parts `{"type": "image"}` mark their places; the processor makes `processed` of them.
+    With `add_special_tokens` the tokenizer adds its own to those of the template. With `can_merge_system` a
+    template that refuses the conversation gets it with all system messages as one, at its head. Once `images`
+    are taken out of the messages, parts `{"type": "image"}` mark their places; the processor makes
+    `processed` of them.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -108,6 +133,7 @@ class ChatPrompt:
     tool_choice: str | Mapping[str, Any] = "auto"
     template_options: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
+    can_merge_system: bool = False
     images: Sequence[EncodedImage] = ()
     processed: ProcessedImages | None = None
 

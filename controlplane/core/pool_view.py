@@ -96,11 +96,13 @@ class DecodeLoad:
         """Smallest TPOT objective in ns; None without any."""
         return float(self.tpot_objectives.min()) if len(self.tpot_objectives) else None
 
-    def to_higher(self, priority: int) -> "DecodeLoad":
-        """The load with only the objectives of classes above `priority`."""
-        is_higher = self.priority > priority
+    def to_classes_from(self, priority: int) -> "DecodeLoad":
+        """The load with only the objectives of classes of at least `priority`."""
+        is_counted = self.priority >= priority
+        if is_counted.all():
+            return self
         columns = {
-            name: getattr(self, name)[is_higher]
+            name: getattr(self, name)[is_counted]
             for name in ("time_left", "tokens", "tpot_objectives", "priority")
         }
         return replace(self, **columns)

@@ -21,6 +21,7 @@ from controlplane.core.generation import (
     ImageLimits,
     RenderedImages,
     Sampling,
+    SamplingDefaults,
 )
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Request
@@ -100,6 +101,11 @@ class Generator(Protocol):
     """Most tokens of a prompt whose log probabilities fit into the memory that its start measured; 0 if it
     cannot bound them."""
     step_cost: StepCost | None
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults | None:
+        """The model's defaults that the gate applies; None if it has none."""
+        ...
 
     @property
     def images(self) -> ImageRenderer | None:

@@ -69,6 +69,7 @@ def basis_of(entry: Waiting, view: PoolView) -> Basis:
     load, request = share.decode_load, entry.request
     if load is None:
         return Basis(entry, share)
+    load = load.to_classes_from(request.service_class.priority)
     step = load.step(load.sequences, load.cells)
     step_with = load.step(
         load.sequences + request.sequences, load.cells + request.sequences * request.prompt_tokens

@@ -43,6 +43,23 @@ def _tools(properties: int) -> tuple[str, bytes]:
     return CHAT, _chat("hi", max_tokens=2, tools=tools, tool_choice="required")
 
 
+def _turns(count: int, **fields: object) -> bytes:
+    messages = [{"role": "assistant"}] * count
+    return json.dumps({"model": "tiny-llama", "messages": messages, "max_tokens": 2, **fields}).encode()
+
+
+def _called(arguments: str) -> bytes:
+    call = {"id": "c", "type": "function", "function": {"name": "act", "arguments": arguments}}
+    return json.dumps(
+        {"model": "tiny-llama", "messages": [{"role": "assistant", "tool_calls": [call]}], "max_tokens": 2}
+    ).encode()
+
+
+def _echoed(prompts: int, choices: int) -> bytes:
+    fields = {"n": choices, "echo": True, "max_tokens": 1}
+    return json.dumps({"model": "tiny-llama", "prompt": ["x " * 900] * prompts, **fields}).encode()
+
+
 def _keys(count: int) -> dict[str, object]:
     return {f"k{number}": 1 for number in range(count)}
 
@@ -80,6 +97,24 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
     "ambiguous grammar": lambda: _structured(
         grammar="root ::= a a a a a a a a\na ::= [a-z]* [a-z ]* [a-z]* [a-z ]*"
     ),
+    "schema of many lists in a text": lambda: _structured(
+        json='{"$ref":"#/a","a":[' + "[]," * 1_500_000 + "0]}"
+    ),
+    "schema of 400 levels in a text": lambda: _structured(json='{"a":' + "[" * 400 + "]" * 400 + "}"),
+    # Many templates write it after each message of the assistant.
+    "end of turn of 4.4 MB": lambda: (
+        CHAT,
+        _turns(4_000, chat_template_kwargs={"eos_token": "x" * 4_400_000}),
+    ),
+    "option of 4.4 MB": lambda: (CHAT, _turns(4_000, chat_template_kwargs={"style": "x" * 4_400_000})),
+    "4.4 MB of arguments of a call": lambda: (CHAT, _called("[" + "[]," * 1_450_000 + "0]")),
+    # Its bytes stay as long as it waits or runs, unless they are dropped.
+    "3.8 MB of metadata": lambda: (
+        CHAT,
+        _chat("hi", max_tokens=400, ignore_eos=True, metadata={"a": ["value"] * 380_000}),
+    ),
+    "echo for 128 choices": lambda: (TEXT, _echoed(128, 128)),
+    "65 stop tokens": lambda: (CHAT, _chat("hi", min_tokens=1, max_tokens=2, stop_token_ids=list(range(65)))),
     "n and logprobs": lambda: (CHAT, _chat("hi", n=128, logprobs=True, top_logprobs=20, max_tokens=400)),
     "16 answers with logprobs": lambda: (
         CHAT,

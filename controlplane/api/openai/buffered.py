@@ -6,6 +6,7 @@ others are aborted. Choice `i` of prompt `p` has the index `p * n + i`.
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -80,20 +81,26 @@ class UsageCounter:
     """Counts the tokens for `usage`.
 
     The `n` choices of one prompt share its cached tokens, which are counted once. Without `has_output` the
-    client gets no output token, so none is counted.
+    client gets no output token, so none is counted. With `has_reasoning` the usage states its tokens.
     """
 
-    def __init__(self, prompt_tokens: int, *, n: int, has_output: bool = True) -> None:
+    def __init__(
+        self, prompt_tokens: int, *, n: int, has_output: bool = True, has_reasoning: bool = False
+    ) -> None:
         self._prompt_tokens = prompt_tokens
         self._n = n
         self._has_output = has_output
-        self._completion_tokens = 0
+        self._has_reasoning = has_reasoning
+        self._completion_tokens: Counter[int] = Counter()
+        self._reasoning_tokens: dict[int, int] = {}
         self._cached: dict[int, int] = {}
 
     def count(self, delta: Delta) -> None:
         """Adds the tokens of `delta`."""
         if self._has_output:
-            self._completion_tokens += len(delta.token_ids)
+            self._completion_tokens[delta.index] += len(delta.token_ids)
+        if delta.reasoning:
+            self._reasoning_tokens[delta.index] = self._completion_tokens[delta.index]
         if delta.cached_tokens:
             prompt = delta.index // self._n
             self._cached[prompt] = max(delta.cached_tokens, self._cached.get(prompt, 0))
@@ -101,17 +108,25 @@ class UsageCounter:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Tokens so far: of the prompt, of the part of it that was cached, and of the output."""
-        return self._prompt_tokens, sum(self._cached.values()), self._completion_tokens
+        return self._prompt_tokens, sum(self._cached.values()), self._completion_tokens.total()
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens so far up to the end of the reasoning of each choice."""
+        return sum(self._reasoning_tokens.values())
 
     def usage(self) -> dict[str, object]:
         """The `usage` object so far."""
+        prompt, cached, completion = self.counts
         used: dict[str, object] = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": self._prompt_tokens + self._completion_tokens,
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
         }
-        if self._cached:
-            used["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        if cached:
+            used["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self._has_reasoning:
+            used["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return used
 
 

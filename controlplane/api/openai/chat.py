@@ -31,7 +31,12 @@ def chat_route(service: Service, endpoints: EndpointFactory) -> Route:
 async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, send: Send) -> None:
     body = ask.body
     job = await chat_job(service, ask, body)
-    tally = UsageCounter(job.request.prompt_tokens, n=job.sampling.n)
+    model = service.config.models.chat
+    tally = UsageCounter(
+        job.request.prompt_tokens,
+        n=job.sampling.n,
+        has_reasoning=model is not None and model.reasoning_parser is not None,
+    )
     head = {
         "id": f"chatcmpl-{ask.request_id}",
         "object": "chat.completion",

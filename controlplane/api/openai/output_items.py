@@ -55,34 +55,34 @@ class ItemChange(NamedTuple):
 
 
 class OutputItems:
-    """The items of one answer, in their order.
-
-    `reasoning_tokens` counts the tokens up to the end of the reasoning.
-    """
+    """The items of one answer, in their order."""
 
     def __init__(self, shown: ShownParts) -> None:
         self._shown = shown
-        self._tokens = 0
         self._held: tuple[TokenLogprob, ...] = ()
         self.items: list[OutputItem] = []
-        self.reasoning_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
     @property
-    def has_calls(self) -> bool:
-        """Whether the model calls a function."""
-        return any(item.kind == "call" for item in self.items)
+    def can_run_calls(self) -> bool:
+        """Whether there are calls for the client to run: not if a stop sequence cut the last one short."""
+        arguments = [item.text for item in self.items if item.kind == "call"]
+        if not arguments or not isinstance(self.stop_reason, str):
+            return bool(arguments)
+        try:
+            orjson.loads(arguments[-1])
+        except orjson.JSONDecodeError:
+            return False
+        return True
 
     def add(self, delta: Delta) -> Iterator[ItemChange]:
         """Adds `delta` and yields what it changes. Raises BackendFailed if a completed call continues."""
-        self._tokens += len(delta.token_ids)
         # The text of a token may arrive later than its log probability.
         self._held += delta.logprobs
         calls = self._shown.calls(delta)
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
-            self.reasoning_tokens = self._tokens
         # A delta of several tokens may have the end of a call and text after it.
         is_call_open = bool(self.items) and self.items[-1].call is not None
         if is_call_open and any(call["index"] == self.items[-1].call for call in calls):

@@ -112,7 +112,7 @@ class ResponseEncoder(ItemEncoder):
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": output,
-            "output_tokens_details": {"reasoning_tokens": self.output.reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.tally.reasoning_tokens},
             "total_tokens": prompt + output,
         }
 

@@ -1,16 +1,19 @@
 """Converts request fields to the `Sampling` and `ChatPrompt` of the core."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import orjson
 from pydantic_core import to_json
 
+from controlplane.api.body_parsing import check_structure
 from controlplane.api.errors import Problem
-from controlplane.api.protocol.json_schema import endless_reference
+from controlplane.api.protocol.anthropic_messages import MessagesChat
+from controlplane.api.protocol.json_schema import MOST_NODES, endless_reference, node_count
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, Generation
 from controlplane.api.protocol.tokenize_messages import TokenizeRequest
+from controlplane.api.settings import BodyLimits
 from controlplane.core.generation import ChatPrompt, Sampling
 
 _TEMPLATE_FIELDS = ("reasoning_effort", "add_generation_prompt", "continue_final_message")
@@ -26,7 +29,7 @@ def chat_sampling(body: ChatCompletionRequest) -> Sampling:
 def completion_sampling(body: CompletionRequest) -> Sampling:
     """Sampling parameters of a completion request. Raises Problem for an unusable schema."""
     sampling = _sampling(body, body.logprobs)
-    return replace(sampling, prompt_logprobs=body.logprobs) if body.echo else sampling
+    return replace(sampling, prompt_logprobs=body.logprobs, is_echoed=True) if body.echo else sampling
 
 
 def _sampling(body: Generation, logprobs: int | None) -> Sampling:
@@ -39,8 +42,8 @@ def _sampling(body: Generation, logprobs: int | None) -> Sampling:
         # In vLLM -1 and 0 both mean "all tokens".
         top_k=None if body.top_k is None else max(0, body.top_k),
         min_p=body.min_p,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repetition_penalty,
         logit_bias=body.logit_bias,
         seed=body.seed,
@@ -64,7 +67,7 @@ def _structure(body: Generation) -> Mapping[str, Any] | None:
         schema = response_format.json_schema.get("schema") if response_format.json_schema else None
         if schema is None:
             return {"type": "json_object"}
-        _require_satisfiable(schema, "response_format.json_schema.schema")
+        _require_satisfiable([("response_format.json_schema.schema", schema)])
         return {"type": "json_schema", "schema": schema}
     if requested.json_ is not None:
         return {"type": "json_schema", "schema": _parsed_schema(requested.json_)}
@@ -80,26 +83,37 @@ def _parsed_schema(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
     param = "structured_outputs.json"
     schema = given
     if isinstance(given, str):
+        check_structure(text := given.encode(errors="replace"), BodyLimits(), what=param)
         try:
-            schema = orjson.loads(given)
+            schema = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise _invalid(f"{param}: not valid JSON: {error}; send a schema", param) from None
     if not isinstance(schema, dict):
         raise _invalid(f"{param}={given!r:.80}: should be a JSON object with a schema; send one", param)
-    _require_satisfiable(schema, param)
+    _require_satisfiable([(param, schema)])
     return schema
 
 
-def _require_satisfiable(schema: Mapping[str, Any], param: str) -> None:
-    # The text is made in a tenth of the time of the search.
-    if b'"$ref"' not in to_json(schema):
-        return
-    if (reference := endless_reference(schema)) is not None:
-        raise _invalid(
-            f"{param}: the $ref {reference!r:.80} only refers back to itself, so no output can satisfy it; "
-            "let it refer to a schema that ends",
-            param,
-        )
+def _require_satisfiable(schemas: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raises Problem for a schema that no output satisfies, or for more than can be searched at once."""
+    left = MOST_NODES
+    for param, schema in schemas:
+        # The text is made in a tenth of the time of the search.
+        if b'"$ref"' not in to_json(schema):
+            continue
+        left -= node_count(schema, left + 1)
+        if left < 0:
+            raise _invalid(
+                f"{param}: the schemas with a $ref have more than {MOST_NODES:,} lists and objects; send "
+                "smaller ones",
+                param,
+            )
+        if (reference := endless_reference(schema)) is not None:
+            raise _invalid(
+                f"{param}: the $ref {reference!r:.80} only refers back to itself, so no output can satisfy "
+                "it; let it refer to a schema that ends",
+                param,
+            )
 
 
 def _invalid(message: str, param: str) -> Problem:
@@ -117,12 +131,15 @@ def chat_prompt(body: ChatCompletionRequest | TokenizeRequest) -> ChatPrompt:
         # A continued message must not be followed by the start of a new one.
         options.setdefault("add_generation_prompt", False)
     tools = body.tools or ()
-    for index, tool in enumerate(tools):
-        _require_satisfiable(tool["function"].get("parameters") or {}, f"tools[{index}].function.parameters")
+    _require_satisfiable(
+        (f"tools[{index}].function.parameters", tool["function"].get("parameters") or {})
+        for index, tool in enumerate(tools)
+    )
     return ChatPrompt(
         messages=body.messages or (),
         tools=tools,
         tool_choice=body.tool_choice or ("auto" if tools else "none"),
         template_options=options,
         add_special_tokens=bool(body.add_special_tokens),
+        can_merge_system=isinstance(body, MessagesChat),
     )

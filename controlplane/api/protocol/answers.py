@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from controlplane.api.protocol.requests import CachedTokens, ErrorObject, Usage
+from controlplane.api.protocol.requests import CachedTokens, ErrorObject, OutputTokenDetails, Usage
 from controlplane.api.protocol.types import ToolCall
 
 
@@ -153,12 +153,6 @@ class InputTokenDetails(CachedTokens):
     """Details of the input tokens."""
 
     cache_write_tokens: int
-
-
-class OutputTokenDetails(BaseModel):
-    """Details of the output tokens."""
-
-    reasoning_tokens: int
 
 
 class ResponseUsage(BaseModel):

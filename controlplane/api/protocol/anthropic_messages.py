@@ -3,7 +3,7 @@
 As strict as all other bodies. Imports only `requests` and `types`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal, Required, Self
 
@@ -21,6 +21,7 @@ from controlplane.api.protocol.types import (
     CLOSED,
     MAX_PARTS,
     MAX_STOPS,
+    Ignored,
     ResponseFormat,
     Text,
     check_tool_choice,
@@ -42,6 +43,9 @@ _REQUIRED = {
 _OTHERS = "other content is not passed on to the model"
 _BLOCK_TYPES = f'"text", "image", "tool_use", "tool_result" or "thinking"; {_OTHERS}'
 _SOURCE = '"base64"; nothing is fetched for a client and no file is stored, so send the image itself'
+# Begins the first line of Claude Code's system prompt. The line has a hash that differs between requests, so
+# nothing after it would be found in the prefix cache.
+_BILLING_HEADER = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -153,6 +157,10 @@ class OutputConfig(TypedDict, total=False):
     format: SchemaFormat | None
 
 
+class MessagesChat(ChatCompletionRequest, defer_build=True):
+    """The chat that a request maps onto, never validated; it may have system messages at any position."""
+
+
 class CountTokensRequest(Objectives):
     """Body of POST /v1/messages/count_tokens: the fields that make the prompt."""
 
@@ -190,7 +198,8 @@ class CountTokensRequest(Objectives):
     @cached_property
     def chat_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat messages."""
-        system = [{"role": "system", "content": _parts(self.system)}] if self.system else []
+        parts = _system_parts(block["text"] for block in self.system or ())
+        system = [{"role": "system", "content": parts}] if parts else []
         return system + [
             made
             for at, message in enumerate(self.messages)
@@ -198,7 +207,7 @@ class CountTokensRequest(Objectives):
         ]
 
     @property
-    def chat(self) -> ChatCompletionRequest:
+    def chat(self) -> MessagesChat:
         """The same prompt to chat; its parts are valid, because those of this request are."""
         choice: Any = self.tool_choice
         config: Any = self.output_config or {}
@@ -208,7 +217,7 @@ class CountTokensRequest(Objectives):
             if choice and "name" in choice
             else None
         )
-        return ChatCompletionRequest.model_construct(
+        return MessagesChat.model_construct(
             model=self.model,
             messages=self.chat_messages,
             tools=[{"type": "function", "function": _function(tool)} for tool in self.tools or ()] or None,
@@ -239,8 +248,8 @@ class MessagesRequest(CountTokensRequest):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
-    # Ignored: cannot change the output.
-    metadata: dict[str, Any] | None = None
+    # Cannot change the output.
+    metadata: Ignored[dict[str, Any]] = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     # Known, not supported.
@@ -249,7 +258,7 @@ class MessagesRequest(CountTokensRequest):
     mcp_servers: None = None
 
     @property
-    def chat(self) -> ChatCompletionRequest:
+    def chat(self) -> MessagesChat:
         """The same request to chat."""
         return super().chat.model_copy(
             update={
@@ -269,11 +278,21 @@ def _parts(blocks: list[TextBlock]) -> list[dict[str, str]]:
     return [{"type": "text", "text": block["text"]} for block in blocks]
 
 
+def _system_parts(texts: Iterable[str]) -> list[dict[str, str]]:
+    """The parts of a system message, without a billing header and without empty texts."""
+    kept = (
+        text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING_HEADER) else text for text in texts
+    )
+    return [{"type": "text", "text": text} for text in kept if text]
+
+
 def _chat_messages(field: str, message: InputMessage) -> Iterator[dict[str, Any]]:
     """One chat message, and before it one for each result of a tool."""
     made: dict[str, Any] = {"role": message["role"], "content": []}
     for at, block in enumerate(message["content"]):
         match block["type"]:
+            case "text" if message["role"] == "system":
+                made["content"] += _system_parts([block["text"]])
             case "text":
                 made["content"].append({"type": "text", "text": block["text"]})
             case "image":

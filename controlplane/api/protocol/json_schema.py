@@ -9,13 +9,22 @@ in the size of the schema (Dowling and Gallier 1984, Journal of Logic Programmin
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
 _Node = dict[str, Any] | list[Any]
 
+MOST_NODES = 20_000
+"""Lists and objects that a search takes about 70 ms for."""
+
 _INDEX = re.compile(r"[0-9]{1,9}")
 _REQUIRING = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+
+
+def node_count(schema: Mapping[str, Any], most: int) -> int:
+    """Lists and objects of the schema, counted up to `most`."""
+    return sum(1 for _ in islice(_nodes(dict(schema)), most))
 
 
 def endless_reference(schema: Mapping[str, Any]) -> str | None:

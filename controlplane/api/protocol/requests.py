@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from controlplane.api.protocol.types import (
+    Ignored,
     Message,
     ResponseFormat,
     Stops,
@@ -50,7 +51,8 @@ MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512
 MAX_BIASES = 1024
-MAX_STOP_TOKENS = 1024
+# vLLM has room for 128 with those that end an answer by the model itself, and its engine ends at more.
+MAX_STOP_TOKENS = 64
 MAX_NAME = 256
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
@@ -171,9 +173,9 @@ class Generation(Objectives):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    # Ignored: cannot change the output.
-    user: str | None = None
-    safety_identifier: str | None = None
+    # Cannot change the output.
+    user: Ignored[str] = None
+    safety_identifier: Ignored[str] = None
 
     # Known, not supported.
     cache_salt: None = None
@@ -207,6 +209,9 @@ class Generation(Objectives):
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise conflict("max_tokens", "differs from max_completion_tokens; give one of them")
+        if self.seed is not None and self.seed + (self.n or 1) > 2**63:
+            # vLLM adds its number to the seed of each choice, and its engine ends at a larger one.
+            raise conflict("seed", "the seed of each choice is one more; leave room for n below 2**63")
         if self.stream_options is not None and not self.stream:
             raise conflict("stream_options", "needs stream=true; set it or leave this out")
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
@@ -230,12 +235,12 @@ class ChatCompletionRequest(Generation):
     add_special_tokens: bool | None = None
     continue_final_message: bool | None = None
 
-    # Ignored: cannot change the output.
-    metadata: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
+    # Cannot change the output.
+    metadata: Ignored[dict[str, Any]] = None
+    prediction: Ignored[dict[str, Any]] = None
+    prompt_cache_key: Ignored[str] = None
+    prompt_cache_options: Ignored[dict[str, Any]] = None
+    prompt_cache_retention: Ignored[str] = None
     store: bool | None = None
 
     # Only the default value is accepted.
@@ -328,7 +333,7 @@ class EmbeddingRequest(Objectives):
     # null is accepted: proxies send it if their client stated nothing.
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: str | None = None
+    user: Ignored[str] = None
     # vLLM's fields. Without them an input that is too long is refused, not truncated.
     truncate_prompt_tokens: Annotated[
         Literal[-1] | Annotated[int, Field(ge=1)] | None,
@@ -354,6 +359,12 @@ class CachedTokens(BaseModel):
     cached_tokens: int = 0
 
 
+class OutputTokenDetails(BaseModel):
+    """Details of the output tokens."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(BaseModel):
     """Token counts of a response."""
 
@@ -361,6 +372,7 @@ class Usage(BaseModel):
     total_tokens: int
     completion_tokens: int = 0
     prompt_tokens_details: CachedTokens | None = None
+    completion_tokens_details: OutputTokenDetails | None = None
 
 
 class ErrorObject(BaseModel):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypedDict
 
 from controlplane.api.protocol.requests import MAX_INPUTS, Name, Objectives, Padding, Priority, Usage
-from controlplane.api.protocol.types import OPEN, Text, conflict, expecting
+from controlplane.api.protocol.types import OPEN, Ignored, Text, conflict, expecting
 
 _DOCUMENTS = f'a string or a list of 1 to {MAX_INPUTS} strings or {{"text": …}} objects'
 _TEXTS = f"a non-empty string or a list of 1 to {MAX_INPUTS} strings"
@@ -58,7 +58,7 @@ class PairFields(Objectives):
     # Also Cohere's field.
     max_tokens_per_doc: OptionalLimit = None
     use_activation: bool | None = None
-    user: str | None = None
+    user: Ignored[str] = None
 
     # Known, not supported.
     cache_salt: None = None

@@ -23,6 +23,7 @@ from controlplane.api.protocol.requests import (
 from controlplane.api.protocol.responses_items import InputItem, as_items, check_items, messages_of
 from controlplane.api.protocol.types import (
     CLOSED,
+    Ignored,
     ResponseFormat,
     Strict,
     Text,
@@ -178,12 +179,13 @@ class ResponsesRequest(InputTokensRequest):
         | None
     ) = None
 
-    # Ignored: cannot change the output.
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
+    # Returned as it is; it cannot change the output.
+    user: Annotated[str, Field(max_length=512)] | None = None
+    # Cannot change the output.
+    safety_identifier: Ignored[str] = None
+    prompt_cache_key: Ignored[str] = None
+    prompt_cache_options: Ignored[dict[str, Any]] = None
+    prompt_cache_retention: Ignored[str] = None
 
     # Only the value of a stateless, immediate response is accepted.
     store: bool | None = None

@@ -4,16 +4,35 @@ Imports nothing of the control plane.
 """
 
 from collections.abc import Collection
-from typing import Annotated, Any, Literal, NotRequired, Required, Self
+from typing import Annotated, Any, Literal, NotRequired, Required, Self, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 MAX_STOPS = 16
 MAX_PARTS = 4096
 MAX_CALLS = 512
+
+
+Value = TypeVar("Value")
+
+
+def _dropped(_: object) -> None:
+    return None
+
+
+Ignored = Annotated[Value | None, AfterValidator(_dropped)]
+"""A field that is checked and then dropped: a request that waits keeps its body, and no limit counts it."""
 
 
 class Strict(BaseModel):

@@ -164,7 +164,7 @@ class Admission:
         if has_to_begin and not request.service_class.sheddable:
             # It is served in any case. Waiting would cost it as much as it gains its equals, and more than
             # its own TPOT gains.
-            load = load.to_higher(request.service_class.priority)
+            load = load.to_classes_from(request.service_class.priority + 1)
             waiting = replace(waiting, request=replace(request, slo=replace(request.slo, tpot=None)))
         return not tpot_feasible(load, waiting)
 

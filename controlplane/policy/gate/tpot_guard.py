@@ -9,6 +9,9 @@ too. It must not start
 1. if the running requests lose more expected met objectives than the new request is likely to meet; or
 2. if a step would then take longer than the tightest TPOT allows, and would not with the new request alone.
 
+Objectives of classes below that of the new request do not count; a client of a low class could hold back all
+higher ones by a TPOT that only an idle engine meets.
+
 A request for which no memory is free lengthens no step: the engine holds it back, and it is forwarded.
 
 Requests that miss their TPOT in any case hold back no other, nor does an objective that no step can meet:
@@ -27,6 +30,7 @@ from controlplane.core.pool_view import DecodeLoad, Waiting
 def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
     """Whether `waiting` may start in addition to `load`; all times in nanoseconds."""
     request = waiting.request
+    load = load.to_classes_from(request.service_class.priority)
     load_with = load.with_request(request, waiting.footprint)
     if load_with is load or load_with.tightest is None:
         return True

@@ -12,7 +12,7 @@ from controlplane.config.limits_section import LimitsSection
 from controlplane.core.clock import Clock, Instant
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.generation import ChatPrompt, Sampling
+from controlplane.core.generation import ChatPrompt, Sampling, SamplingDefaults
 from controlplane.core.memory_ledger import Footprint, generate_footprint
 from controlplane.core.ports import Embedder, Generator, LengthPredictor, Vectors
 from controlplane.core.request import Kind, Timeline
@@ -138,7 +138,7 @@ class Intake:
     ) -> GenerateJob:
         """Tokenizes a text prompt, one of `prompts` in the body. Raises Refused.
 
-        Without `max_tokens` the limit is `default_max_tokens` or what fits the context, whichever is smaller.
+        Without `max_tokens` the limit is `default_max_tokens`, the model's default or what fits the context.
         """
         arrival = self._clock.now() if arrival is None else arrival
         generator = self._generator(model)
@@ -274,7 +274,10 @@ class Intake:
                 code="context_length_exceeded",
             )
         check_prompt_logprobs(sampling, len(prompt), generator)
-        limit = min(room, default_max_tokens or room) if max_tokens is None else max_tokens
+        defaults = generator.sampling_defaults or SamplingDefaults()
+        unstated = min(room, default_max_tokens or defaults.max_tokens or room)
+        limit = unstated if max_tokens is None else max_tokens
+        limit = min(limit, defaults.most_tokens or limit)
         most = self._requests.terms_of(fields.caller).max_answer_values
         is_stated = max_tokens is not None
         limit = answer_limit(limit, sampling, len(prompt), prompts, most, is_stated=is_stated)
@@ -285,8 +288,7 @@ class Intake:
         can_stop = sampling.stop or sampling.stop_token_ids or sampling.structure is not None
         if sampling.ignore_eos and not can_stop:
             request = replace(request, runs_to_limit=True)
-        if sampling.max_tokens != limit:
-            sampling = replace(sampling, max_tokens=limit)
+        sampling = defaults.filled(sampling, max_tokens=limit)
         job = GenerateJob(request, prompt, sampling, chat, fields.charged_tokens)
         return await self._grammars.checked(job, generator)
 

@@ -157,14 +157,14 @@ def answer_limit(
 ) -> int:
     """The limit of output tokens, lowered so that the answers of a body have at most `most_values` values.
 
-    A value is a token or an alternative to it; a prompt with log probabilities has some, too. A single choice
+    A value is a token or an alternative to it; an echoed prompt has some, too. A single choice
     without log probabilities is bounded by the context only. Raises Refused for a limit that the client
     stated (`is_stated`) and that is too high.
     """
     values_per_token = sampling.n * (1 + (sampling.logprobs or 0))
     if values_per_token == 1:
         return max_tokens
-    echoed = 0 if sampling.prompt_logprobs is None else prompt_tokens
+    echoed = prompt_tokens if sampling.is_echoed else 0
     most = most_values // (values_per_token * prompts) - echoed
     if most < 1 or (is_stated and max_tokens > most):
         raise Refused(

@@ -162,8 +162,11 @@ def is_resumable(job: GenerateJob) -> bool:
     restart with the resumed request, so requests that use them are never preempted by the gate.
     """
     s = job.sampling
+    if s.presence_penalty or s.frequency_penalty:
+        return False
     neutral = Sampling(
         max_tokens=s.max_tokens, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p,
+        presence_penalty=s.presence_penalty, frequency_penalty=s.frequency_penalty,
         logit_bias=s.logit_bias, stop_token_ids=s.stop_token_ids, ignore_eos=s.ignore_eos,
         skip_special_tokens=s.skip_special_tokens,
     )  # fmt: skip

@@ -12,9 +12,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 _HI = {"role": "user", "content": "hi"}
 LIMIT = TextLimit("tiny", max_tokens=100_000, token_characters=20)
 # Like published templates: tests whether calls are present, not whether they are null; concatenates text
-# unchecked; reads reasoning under its older name.
+# unchecked; reads reasoning under its older name; refuses a system message that is not the first message.
 _AS_PUBLISHED = """\
 {%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('system must be first') }}{% endif %}
 {%- if m.role == 'assistant' and 'tool_calls' in m %}
 {%- if m.tool_calls | length != 1 %}{{ raise_exception('one call at once') }}{% endif %}
 {{- '[' ~ m.tool_calls[0].function.arguments | tojson ~ ']' + m.content }}
@@ -33,10 +34,15 @@ def rendered():
     from backends.vllm.chat_template import render
 
     tokenizer = AutoTokenizer.from_pretrained(bundled_models.ensure_tiny_model())
-    tokenizer.chat_template = _AS_PUBLISHED
 
-    def write(*messages, add_special_tokens=False, **options):
-        prompt = ChatPrompt(messages, template_options=options, add_special_tokens=add_special_tokens)
+    def write(*messages, template=_AS_PUBLISHED, add_special_tokens=False, can_merge_system=False, **options):
+        tokenizer.chat_template = template
+        prompt = ChatPrompt(
+            messages,
+            template_options=options,
+            add_special_tokens=add_special_tokens,
+            can_merge_system=can_merge_system,
+        )
         tokens = render(tokenizer, prompt, LIMIT)
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
@@ -89,3 +95,47 @@ def test_the_last_message_may_be_continued(rendered):
     assert rendered(_HI, assistant(content="I am"), **options) == "<user>hi<assistant>I am"
     with pytest.raises(Refused, match="not compatible"):
         rendered(_HI, assistant(), continue_final_message=True, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("has_system", [True, False])
+def test_system_messages_are_merged_at_the_head_where_the_template_refuses_them(rendered, has_system):
+    first = [{"role": "system", "content": [{"type": "text", "text": "one"}]}] if has_system else []
+    inline = {"role": "system", "content": [{"type": "text", "text": "two"}]}
+    conversation = (*first, _HI, inline, assistant(), _HI)
+    with pytest.raises(Refused, match="must be first"):
+        rendered(*conversation)
+    merged = "one\ntwo" if has_system else "two"
+    expected = f"<system>{merged}<user>hi<assistant>yes<user>hi<assistant>"
+    assert rendered(*conversation, can_merge_system=True) == expected
+    refused = assistant(tool_calls=[{"function": {}}] * 2)
+    with pytest.raises(Refused, match="one call at once"):
+        rendered(*conversation, refused, can_merge_system=True)
+
+
+def test_system_messages_stay_where_the_template_takes_them(rendered):
+    conversation = (_HI, {"role": "system", "content": "two"}, _HI)
+    plain = "{%- for m in messages %}{{- '<' + m.role + '>' + m.content }}{%- endfor %}"
+    assert rendered(*conversation, template=plain, can_merge_system=True) == "<user>hi<system>two<user>hi"
+
+
+def test_special_tokens_are_the_servers(rendered):
+    """Templates write them after each message, so that one of megabytes would be multiplied by thousands."""
+    with pytest.raises(Refused, match="eos_token; the server sets them"):
+        rendered(_HI, eos_token="x")
+
+
+def test_an_option_that_every_message_may_repeat_must_fit(rendered):
+    """A template that writes it in each message would make a text of gigabytes before any limit applies."""
+    style = "x" * 100_000
+    assert rendered(_HI, style=style) == rendered(_HI)
+    with pytest.raises(Refused, match="written in each of 4,000 messages") as caught:
+        rendered(*[_HI] * 4_000, style=style)
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_arguments_of_very_many_values_stay_text(rendered, monkeypatch):
+    """Parsing them would hold the interpreter lock; no limit of the body counts what a string contains."""
+    monkeypatch.setattr("backends.vllm.chat_template._MOST_VALUES", 100)
+    few, many = f"[{'[],' * 20}0]", f"[{'[],' * 60}0]"
+    assert '"[' not in rendered(_HI, assistant_with_call(few))
+    assert '["[' in rendered(_HI, assistant_with_call(many))

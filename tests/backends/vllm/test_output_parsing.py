@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -335,11 +336,40 @@ def test_the_reasoning_parser_cannot_be_an_engine_argument():
 def test_request_values_override_the_models_defaults():
     from backends.vllm.sampling import sampling_params
 
-    defaults = {"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1, "max_tokens": 50}
-    stated = Sampling(max_tokens=80, temperature=0.9)
+    defaults = {
+        "temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1, "presence_penalty": 1.5,
+        "frequency_penalty": 1.5, "max_tokens": 50,
+    }  # fmt: skip
+    stated = Sampling(max_tokens=80, temperature=0.9, frequency_penalty=0.0)
     params = sampling_params(stated, defaults, structure=None, skip_special_tokens=True)
     assert (params.temperature, params.top_k, params.repetition_penalty) == (0.9, 7, 1.1)
-    assert params.max_tokens == 50
+    assert (params.presence_penalty, params.frequency_penalty, params.max_tokens) == (1.5, 0.0, 80)
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "limits"),
+    [
+        ("auto", {}, (512, None)),
+        ("auto", {"max_new_tokens": 64}, (64, 64)),
+        ("vllm", {"max_new_tokens": 64}, (64, 64)),
+        ("vllm", {}, (None, None)),
+        ("a/folder", {}, (512, 512)),
+    ],
+)
+def test_only_the_operators_limit_bounds_every_request(source, overrides, limits):
+    from vllm.config import ModelConfig
+
+    from backends.vllm.sampling import defaults_of
+
+    config = SimpleNamespace(
+        generation_config=source,
+        override_generation_config=overrides,
+        try_get_generation_config=lambda: {"max_new_tokens": 512, "presence_penalty": 1.5},
+    )
+    config.get_diff_sampling_param = partial(ModelConfig.get_diff_sampling_param, config)
+    _, defaults = defaults_of(config)
+    assert (defaults.max_tokens, defaults.most_tokens) == limits
+    assert defaults.presence_penalty == (None if source == "vllm" else 1.5)
 
 
 @pytest.mark.parametrize("is_disabled", [True, False])

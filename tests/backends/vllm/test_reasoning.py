@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from backends import bundled_models
 from controlplane.core.errors import BackendDown
-from controlplane.core.generation import ChatPrompt, Sampling
+from controlplane.core.generation import ChatPrompt, Sampling, SamplingDefaults
 from tests.engines import complete, running_vllm, text_of
 
 pytestmark = [
@@ -32,6 +32,8 @@ async def thinker(tmp_path_factory):
         for plain, mark in _MARKS.items():
             text = text.replace(plain, mark)
         (model / name).write_text(text)
+    config = model / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_new_tokens": 5}))
     async with running_vllm(str(model), reasoning_parser="qwen3") as generator:
         yield generator
 
@@ -45,6 +47,12 @@ async def asked(thinker, sampling, chat=QUESTION, prompt=None):
 async def ended(thinker) -> int:
     [mark] = (await thinker.tokenize("</think>"))[-1:]
     return mark
+
+
+async def test_the_models_limit_is_for_requests_that_state_none(thinker):
+    assert thinker.sampling_defaults == SamplingDefaults(max_tokens=5)
+    _, _, deltas = await asked(thinker, Sampling(max_tokens=8, temperature=0.0, ignore_eos=True))
+    assert sum(len(d.token_ids) for d in deltas) == 8
 
 
 async def test_a_grammar_applies_to_the_content_but_not_to_the_reasoning(thinker):

@@ -10,8 +10,11 @@ import orjson
 import pytest
 
 from backends.testing.scripted import Script
+from controlplane.api.anthropic import MessageEncoder
+from controlplane.api.openai.buffered import UsageCounter
+from controlplane.api.openai.chat import ShownParts
 from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
-from controlplane.core.generation import ChatPrompt, Sampling
+from controlplane.core.generation import ChatPrompt, Delta, Sampling
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.scripted_server import CHAT_MODEL, HELLO, TEXT, Stage, listening, staged
 
@@ -115,6 +118,39 @@ async def test_tool_loop(client: anthropic.AsyncAnthropic, locked: Stage):
     ]
 
 
+HEADER = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
+
+
+@pytest.mark.parametrize("has_own_block", [True, False])
+async def test_prompt_does_not_depend_on_claude_codes_billing_header(stage: Stage, *, has_own_block: bool):
+    for cch in ("aa01", "bb02"):
+        header = HEADER % cch
+        texts = [header, "Be short.", ""] if has_own_block else [f"{header}\n\nBe short."]
+        system = [{"type": "text", "text": text} for text in texts]
+        messages = [*asked()["messages"], {"role": "system", "content": header}]
+        answer = await stage.http.post(PATH, json=asked(system=system, messages=messages))
+        assert answer.status_code == 200, answer.text
+        chat, _ = conversation(stage)
+        assert [(message["role"], message["content"][0]["text"]) for message in chat.messages] == [
+            ("system", "Be short."),
+            ("user", "hi"),
+        ]
+        assert len(chat.messages[0]["content"]) == 1
+    bare = asked(system=HEADER % "cc03")
+    assert (await stage.http.post(PATH, json=bare)).status_code == 200
+    assert [message["role"] for message in conversation(stage)[0].messages] == ["user"]
+    quoted = asked(messages=[{"role": "user", "content": HEADER}])
+    assert (await stage.http.post(PATH, json=quoted)).status_code == 200
+    assert conversation(stage)[0].messages[0]["content"][0]["text"] == HEADER
+
+
+async def test_system_messages_may_be_merged_as_in_no_other_protocol(stage: Stage):
+    messages = [*asked()["messages"], {"role": "system", "content": "Be short."}]
+    for path, expected in ((PATH, True), ("/v1/chat/completions", False)):
+        assert (await stage.http.post(path, json=asked(messages=messages))).status_code == 200
+        assert conversation(stage)[0].can_merge_system == expected
+
+
 async def test_count_tokens(client: anthropic.AsyncAnthropic):
     messages: Any = [{"role": "user", "content": "hi"}]
     counted = await client.messages.count_tokens(model=CHAT_MODEL, messages=messages, system="Be short.")
@@ -192,16 +228,19 @@ async def test_stop_reasons(client: anthropic.AsyncAnthropic, locked: Stage):
     assert message.content[-1].input == {"INVALID_JSON": '{"a": '}
 
 
-async def test_stop_sequence_is_named():
-    from controlplane.api.anthropic import MessageEncoder
-    from controlplane.api.openai.buffered import UsageCounter
-    from controlplane.api.openai.chat import ShownParts
-    from controlplane.core.generation import Delta
-
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [((), "stop_sequence"), (CALLS[:1], "stop_sequence"), (CALLS[:2], "tool_use"), (CALLS, "tool_use")],
+)
+def test_stop_sequence_is_named_unless_all_calls_are_complete(calls: tuple[Any, ...], reason: str):
     shown = ShownParts(has_logprobs=False, is_single_call=False, hides_reasoning=False)
     encoder = MessageEncoder("m", "model", shown, UsageCounter(1, n=1))
-    encoder.encode(Delta(0, "a", (1,), finish_reason="stop", stop_reason="END"))
-    assert b'{"stop_reason":"stop_sequence","stop_sequence":"END"}' in encoder.end()
+    end = "tool_calls" if calls else "stop"
+    encoder.encode(Delta(0, "a", (1,), finish_reason=end, stop_reason="END", tool_calls=calls))
+    sequence = "END" if reason == "stop_sequence" else None
+    ending = orjson.dumps({"stop_reason": reason, "stop_sequence": sequence})
+    assert ending in encoder.end()
+    assert orjson.dumps(encoder.answer()).count(ending[1:-1]) == 1
 
 
 async def test_events_are_in_anthropics_order(stage: Stage):

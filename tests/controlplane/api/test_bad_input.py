@@ -77,6 +77,8 @@ BODIES = [
     (CHAT, chat(logit_bias={"7": 101}), 400, "logit_bias.7", "invalid_value"),
     (CHAT, chat(logit_bias={"x": 1}), 400, "logit_bias.x", "invalid_value"),
     (CHAT, chat(seed=2**63), 400, "seed", "invalid_value"),
+    (CHAT, chat(seed=2**63 - 1, n=2), 400, "seed", "invalid_value"),
+    (TEXT, text(stop_token_ids=list(range(65))), 400, "stop_token_ids", "invalid_value"),
     (CHAT, chat(stop=["x"] * 17), 400, "stop", "invalid_value"),
     (CHAT, chat(stop=""), 400, "stop", "invalid_value"),
     (CHAT, chat(top_logprobs=3), 400, "top_logprobs", "invalid_value"),

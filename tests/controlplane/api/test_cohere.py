@@ -189,9 +189,10 @@ async def test_response_format(stage: Stage, form: dict[str, Any], expected: obj
 async def test_finish_reasons(client: cohere.AsyncClientV2, locked: Stage):
     assert (await client.chat(**asked(max_tokens=2))).finish_reason == "MAX_TOKENS"
     shown = ShownParts(has_logprobs=False, is_single_call=False, hides_reasoning=False)
-    encoder = CohereEncoder("id", shown, UsageCounter(1, n=1), has_plan=False)
-    encoder.encode(Delta(0, "a", (1,), finish_reason="stop", stop_reason="END"))
-    assert b'"finish_reason":"STOP_SEQUENCE"' in encoder.end()
+    for calls, reason in (((), "STOP_SEQUENCE"), (CALLS[:1], "STOP_SEQUENCE"), (CALLS, "TOOL_CALL")):
+        encoder = CohereEncoder("id", shown, UsageCounter(1, n=1), has_plan=False)
+        encoder.encode(Delta(0, "a", (1,), finish_reason="stop", stop_reason="END", tool_calls=calls))
+        assert f'"finish_reason":"{reason}"'.encode() in encoder.end()
 
 
 async def test_logprobs(client: cohere.AsyncClientV2):

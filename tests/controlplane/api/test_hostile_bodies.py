@@ -129,6 +129,27 @@ BODIES = [
     ("biases", CHAT, chat(b'"logit_bias":{%b}' % keys(15_000)), "invalid_value"),
     ("choices", CHAT, chat(b'"structured_outputs":{"choice":%b}' % listed(b'""', 300_000)), "invalid_value"),
     (
+        "schema of many lists as a text",
+        CHAT,
+        chat(b'"structured_outputs":{"json":"{\\"$ref\\":\\"#/a\\",\\"a\\":%b}"}' % listed(b"[]", 800_000)),
+        "body_too_complex",
+    ),
+    (
+        "nested schema as a text",
+        CHAT,
+        chat(b'"structured_outputs":{"json":"{\\"a\\":%b}"}' % (b"[" * 400 + b"]" * 400)),
+        "body_too_complex",
+    ),
+    (
+        "schema of many lists",
+        CHAT,
+        chat(
+            b'"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"$ref":"#/a","a":%b}}}'
+            % listed(b"[]", 20_100)
+        ),
+        "invalid_value",
+    ),
+    (
         "text of megabytes",
         CHAT,
         said(b'{"role":"user","content":"%b"}' % (b"x" * SIZE)),
@@ -341,3 +362,20 @@ def check_refusal(answer: httpx.Response, status: int, code: str) -> None:
     assert set(error) == {"message", "type", "param", "code"}
     assert len(answer.content) <= LONGEST_REPLY
     assert orjson.loads(answer.content) == answer.json()
+
+
+async def test_an_echoed_prompt_counts_for_each_choice(stage: Stage):
+    """A reply of half a gigabyte follows from 128 prompts of 33 KB and 128 choices of each."""
+    body = {"model": CHAT_MODEL, "prompt": "x" * 200, "echo": True, "max_tokens": 1}
+    async with staged(server={"limits": {"max_answer_values": 1_000}}) as small:
+        assert (await small.http.post(TEXT, json=body)).status_code == 200
+        assert (await small.http.post(TEXT, json={**body, "n": 4})).status_code == 200
+        refused = await small.http.post(TEXT, json={**body, "n": 5})
+        check_refusal(refused, 400, "answer_too_large")
+
+
+@pytest.mark.parametrize("field", ["metadata", "prediction", "prompt_cache_options"])
+def test_a_field_without_effect_is_not_kept(field: str):
+    """A request that waits keeps its body, of whose megabytes no limit of the gate would know."""
+    content = chat(b'"%b":{"a":["x"]}' % field.encode())
+    assert getattr(body_parsing.parse_body(content, ChatCompletionRequest, BodyLimits()), field) is None

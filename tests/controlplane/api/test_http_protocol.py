@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from hashlib import sha256
 from typing import Any
 
@@ -314,6 +314,29 @@ async def test_a_client_that_reads_nothing_is_disconnected():
             await host.stage.generator.until_runs(1)
             await asyncio.wait_for(host.stage.generator.runs[0].ended.wait(), 10)
             assert host.stage.generator.runs[0].end == "aborted"
+            await until(lambda: not host.server.server_state.connections)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("connection", [b"keep-alive", b"close"])
+async def test_a_client_that_reads_a_finished_response_too_slowly_is_disconnected(
+    connection: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    """It would keep megabytes for hours: the kernel ends only connections whose client reads nothing."""
+    monkeypatch.setattr(http_protocol, "_LEAST_BYTES_PER_S", 20_000_000)
+    loop = asyncio.get_running_loop()
+    async with hosted(stalled_client_ms=500) as host:
+        host.stage.generator.default = Script(tokens=200, words=("x" * 100_000,))
+        with closing(socket.socket()) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 200_000)
+            client.connect(host.address)
+            client.sendall(post(CHAT, b"connection: " + connection))
+            client.setblocking(False)
+            with suppress(ConnectionResetError):
+                async with asyncio.timeout(5):
+                    # At most 1.5 MB/s of 20 MB; each read lets the kernel send on.
+                    while await loop.sock_recv(client, 150_000):  # noqa: ASYNC110 - a client's pace
+                        await asyncio.sleep(0.1)
             await until(lambda: not host.server.server_state.connections)
 
 

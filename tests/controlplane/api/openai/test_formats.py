@@ -187,6 +187,27 @@ def test_cached_tokens_are_counted_once_per_prompt():
     }
 
 
+def test_reasoning_tokens_of_all_choices_are_counted_up_to_the_end_of_the_reasoning():
+    tally = UsageCounter(10, n=2, has_reasoning=True)
+    assert tally.usage()["completion_tokens_details"] == {"reasoning_tokens": 0}
+    for delta in (
+        Delta(0, "", (1, 2), reasoning="Hm"),
+        Delta(1, "", (1,), reasoning="Hm"),
+        # A token whose text is incomplete.
+        Delta(0, "", (3,)),
+        Delta(0, "a", (4,), reasoning="m"),
+        Delta(0, "b", (5,)),
+        Delta(1, "b", (2, 3)),
+    ):
+        tally.count(delta)
+    assert tally.usage() == {
+        "prompt_tokens": 10,
+        "completion_tokens": 8,
+        "total_tokens": 18,
+        "completion_tokens_details": {"reasoning_tokens": 5},
+    }
+
+
 def test_chunk_is_one_event_of_plain_json():
     envelope = Envelope({"id": "a", "object": "k", "created": 1, "model": "m\n"}, has_usage=True)
     event = envelope.choice({"index": 0})

@@ -112,11 +112,19 @@ def test_more_time_left_never_makes_admission_infeasible(
         assert tpot_feasible(running(*richer), one)
 
 
-def test_to_higher_keeps_only_objectives_of_higher_classes() -> None:
+def test_only_objectives_of_at_least_the_class_count() -> None:
     load = replace(running((125, 10), (200, 10)), priority=np.array([2.0, 1.0]))
-    assert not tpot_feasible(load.to_higher(1), new_request(None))
-    assert tpot_feasible(load.to_higher(2), new_request(None))
-    assert load.to_higher(1).time_left.tolist() == [125e6]
+    assert not tpot_feasible(load.to_classes_from(2), new_request(None))
+    assert tpot_feasible(load.to_classes_from(3), new_request(None))
+    assert load.to_classes_from(2).time_left.tolist() == [125e6]
+    assert load.to_classes_from(1) is load
+
+
+def test_a_lower_class_holds_back_no_higher_one() -> None:
+    """A batch request may state a TPOT that only an idle engine meets."""
+    load = running((119, 10), tpot_ms=11.9)
+    assert not tpot_feasible(load, new_request(20))
+    assert tpot_feasible(replace(load, priority=np.array([-1.0])), new_request(20))
 
 
 def test_admissions_of_one_cycle_count() -> None:
