@@ -142,6 +142,24 @@ async def test_a_change_for_a_time_is_undone_by_the_server(tmp_path, capsys):
         main(["apply", "a.yaml", "--server", url, "--for", "1h", "--guard", "5m"])
 
 
+async def test_a_whole_configuration_keeps_the_options_of_the_command_line(tmp_path, capsys):
+    """As in the images, which are started with `--host 0.0.0.0 --open` and a file that states neither."""
+    options = {"host": "0.0.0.0", "open": True}
+    async with staged(server=SERVER | options) as stage, listening(stage.app) as url:
+        stage.service.reconfiguration.overrides = options
+        assert await run("diff", write(tmp_path / "my.yaml"), "--server", url) == 0
+        file = write(tmp_path / "new.yaml", server=SERVER | {"drain_ms": 5}, admission={"max_waiting": 5})
+        assert await run("apply", file, "--server", url, "--json") == 0
+        (tmp_path / "part.yaml").write_text("server: {drain_ms: 6}\n")
+        assert await run("apply", str(tmp_path / "part.yaml"), "--server", url) == 0
+        found = stage.service.config.server
+        assert (found.host, found.open, found.drain_ms) == ("0.0.0.0", True, 6)
+    _, shown = capsys.readouterr().out.split("no key differs\n")
+    answer, _ = json.JSONDecoder().raw_decode(shown)
+    assert set(answer["applied"]) == {"server.drain_ms", "admission.max_waiting"}
+    assert answer["needs_restart"] == {}
+
+
 @pytest.mark.parametrize(("outcome", "status", "most"), [(Outcome.MET, 0, 5), (Outcome.REJECTED, 1, 1_000)])
 async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome, status, most):
     async with server() as (stage, url):
