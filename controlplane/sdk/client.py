@@ -196,10 +196,10 @@ class Tandem(AbstractContextManager["Tandem"]):
         """Embeds any number of texts and yields them in order, in batches with their vectors.
 
         The number of open calls follows the server: it grows while calls succeed and falls by an eighth when
-        one is refused. A refused batch is sent again after the server's Retry-After, as often as necessary.
-        Texts are read as they are needed. Another error is raised after all earlier batches; `start`, the
-        `stop` of the last batch, continues there. Leaving the loop early does not wait for the open calls;
-        the server still computes them.
+        one is refused. A refused batch is sent again after the server's Retry-After, as often as necessary
+        within a deadline. Texts are read as they are needed. Another error is raised after all earlier
+        batches; `start`, the `stop` of the last batch, continues there. Leaving the loop early does not wait
+        for the open calls; the server still computes them.
 
         Args:
             texts: the texts; an iterator is consumed.
