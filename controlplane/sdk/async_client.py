@@ -278,7 +278,10 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         return await self._send(models_call(options))
 
     async def ready(self, **options: Unpack[CallOptions]) -> Readiness:
-        """Returns whether every engine answers; a server that cannot be reached is not ready. No retries."""
+        """Returns whether every engine answers. No retries.
+
+        A server that cannot be reached is not ready, nor is another service that answers in its place.
+        """
         try:
             return await self._send(ready_call(options), NO_RETRIES)
         except NOT_READY as error:
@@ -334,7 +337,7 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
                 raise call.cut_off(error) from error
             finally:
                 await response.aclose()
-        return call.reply(response)
+        return call.result(response)
 
     async def _open_response(self, call: HttpCall[Any], retries: Retries | None = None) -> httpx.Response:
         """Sends the call, with retries, and returns the response before its body is read."""

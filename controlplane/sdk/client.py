@@ -272,7 +272,10 @@ class Tandem(AbstractContextManager["Tandem"]):
         return self._send(models_call(options))
 
     def ready(self, **options: Unpack[CallOptions]) -> Readiness:
-        """Returns whether every engine answers; a server that cannot be reached is not ready. No retries."""
+        """Returns whether every engine answers. No retries.
+
+        A server that cannot be reached is not ready, nor is another service that answers in its place.
+        """
         try:
             return self._send(ready_call(options), NO_RETRIES)
         except NOT_READY as error:
@@ -325,7 +328,7 @@ class Tandem(AbstractContextManager["Tandem"]):
             raise call.cut_off(error) from error
         finally:
             response.close()
-        return call.reply(response)
+        return call.result(response)
 
     def _open_response(self, call: HttpCall[Any], retries: Retries | None = None) -> httpx.Response:
         """Sends the call, with retries, and returns the response before its body is read."""
