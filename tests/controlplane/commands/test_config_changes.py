@@ -197,17 +197,33 @@ async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome
         (["rollback", "--server", "URL", "--version", "9"], 2, "this server has the versions 1"),
         (["rollback", "--server", "URL", "--key-file", "KEY"], 2, "unknown admin key"),
         (["rollback", "--server", "URL", "--key-file", "none"], 2, "none: No such file"),
+        (["rollback", "--server", "URL", "--key-file", "BINARY"], 2, "binary: not UTF-8"),
     ],
 )
 async def test_errors_name_the_remedy(tmp_path, capsys, words, status, expected):
     file = write(tmp_path / "a.yaml")
     bad = write(tmp_path / "bad.yaml", admission={"max_waiting": -1})
     (tmp_path / "key").write_text("wrong\n")
+    (tmp_path / "binary").write_bytes(b"\xff")
     async with server() as (stage, url):
         names = {"FILE": file, "BAD": bad, "URL": url, "KEY": str(tmp_path / "key")}
+        names["BINARY"] = str(tmp_path / "binary")
         assert await run(*(names.get(word, word) for word in words)) == status
         assert stage.service.reconfiguration.active.number == 1
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"<html></html>", b"[]", b"\xff"])
+async def test_another_service_is_named(tmp_path, capsys, content):
+    async def other(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": content})
+
+    file = write(tmp_path / "a.yaml")
+    async with listening(other) as url:
+        for words in (["diff", file], ["apply", file], ["explain", "id"], ["drain"], ["top", "--once"]):
+            assert await run(*words, "--server", url) == 1
+            assert "no JSON object; is a Tandem server there?" in capsys.readouterr().err
 
 
 async def test_the_key_is_needed(tmp_path, capsys, monkeypatch):
