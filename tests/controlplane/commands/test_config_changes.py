@@ -160,6 +160,17 @@ async def test_a_whole_configuration_keeps_the_options_of_the_command_line(tmp_p
     assert answer["needs_restart"] == {}
 
 
+@pytest.mark.parametrize("form", ["{}", '"{}"', "*"])
+async def test_an_etag_is_accepted_without_the_quotes_that_a_shell_removes(tmp_path, capsys, form):
+    (tmp_path / "part.yaml").write_text("admission: {max_waiting: 6}\n")
+    async with server() as (stage, url):
+        etag = form.format(stage.service.reconfiguration.active.etag.strip('"'))
+        words = ["apply", str(tmp_path / "part.yaml"), "--server", url, "--if-match", etag]
+        assert await run(*words) == 0
+        assert await run(*words) == (0 if form == "*" else 2)
+    assert ("412" in capsys.readouterr().err) == (form != "*")
+
+
 @pytest.mark.parametrize(("outcome", "status", "most"), [(Outcome.MET, 0, 5), (Outcome.REJECTED, 1, 1_000)])
 async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome, status, most):
     async with server() as (stage, url):
