@@ -23,7 +23,7 @@ try:
     from controlplane.commands.request_explanation import add_explain_command
     from controlplane.commands.top import add_top_command
     from controlplane.config import Config, ConfigError, load, parse
-    from controlplane.config.config_file import ConfigFile, overridden
+    from controlplane.config.config_file import ConfigFile
     from controlplane.config.models_section import RerankerModel
     from controlplane.config.packaged import config_path
     from controlplane.log_output import ENGINE_LEVELS, set_engine_log_level, set_up_logging
@@ -123,7 +123,10 @@ def _run_check(options: argparse.Namespace) -> int:
 
 
 def _run_serve(options: argparse.Namespace) -> int:
-    _serve(load(config_path(options.config)), options)
+    overrides = {"host": options.host, "port": options.port, "open": options.open}
+    stated = {key: value for key, value in overrides.items() if value is not None}
+    file = ConfigFile(config_path(options.config), stated)
+    _serve(file, file.load(), options)
 
 
 def _port(given: str) -> int:
@@ -244,7 +247,7 @@ def _completion(options: argparse.Namespace) -> int:
     return ExitStatus.DONE
 
 
-def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
+def _serve(file: ConfigFile, config: Config, options: argparse.Namespace) -> NoReturn:
     """Serves until a signal and exits. Raises ConfigError before engines start."""
     from controlplane.api.config_reload import WATCH_SECONDS
     from controlplane.api.graceful_server import Hosting, check_address, host_forever
@@ -252,10 +255,6 @@ def _serve(config: Config, options: argparse.Namespace) -> NoReturn:
     from controlplane.service.bootstrap import assemble
 
     _require_engines(config)
-    overrides = {"host": options.host, "port": options.port, "open": options.open}
-    changes = {key: value for key, value in overrides.items() if value is not None}
-    config = overridden(config, changes)
-    file = ConfigFile(config_path(options.config), changes)
     check_address(config.server.host, config.server.port)
     if config.server.health_port is not None:
         check_address(config.server.host, config.server.health_port, key="server.health_port")

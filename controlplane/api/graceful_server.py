@@ -242,6 +242,8 @@ def host_forever(service: Service, config: Config, hosting: Hosting = PLAIN) -> 
 
 async def _host(service: Service, config: Config, hosting: Hosting = PLAIN) -> int:
     service.reconfiguration.listeners.append(lambda version: update_logging(version.config.log))
+    if hosting.file is not None:
+        service.reconfiguration.overrides = hosting.file.overrides
     reload = ConfigReload(service, hosting.file)
     with reload.on_signals():
         server = _Server(

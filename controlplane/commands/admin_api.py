@@ -86,7 +86,14 @@ def call(
     if answer.status_code != 200:
         status = ExitStatus.BAD_INPUT if answer.status_code in _CALLERS else ExitStatus.FAILED
         raise CommandFailed(f"{url}: {answer.status_code}: {_message(answer)}", status)
-    found: Answer = answer.json()
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise CommandFailed(
+            f"{url}: the answer is no JSON object; is a Tandem server there?", ExitStatus.FAILED
+        )
     return found
 
 
@@ -104,9 +111,17 @@ def _message(answer: "httpx.Response") -> str:
 
 def _key(options: argparse.Namespace) -> str:
     try:
-        given = options.key_file.read_text().strip() if options.key_file else os.environ.get(KEY_VARIABLE, "")
+        given = (
+            options.key_file.read_text(encoding="utf-8").strip()
+            if options.key_file
+            else os.environ.get(KEY_VARIABLE, "")
+        )
     except OSError as error:
         raise CommandFailed(f"{options.key_file}: {error.strerror}", ExitStatus.BAD_INPUT) from None
+    except UnicodeDecodeError:
+        raise CommandFailed(
+            f"{options.key_file}: not UTF-8; give the file that holds the admin key", ExitStatus.BAD_INPUT
+        ) from None
     if not given or not given.isascii() or not given.isprintable():
         raise CommandFailed(f"no admin key; set {KEY_VARIABLE} or give --key-file FILE", ExitStatus.BAD_INPUT)
     found: str = given

@@ -181,7 +181,8 @@ def _roll_back(options: argparse.Namespace) -> int:
 def _put(options: argparse.Namespace, content: bytes, query: Mapping[str, str]) -> Answer:
     headers = {"content-type": "application/yaml", "x-tandem-source": f"tandem {options.command}"}
     if (etag := getattr(options, "if_match", None)) is not None:
-        headers["if-match"] = etag
+        # A shell removes the quotes that belong to the ETag.
+        headers["if-match"] = etag if etag == "*" or etag.startswith(('"', "W/")) else f'"{etag}"'
     return call(
         options,
         "PUT",

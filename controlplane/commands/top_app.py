@@ -1,6 +1,7 @@
 """The terminal application of `tandem top`, on textual."""
 
 from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
 from typing import ClassVar
 
 from rich.text import Text
@@ -71,6 +72,7 @@ class TopApp(App[None]):
         super().__init__()
         self.view = view
         self._read = read
+        self._reading = Lock()
         self._server = server
         self._is_paused = False
         self._shows_all = False
@@ -121,10 +123,10 @@ class TopApp(App[None]):
         self._shows_all = not self._shows_all
         self.refresh_view()
 
-    @work(thread=True, exclusive=True)
+    @work(thread=True)
     def poll(self) -> None:
-        """Reads the feed."""
-        if self._is_paused:
+        """Reads the feed, unless the former read still runs: both would take the same records."""
+        if self._is_paused or not self._reading.acquire(blocking=False):
             return
         try:
             self._read()
@@ -132,6 +134,8 @@ class TopApp(App[None]):
             self._failure = str(error)
         else:
             self._failure = None
+        finally:
+            self._reading.release()
         self.call_from_thread(self.refresh_view)
 
     def refresh_view(self) -> None:

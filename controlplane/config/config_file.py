@@ -2,24 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from controlplane.config.documents import overridden
 from controlplane.config.fields import ConfigError
-from controlplane.config.loader import load
+from controlplane.config.loader import parse, read_yaml
 from controlplane.config.root import Config
-
-
-def overridden(config: Config, keys: Mapping[str, Any]) -> Config:
-    """The configuration with other values of these keys of `server`. Raises ConfigError."""
-    try:
-        return replace(config, server=replace(config.server, **keys))
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise ConfigError(f"command line: {fault['msg'].removeprefix('Value error, ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +24,10 @@ class ConfigFile:
     overrides: Mapping[str, Any]
 
     def load(self) -> Config:
-        """The configuration that the file states now. Raises ConfigError."""
-        return overridden(load(self.path), self.overrides)
+        """The configuration that file and command line state now. Raises ConfigError."""
+        options = ", ".join(f"--{key}" for key in self.overrides)
+        source = f"{self.path} with {options}" if options else str(self.path)
+        return parse(overridden(read_yaml(self.path), self.overrides), source=source)
 
     def digest(self) -> str:
         """SHA-256 (hex) of the content. Raises ConfigError if the file cannot be read."""

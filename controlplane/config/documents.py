@@ -65,6 +65,17 @@ def merged(present: Document, changes: Mapping[Any, Any], path: str = "") -> Doc
     return found
 
 
+def overridden(content: Any, keys: Mapping[str, Any]) -> Any:
+    """The content of a configuration file with other values of these keys of `server`.
+
+    They are merged before the content is parsed: `server.host` may be valid only with another `server.open`.
+    """
+    if not (isinstance(content, Mapping) and isinstance(content.get("server", {}), Mapping)):
+        # `parse` says what is wrong with it.
+        return content
+    return {**content, "server": {**content.get("server", {}), **keys}}
+
+
 def flattened(document: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Each value with its path; a list of plain values is one value."""
     if isinstance(document, Mapping):

@@ -19,6 +19,7 @@ from controlplane.config.documents import (
     is_whole,
     masked,
     merged,
+    overridden,
     require_bounded,
     unmasked,
 )
@@ -64,19 +65,24 @@ class ChangePlan:
         }
 
 
-def wanted_config(config: Config, content: object, *, source: str = "change") -> tuple[Config, Document]:
-    """The configuration that `content` asks for, and the content with its secrets.
+def wanted_config(
+    config: Config, content: object, *, source: str = "change", overrides: Mapping[str, Any] | None = None
+) -> tuple[Config, Document]:
+    """The configuration that `content` asks for, and the content with its secrets and overrides.
 
-    A mapping with `models` is a whole configuration: what it leaves out has its default. Any other is a part,
-    merged key by key into `config`. Raises ConfigError.
+    A mapping with `models` is a whole configuration: what it leaves out has its default, and its keys of
+    `server` have the values of `overrides`. Any other is a part, merged key by key into `config`. Raises
+    ConfigError.
     """
     if not isinstance(content, Mapping):
         raise ConfigError(f"{source}: should be a mapping, a whole configuration or a part of one; send one")
     require_bounded(content, source=source)
     present = document_of(config)
     stated: Document = unmasked(content, present)
-    wanted = stated if is_whole(stated) else merged(present, stated)
-    return parse(wanted, source=source), stated
+    if not is_whole(stated):
+        return parse(merged(present, stated), source=source), stated
+    whole = overridden(stated, overrides or {})
+    return parse(whole, source=source), whole
 
 
 def plan_change(

@@ -16,6 +16,7 @@ from controlplane.sdk.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidOutput,
+    InvalidResponse,
     NotFound,
     PermissionDenied,
     QueueTimeout,
@@ -44,8 +45,9 @@ from controlplane.sdk.workflows import Answer, ToolRun
 __all__ = [
     "Answer", "ApiError", "AsyncTandem", "AsyncTextStream", "AuthenticationError", "BadRequest",
     "CallDeadline", "ChatReply", "Completion", "ConnectionLost", "ContextLengthExceeded",
-    "DeadlineExceeded", "Decision", "EmbeddedBatch", "Embeddings", "InvalidOutput", "NotFound",
-    "PermissionDenied", "QueueTimeout", "RateLimited", "Readiness", "RerankedDocuments", "Retries",
-    "ScoredDocument", "ServedModel", "ServerError", "ServiceUnavailable", "SloUnattainable", "StreamLost",
-    "Tandem", "TandemError", "TextStream", "TokenizedText", "TooManyTurns", "ToolRun", "deadline",
+    "DeadlineExceeded", "Decision", "EmbeddedBatch", "Embeddings", "InvalidOutput", "InvalidResponse",
+    "NotFound", "PermissionDenied", "QueueTimeout", "RateLimited", "Readiness", "RerankedDocuments",
+    "Retries", "ScoredDocument", "ServedModel", "ServerError", "ServiceUnavailable", "SloUnattainable",
+    "StreamLost", "Tandem", "TandemError", "TextStream", "TokenizedText", "TooManyTurns", "ToolRun",
+    "deadline",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import orjson
 
 from controlplane.sdk.call_options import Inputs, Messages, Options
 from controlplane.sdk.deadline import CallDeadline, current_deadline, ended_by
-from controlplane.sdk.errors import ConnectionLost, TandemError
+from controlplane.sdk.errors import MALFORMED, ConnectionLost, InvalidResponse, TandemError
 from controlplane.sdk.replies import (
     ChatReply,
     Completion,
@@ -70,6 +70,16 @@ class HttpCall(Generic[Reply]):
             headers[HEADER_E2E_MS] = f"{min(objectives):.3f}".rstrip("0").rstrip(".")
         method = "GET" if self.body is None else "POST"
         return http.build_request(method, self.path, content=self.body, headers=headers, timeout=limits)
+
+    def result(self, response: httpx.Response) -> Reply:
+        """The result of a successful response. Raises InvalidResponse if it has another format."""
+        try:
+            return self.reply(response)
+        except MALFORMED as error:
+            raise InvalidResponse(
+                f"{self.path}: no response of this API ({error!r}): {response.content[:100]!r}; "
+                "does base_url name the server?"
+            ) from error
 
     def cut_off(self, error: httpx.TransportError) -> TandemError:
         """The exception for a response whose body did not arrive completely."""

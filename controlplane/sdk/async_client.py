@@ -201,9 +201,9 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         """Embeds any number of texts and yields them in order, in batches with their vectors.
 
         The number of open calls follows the server: it grows while calls succeed and falls by an eighth when
-        one is refused. A refused batch is sent again after the server's Retry-After, as often as necessary.
-        Texts are read as they are needed. Another error is raised after all earlier batches; `start`, the
-        `stop` of the last batch, continues there.
+        one is refused. A refused batch is sent again after the server's Retry-After, as often as necessary
+        within a deadline. Texts are read as they are needed. Another error is raised after all earlier
+        batches; `start`, the `stop` of the last batch, continues there.
 
         Args:
             texts: the texts; an iterator is consumed.
@@ -278,7 +278,10 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         return await self._send(models_call(options))
 
     async def ready(self, **options: Unpack[CallOptions]) -> Readiness:
-        """Returns whether every engine answers; a server that cannot be reached is not ready. No retries."""
+        """Returns whether every engine answers. No retries.
+
+        A server that cannot be reached is not ready, nor is another service that answers in its place.
+        """
         try:
             return await self._send(ready_call(options), NO_RETRIES)
         except NOT_READY as error:
@@ -334,7 +337,7 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
                 raise call.cut_off(error) from error
             finally:
                 await response.aclose()
-        return call.reply(response)
+        return call.result(response)
 
     async def _open_response(self, call: HttpCall[Any], retries: Retries | None = None) -> httpx.Response:
         """Sends the call, with retries, and returns the response before its body is read."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from controlplane.api.protocol.requests import MAX_INPUTS, Usage
 from controlplane.sdk.api_calls import HttpCall, embed_call
 from controlplane.sdk.call_options import Options
+from controlplane.sdk.deadline import current_deadline
 from controlplane.sdk.errors import ApiError, ConnectionLost, RateLimited
 from controlplane.sdk.replies import Embeddings
 from controlplane.sdk.retries import Retries, spaced
@@ -116,8 +117,8 @@ class BulkEmbedding:
 
     A refused batch is repeated until it is accepted, never before its Retry-After; meanwhile new batches are
     sent as others succeed. After another transient failure it is repeated as often as `retries` says. Any
-    other error is raised when all earlier batches have been yielded, so that those form a prefix to resume
-    from.
+    other error, and one after which the deadline leaves no time for the wait, is raised when all earlier
+    batches have been yielded, so that those form a prefix to resume from.
     """
 
     texts: Iterable[str]
@@ -203,7 +204,7 @@ class BulkEmbedding:
             self._held_bytes += found.vectors.nbytes
             if self.progress is not None:
                 self.progress(len(batch.texts))
-        elif (wait_s := self._wait_after(batch, outcome)) is not None:
+        elif (wait_s := self._wait_after(batch, outcome)) is not None and _is_in_time(wait_s):
             self.concurrency.refused(batch.sent_at, now)
             self._is_refused = True
             batch.not_before = now + wait_s
@@ -239,3 +240,9 @@ class BulkEmbedding:
     def is_complete(self) -> bool:
         """Whether every text has been yielded."""
         return self._is_exhausted and not self._carried and self._next_yield == self._next_start
+
+
+def _is_in_time(wait_s: float) -> bool:
+    """Whether time remains for a call after the wait, within the deadline of the caller's block."""
+    deadline = current_deadline()
+    return deadline is None or wait_s < deadline.remaining_s()

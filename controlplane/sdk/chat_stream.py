@@ -9,7 +9,7 @@ import orjson
 from controlplane.api.protocol.requests import Usage
 from controlplane.sdk.api_calls import HttpCall
 from controlplane.sdk.deadline import CallDeadline, ended_by
-from controlplane.sdk.errors import StreamLost, TandemError, api_error
+from controlplane.sdk.errors import MALFORMED, StreamLost, TandemError, api_error
 from controlplane.sdk.replies import ChatReply, Decision, decision
 
 
@@ -39,7 +39,7 @@ class ChatEvents:
         """Parses received bytes and yields their text. Raises StreamLost for an error event."""
         *lines, self._rest = (self._rest + received).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:") and (text := self._chunk(line[5:].strip())):
+            if line.startswith(b"data:") and (text := self._text_of(line[5:].strip())):
                 self._seen.append(text)
                 yield text
 
@@ -56,6 +56,13 @@ class ChatEvents:
     def text(self) -> str:
         """The text received so far."""
         return "".join(self._seen)
+
+    def _text_of(self, content: bytes) -> str:
+        """The text of an event. Raises StreamLost for an error, and for an event of another format."""
+        try:
+            return self._chunk(content)
+        except MALFORMED as error:
+            raise self.lost(f"an event is none of this API ({error!r}): {content[:100]!r}") from error
 
     def _chunk(self, content: bytes) -> str:
         if content == b"[DONE]":

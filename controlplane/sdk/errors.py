@@ -46,6 +46,10 @@ class InvalidOutput(TandemError):
         self.text = text
 
 
+class InvalidResponse(TandemError):
+    """The server returned a success that is no response of this API; `base_url` may name another service."""
+
+
 class TooManyTurns(TandemError):
     """The model called functions in each turn; `messages` is the conversation so far."""
 
@@ -116,8 +120,11 @@ class QueueTimeout(RateLimited):
     """The request was rejected after the longest waiting time."""
 
 
-NOT_READY = (ServerError, ConnectionLost)
+NOT_READY = (ServerError, ConnectionLost, InvalidResponse)
 """Errors of a server that is starting, failing or not there."""
+
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
+"""What the parser of a response raises if the content is no JSON, or JSON of another format."""
 
 _BY_CODE = {
     "context_length_exceeded": ContextLengthExceeded,

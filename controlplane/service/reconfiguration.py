@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from controlplane.config import Config, ConfigError
 from controlplane.config.documents import Document, digest_of, document_of, masked
@@ -119,7 +120,8 @@ class Reconfiguration:
 
     `policies_of` builds the policies of a configuration and the number of its version. `workers` replaces
     those of embedding models and rerankers; without it a change of them needs a restart. `listeners` are
-    called with each new version, in the same step of the event loop; they must not raise.
+    called with each new version, in the same step of the event loop; they must not raise. `overrides` are the
+    keys of `server` that the command line states; every whole configuration takes their values.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Reconfiguration:
         self.active = _version(1, config, "start")
         self.versions = deque([self.active], maxlen=_KEPT_VERSIONS)
         self.listeners: list[Callable[[ConfigVersion], None]] = []
+        self.overrides: Mapping[str, Any] = {}
         self.guard: ChangeGuard | None = None
         self._failure: Document | None = None
         self._policies_of = policies_of
@@ -191,7 +194,7 @@ class Reconfiguration:
         """
         async with self._one_change(source, expected, is_dry_run=is_dry_run):
             former = self.active
-            wanted, stated = wanted_config(former.config, content)
+            wanted, stated = wanted_config(former.config, content, overrides=self.overrides)
             found = await self._apply(wanted, stated, source=source, is_dry_run=is_dry_run)
             if guard is not None and self.active is not former:
                 self._watch(guard, former)

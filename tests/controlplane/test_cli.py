@@ -90,6 +90,18 @@ def test_unavailable_address_is_reported_before_engines_start(tmp_path, capsys, 
     assert f"server.host={host}, server.port={port}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [["--open"], ["--host", "127.0.0.1"]])
+def test_options_of_serve_replace_what_would_be_invalid_in_the_file(tmp_path, capsys, options):
+    """The taken port ends the command after its configuration was accepted."""
+    pytest.importorskip("sentence_transformers")
+    file = tmp_path / "my.yaml"
+    file.write_text("server: {host: 0.0.0.0}\nmodels: {embeddings: [{model: m}]}\n", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", str(file), "--port", str(port), *options]) == 2
+    assert f"server.port={port}: " in capsys.readouterr().err
+
+
 def test_empty_host_is_refused(tmp_path, capsys):
     pytest.importorskip("sentence_transformers")
     file = tmp_path / "my.yaml"

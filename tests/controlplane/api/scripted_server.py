@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from backends.device.kv_memory import ElasticMemory
 from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerator
@@ -142,7 +143,7 @@ class _Quiet(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: FastAPI) -> AsyncIterator[str]:
+async def listening(app: ASGIApp) -> AsyncIterator[str]:
     """Serves the application on a real socket; yields its base URL."""
     config = uvicorn.Config(app, port=0, lifespan="off", log_level="error", access_log=False)
     listener = config.bind_socket()

@@ -170,7 +170,7 @@ async def test_options_of_the_command_line_stay(file: ConfigFile):
 async def test_a_signal_during_the_start_is_obeyed_after_it(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The log follows the file too, and SIGTERM still ends the server."""
+    """The log follows the file too, options of the command line stay, and SIGTERM still ends the server."""
     forms: list[str] = []
     monkeypatch.setattr(graceful_server, "update_logging", lambda section: forms.append(section.format))
     path, may_start = tmp_path / "tandem.yaml", asyncio.Event()
@@ -196,6 +196,8 @@ async def test_a_signal_during_the_start_is_obeyed_after_it(
     may_start.set()
     await until(lambda: service.config.admission.max_waiting == 4)
     assert forms == ["json"]
+    same = await service.reconfiguration.change(yaml.safe_load(path.read_text()), source="test")
+    assert (same.plan.applied, same.plan.needs_restart) == ({}, {})
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(hosting, 10) == 0
     gc.unfreeze()

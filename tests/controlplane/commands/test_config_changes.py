@@ -142,6 +142,35 @@ async def test_a_change_for_a_time_is_undone_by_the_server(tmp_path, capsys):
         main(["apply", "a.yaml", "--server", url, "--for", "1h", "--guard", "5m"])
 
 
+async def test_a_whole_configuration_keeps_the_options_of_the_command_line(tmp_path, capsys):
+    """As in the images, which are started with `--host 0.0.0.0 --open` and a file that states neither."""
+    options = {"host": "0.0.0.0", "open": True}
+    async with staged(server=SERVER | options) as stage, listening(stage.app) as url:
+        stage.service.reconfiguration.overrides = options
+        assert await run("diff", write(tmp_path / "my.yaml"), "--server", url) == 0
+        file = write(tmp_path / "new.yaml", server=SERVER | {"drain_ms": 5}, admission={"max_waiting": 5})
+        assert await run("apply", file, "--server", url, "--json") == 0
+        (tmp_path / "part.yaml").write_text("server: {drain_ms: 6}\n")
+        assert await run("apply", str(tmp_path / "part.yaml"), "--server", url) == 0
+        found = stage.service.config.server
+        assert (found.host, found.open, found.drain_ms) == ("0.0.0.0", True, 6)
+    _, shown = capsys.readouterr().out.split("no key differs\n")
+    answer, _ = json.JSONDecoder().raw_decode(shown)
+    assert set(answer["applied"]) == {"server.drain_ms", "admission.max_waiting"}
+    assert answer["needs_restart"] == {}
+
+
+@pytest.mark.parametrize("form", ["{}", '"{}"', "*"])
+async def test_an_etag_is_accepted_without_the_quotes_that_a_shell_removes(tmp_path, capsys, form):
+    (tmp_path / "part.yaml").write_text("admission: {max_waiting: 6}\n")
+    async with server() as (stage, url):
+        etag = form.format(stage.service.reconfiguration.active.etag.strip('"'))
+        words = ["apply", str(tmp_path / "part.yaml"), "--server", url, "--if-match", etag]
+        assert await run(*words) == 0
+        assert await run(*words) == (0 if form == "*" else 2)
+    assert ("412" in capsys.readouterr().err) == (form != "*")
+
+
 @pytest.mark.parametrize(("outcome", "status", "most"), [(Outcome.MET, 0, 5), (Outcome.REJECTED, 1, 1_000)])
 async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome, status, most):
     async with server() as (stage, url):
@@ -179,17 +208,33 @@ async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome
         (["rollback", "--server", "URL", "--version", "9"], 2, "this server has the versions 1"),
         (["rollback", "--server", "URL", "--key-file", "KEY"], 2, "unknown admin key"),
         (["rollback", "--server", "URL", "--key-file", "none"], 2, "none: No such file"),
+        (["rollback", "--server", "URL", "--key-file", "BINARY"], 2, "binary: not UTF-8"),
     ],
 )
 async def test_errors_name_the_remedy(tmp_path, capsys, words, status, expected):
     file = write(tmp_path / "a.yaml")
     bad = write(tmp_path / "bad.yaml", admission={"max_waiting": -1})
     (tmp_path / "key").write_text("wrong\n")
+    (tmp_path / "binary").write_bytes(b"\xff")
     async with server() as (stage, url):
         names = {"FILE": file, "BAD": bad, "URL": url, "KEY": str(tmp_path / "key")}
+        names["BINARY"] = str(tmp_path / "binary")
         assert await run(*(names.get(word, word) for word in words)) == status
         assert stage.service.reconfiguration.active.number == 1
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"<html></html>", b"[]", b"\xff"])
+async def test_another_service_is_named(tmp_path, capsys, content):
+    async def other(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": content})
+
+    file = write(tmp_path / "a.yaml")
+    async with listening(other) as url:
+        for words in (["diff", file], ["apply", file], ["explain", "id"], ["drain"], ["top", "--once"]):
+            assert await run(*words, "--server", url) == 1
+            assert "no JSON object; is a Tandem server there?" in capsys.readouterr().err
 
 
 async def test_the_key_is_needed(tmp_path, capsys, monkeypatch):

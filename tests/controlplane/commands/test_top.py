@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from threading import Event
 from typing import Any
 
 import pytest
@@ -227,6 +228,29 @@ async def test_the_application_shows_what_the_feed_has(top_app):
             assert "paused" in str(app.query_one("#title", Static).render())
             await pilot.press("q")
         await stage.generator.start()
+
+
+async def test_reads_of_a_slow_server_do_not_overlap(top_app):
+    begun, may_end, reads = Event(), Event(), []
+
+    def read() -> None:
+        reads.append(1)
+        begun.set()
+        assert may_end.wait(10)
+
+    app = top_app.TopApp(LiveView(), read, "http://slow")
+    async with app.run_test():
+        slow = app.poll()
+        assert await asyncio.to_thread(begun.wait, 10)
+        second = app.poll()
+        try:
+            await asyncio.wait_for(second.wait(), 5)
+            assert len(reads) == 1
+        finally:
+            may_end.set()
+        await slow.wait()
+        await app.poll().wait()
+        assert len(reads) == 2
 
 
 async def test_the_application_goes_on_without_an_answer(top_app):

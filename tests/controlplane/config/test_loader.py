@@ -230,8 +230,25 @@ def test_a_local_address_needs_no_keys(host: str):
 
 def test_the_command_line_cannot_open_a_server_without_keys(tmp_path: Path):
     (tmp_path / "my.yaml").write_text("models: {embeddings: [{model: m}]}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"^command line: .*server.host='0.0.0.0'"):
+    with pytest.raises(ConfigError, match=r"my\.yaml with --host: server.host='0.0.0.0'"):
         ConfigFile(tmp_path / "my.yaml", {"host": "0.0.0.0"}).load()
+
+
+@pytest.mark.parametrize("options", [{"open": True}, {"host": "127.0.0.1"}, {"host": "::", "open": True}])
+def test_the_command_line_replaces_what_would_be_invalid_in_the_file(tmp_path: Path, options: dict[str, Any]):
+    (tmp_path / "my.yaml").write_text(
+        "models: {embeddings: [{model: m}]}\nserver: {host: 0.0.0.0, drain_ms: 5}\n", encoding="utf-8"
+    )
+    server = ConfigFile(tmp_path / "my.yaml", options).load().server
+    assert {key: getattr(server, key) for key in options} == options
+    assert server.drain_ms == 5
+
+
+@pytest.mark.parametrize("text", ["[]", "models: {embeddings: [{model: m}]}\nserver: [8000]\n"])
+def test_the_command_line_hides_no_section_of_another_type(tmp_path: Path, text: str):
+    (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="should be a mapping"):
+        ConfigFile(tmp_path / "my.yaml", {"port": 9_000}).load()
 
 
 def test_missing_file_is_named(tmp_path: Path):

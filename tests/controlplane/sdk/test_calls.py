@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from functools import partial
 
 import httpx
 import pytest
@@ -65,6 +66,20 @@ async def test_a_server_that_does_not_answer_is_not_ready(is_async: bool):  # no
     impaired = await call(is_async, Server(lambda *_: {"impaired": {"quotas": "defect"}}), "ready")
     assert impaired
     assert impaired.impaired == {"quotas": "defect"}
+
+
+@BOTH
+@pytest.mark.parametrize("content", [b"", b"OK", b'"OK"', b"<html></html>", b"[]", b"\xff"])
+async def test_another_service_is_not_ready_and_its_answers_are_errors(is_async: bool, content: bytes):  # noqa: FBT001
+    answer = partial(httpx.Response, 200, content=content)
+    found = await call(is_async, Answers(answer), "ready")
+    assert not found
+    assert found.reason is not None and "does base_url name the server?" in found.reason
+    with pytest.raises(sdk.InvalidResponse, match="/v1/models: no response of this API"):
+        await call(is_async, Answers(answer), "models")
+    for name, args in (("chat", ["q"]), ("complete", ["q"]), ("embed", ["q"]), ("rerank", ["q", ["a"]])):
+        with pytest.raises(sdk.InvalidResponse):
+            await call(is_async, Answers(answer), name, *args, model="m")
 
 
 @BOTH

@@ -303,6 +303,13 @@ async def test_stream_without_done_is_lost(is_async: bool):  # noqa: FBT001
     assert lost.value.text == "half"
 
 
+@pytest.mark.parametrize("event", [b"<html>", b"[]", b'{"choices":[{}]}'])
+def test_stream_with_an_event_of_another_format_is_lost(event: bytes):
+    answers = Answers(lambda: httpx.Response(200, content=b"data: " + event + b"\n\n"))
+    with sdk.Tandem(transport=answers) as tandem, pytest.raises(sdk.StreamLost, match="none of this API"):
+        list(tandem.stream("hi", model="m"))
+
+
 async def test_base_url_may_end_in_v1(stage: Stage, url: str):
     async with sdk.AsyncTandem(f"{url}/v1/") as tandem:
         assert (await tandem.chat("hi", model=CHAT_MODEL)).text == TEXT

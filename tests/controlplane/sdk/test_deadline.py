@@ -12,7 +12,7 @@ import pytest
 from controlplane import sdk
 from controlplane.core.clock import milliseconds
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, listening, staged
-from tests.controlplane.sdk.scripted_http import BOTH, GOOD, Answers, Server, call, chat_reply, error
+from tests.controlplane.sdk.scripted_http import BOTH, GOOD, Answers, Server, call, chat_reply, error, vectors
 
 
 @BOTH
@@ -61,6 +61,22 @@ async def test_no_retry_that_would_end_after_the_deadline(is_async: bool, clock:
         else:
             with sdk.Tandem(transport=answers) as blocking:
                 blocking.chat("hi", model="m")
+    assert answers.calls == 1
+    assert clock == [100.0]
+
+
+@BOTH
+async def test_a_refused_batch_is_not_repeated_after_the_deadline(is_async: bool, clock: list[float]):  # noqa: FBT001
+    answers = Answers(
+        error(429, "overloaded", retry_after="2"), partial(httpx.Response, 200, json=vectors([[1.0]]))
+    )
+    with sdk.deadline(ms=1500), pytest.raises(sdk.RateLimited):
+        if is_async:
+            async with sdk.AsyncTandem(transport=answers) as tandem:
+                [batch async for batch in tandem.embed_many(["a"], model="e")]
+        else:
+            with sdk.Tandem(transport=answers) as blocking:
+                list(blocking.embed_many(["a"], model="e"))
     assert answers.calls == 1
     assert clock == [100.0]
 
