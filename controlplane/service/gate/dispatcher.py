@@ -107,7 +107,9 @@ class Dispatcher:
 
     def cap_footprints(self, owner: Owner, max_bytes: int) -> None:
         """Caps the footprints of waiting requests, since batches are cut to a smaller quota."""
-        self._waiting.cap_footprints(owner, max_bytes)
+        for capped in self._waiting.cap_footprints(owner, max_bytes):
+            ticket = self._tickets[capped.request.id]
+            ticket.entry, ticket.footprint = capped, capped.footprint
 
     def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
         """Preempts requests of lower priority than `priority` that free `needed_bytes`; all or nothing.
@@ -141,8 +143,6 @@ class Dispatcher:
         for waiting in self._waiting:
             self._waiting.remove(waiting.request.id)
             with self.failing_on_error(ticket := self._tickets[waiting.request.id]):
-                # The entry's footprint may have been capped since it entered the queue.
-                ticket.footprint = waiting.footprint
                 self._enter(ticket)
         self.decide()
 
