@@ -79,8 +79,8 @@ class Dispatcher:
         self.on_refusal: Callable[[Owner, Defer | Reject], None] = lambda owner, refusal: None
         self.paces = rate_models(next((g.step_cost for g in generators.values()), None), encoders.values())
         self._engine_leases: EngineLeases | None = None
-        if (precedence := policies.engine_precedence) is not None:
-            self._engine_leases = EngineLeases(generators, ledger, self._tickets, precedence, recorder)
+        if (options := policies.engine_options) is not None:
+            self._engine_leases = EngineLeases(generators, ledger, self._tickets, options, recorder)
             self.paces[Owner.LLM] = self._engine_leases.pace
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
@@ -138,8 +138,8 @@ class Dispatcher:
     def set_policies(self, policies: Policies) -> None:
         """Replaces the policies; waiting requests are ranked and decided again."""
         self._policies = policies
-        if self._engine_leases is not None and policies.engine_precedence is not None:
-            self._engine_leases.precedes = policies.engine_precedence
+        if self._engine_leases is not None and policies.engine_options is not None:
+            self._engine_leases.set_options(policies.engine_options)
         for waiting in self._waiting:
             self._waiting.remove(waiting.request.id)
             with self.failing_on_error(ticket := self._tickets[waiting.request.id]):
