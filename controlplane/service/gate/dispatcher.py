@@ -1,8 +1,9 @@
 """Runs the scheduling cycle over all waiting requests and applies its plan.
 
-A cycle runs on every arrival, release and quota change, and at the decision deadline of a deferred request.
-The dispatcher opens leases; every path out closes them through `Accounting.end`, once. An exception in a
-policy fails only the requests that were undecided in that cycle; the others are retried.
+A cycle runs on every arrival, release and quota change, after a request that waited has left, and at the
+decision deadline of a deferred request. The dispatcher opens leases; every path out closes them through
+`Accounting.end`, once. An exception in a policy fails only the requests that were undecided in that cycle;
+the others are retried.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from controlplane.core.clock import Clock, Duration, Instant, after, seconds, to_seconds
+from controlplane.core.clock import Clock, Instant, after, seconds
 from controlplane.core.decision import Admit, Defer, Outcome, Plan, Reason, Reject
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.pool_view import PoolView, Waiting
@@ -22,6 +23,7 @@ from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.service.decision_history import Basis, Decided, basis_of
 from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.gate.cycle_timer import CycleTimer
 from controlplane.service.gate.device_contention import pause_costs
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
@@ -67,7 +69,7 @@ class Dispatcher:
         self._tenants = tenants
         self._waiting = WaitingQueue()
         self._tickets: dict[str, Ticket] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = CycleTimer(self.decide)
         self._idle = asyncio.Event()
         self._idle.set()
         self._departures: set[asyncio.Task[None]] = set()
@@ -77,8 +79,8 @@ class Dispatcher:
         self.on_refusal: Callable[[Owner, Defer | Reject], None] = lambda owner, refusal: None
         self.paces = rate_models(next((g.step_cost for g in generators.values()), None), encoders.values())
         self._engine_leases: EngineLeases | None = None
-        if (precedence := policies.engine_precedence) is not None:
-            self._engine_leases = EngineLeases(generators, ledger, self._tickets, precedence, recorder)
+        if (options := policies.engine_options) is not None:
+            self._engine_leases = EngineLeases(generators, ledger, self._tickets, options, recorder)
             self.paces[Owner.LLM] = self._engine_leases.pace
         self.ttft = TtftPredictor(generators, self.paces, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
@@ -105,7 +107,9 @@ class Dispatcher:
 
     def cap_footprints(self, owner: Owner, max_bytes: int) -> None:
         """Caps the footprints of waiting requests, since batches are cut to a smaller quota."""
-        self._waiting.cap_footprints(owner, max_bytes)
+        for capped in self._waiting.cap_footprints(owner, max_bytes):
+            ticket = self._tickets[capped.request.id]
+            ticket.entry, ticket.footprint = capped, capped.footprint
 
     def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
         """Preempts requests of lower priority than `priority` that free `needed_bytes`; all or nothing.
@@ -128,21 +132,17 @@ class Dispatcher:
 
     def pause_costs(self) -> PauseCost | None:
         """What an embedding pass costs the generations in the engine now; None if there are none."""
-        now = self._clock.now()
-        return pause_costs(
-            self._tickets.values(), self.ledger, self.paces[Owner.LLM], now, self._engine_leases
-        )
+        paces, now = self.paces[Owner.LLM], self._clock.now()
+        return pause_costs(self._tickets.values(), self.ledger, paces, now, self._engine_leases)
 
     def set_policies(self, policies: Policies) -> None:
         """Replaces the policies; waiting requests are ranked and decided again."""
         self._policies = policies
-        if self._engine_leases is not None and policies.engine_precedence is not None:
-            self._engine_leases.precedes = policies.engine_precedence
+        if self._engine_leases is not None and policies.engine_options is not None:
+            self._engine_leases.set_options(policies.engine_options)
         for waiting in self._waiting:
             self._waiting.remove(waiting.request.id)
             with self.failing_on_error(ticket := self._tickets[waiting.request.id]):
-                # The entry's footprint may have been capped since it entered the queue.
-                ticket.footprint = waiting.footprint
                 self._enter(ticket)
         self.decide()
 
@@ -256,7 +256,7 @@ class Dispatcher:
         self.accounting.count_tokens(ticket, self._clock.now(), steps)
 
     def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
-        """Ends a request, and runs a cycle if it held memory; later calls do nothing.
+        """Ends a request, and runs a cycle at once if it held memory; later calls do nothing.
 
         With outcome None it finished.
         """
@@ -268,30 +268,38 @@ class Dispatcher:
             self.decide()
 
     def _close(self, ticket: Ticket, outcome: Outcome | None) -> None:
+        # Others may wait for its memory or behind it in the queue. A new request has not blocked any.
+        is_obstacle = ticket.lease is not None or ticket.phase in (Phase.DEFERRED, Phase.PREEMPTED)
         self._waiting.remove(ticket.request.id)
         del self._tickets[ticket.request.id]
         if not self._tickets:
             self._idle.set()
         self.accounting.end(ticket, self._clock.now(), outcome)
+        if is_obstacle and len(self._waiting):
+            self._timer.run_soon()
 
     def decide(self) -> None:
         """Runs one cycle. Raises nothing, since its caller may be an unrelated request."""
+        self._timer.cycle_begins()
         now = self._clock.now()
         queues = self._waiting.queues(now)
         undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
         try:
-            self.sync_engine_leases()
+            if self._engine_leases is not None:
+                # With the time that dispatches get, since they follow this report.
+                self._engine_leases.sync(now)
             view = self.snapshots.pool(queues, now, engine_queue=self._policies.engine_queue)
             plan = run_cycle(view, now, self._policies.admission)
         except Exception as error:
             self._fail([self._tickets[waiting.request.id] for waiting in undecided], error)
             # A preempted request has no decision deadline that would bring about the next cycle.
-            self._set_timer(after(now, seconds(1)))
+            again = after(now, seconds(1)) if len(self._waiting) else None
+            self._timer.run_at(self._waiting.next_bound(), again)
         else:
             if undecided:
                 self.health.succeeded()
             self._apply(plan, view, now)
-            self._set_timer(None)
+            self._timer.run_at(self._waiting.next_bound())
 
     def _apply(self, plan: Plan, view: PoolView, now: Instant) -> None:
         for request_id, planned in plan.rejections:
@@ -326,15 +334,15 @@ class Dispatcher:
 
     def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
         self.health.failed(error)
-        has_freed = any(ticket.lease is not None or ticket.pending_preemptions for ticket in tickets)
+        has_preempted = any(ticket.pending_preemptions for ticket in tickets)
         for ticket in tickets:
             if ticket.outcome is None:
                 self._close(ticket, Outcome.FAILED)
             if not ticket.granted.done():
                 ticket.fail(DecisionFailed(f"{ticket.request.id}: {error!r}"))
-        if has_freed:
+        if has_preempted:
             # The memory that was freed may serve requests that the interrupted plan left waiting.
-            asyncio.get_running_loop().call_soon(self.decide)
+            self._timer.run_soon()
 
     def _defer(self, ticket: Ticket, defer: Defer) -> None:
         if ticket.phase is Phase.QUEUED:
@@ -349,7 +357,7 @@ class Dispatcher:
         if self.prefixes.renew(ticket) and self._engine_leases is None:
             # Another request freed blocks that this one would have shared: decided again with them.
             self._enter(ticket)
-            asyncio.get_running_loop().call_soon(self.decide)
+            self._timer.run_soon()
             return
         ticket.pending_preemptions = tuple(
             self._preempt(victim.request_id, request.id) for victim in admit.victims
@@ -389,11 +397,3 @@ class Dispatcher:
         with self.failing_on_error(victim):
             self._enter(victim)
         return asyncio.create_task(generator.preempt(request_id))
-
-    def _set_timer(self, again: Instant | None) -> None:
-        """Runs the next cycle at the earliest decision deadline, or at `again` if that is earlier."""
-        if self._timer is not None:
-            self._timer.cancel()
-        times = [time for time in (self._waiting.next_bound(), again) if time is not None]
-        if times and len(self._waiting):
-            self._timer = asyncio.get_running_loop().call_at(to_seconds(Duration(min(times))), self.decide)

@@ -13,7 +13,8 @@ from controlplane.core.memory_ledger import LeaseTable, MemoryLedger
 from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import Generator
 from controlplane.core.request import Kind, Owner
-from controlplane.policy.engine.cutoff_at_gate import EnginePrecedence
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import engine_precedence
 from controlplane.service.decision_history import Preempted
 from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.ticket import Ticket
@@ -23,7 +24,8 @@ from predictors.timing.online_step_time import ReportedPace
 class EngineLeases:
     """Copies the blocks that the engine reports into the ledger.
 
-    `tickets` is the dispatcher's table. `precedes(a, b)` is true if the engine starts `a` before `b`.
+    `tickets` is the dispatcher's table, and `options` those of the engine's policy. `precedes(a, b)` is true
+    if the engine starts `a` before `b`.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class EngineLeases:
         generators: Mapping[str, Generator],
         ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
-        goes_before: EnginePrecedence,
+        options: EngineOptions,
         recorder: RequestRecorder,
     ) -> None:
         self._generators = generators
@@ -42,10 +44,16 @@ class EngineLeases:
         self._last: EngineState | None = None
         self._last_at: Instant | None = None
         self.planned: Instant | None = None
-        """Time of the report before the last one: the engine has planned a step with all requests forwarded
-        before it. The last report may have been on its way when later ones were forwarded."""
-        self.precedes = goes_before
+        """Time of the report before the last one of steps: the engine has planned a step with all requests
+        forwarded before it. The last report may have been on its way when later ones were forwarded."""
+        self._options = options
+        self.precedes = engine_precedence(options)
         self.pace = ReportedPace(next((generator.step_cost for generator in generators.values()), None))
+
+    def set_options(self, options: EngineOptions) -> None:
+        """Follows a change of the engine's options; equal ones keep what the size cutoff has learned."""
+        if options != self._options:
+            self._options, self.precedes = options, engine_precedence(options)
 
     def sync(self, now: Instant) -> None:
         """Sets each lease to the bytes that its request held after the engine's last step."""
@@ -60,7 +68,9 @@ class EngineLeases:
 
     def _apply(self, state: EngineState, now: Instant) -> None:
         self._last = state
-        self.planned, self._last_at = self._last_at, now
+        if state.running or state.waiting:
+            # Without a request the engine plans no step, and each of its reports is a new object.
+            self.planned, self._last_at = self._last_at, now
         self.pace.pace = state.pace or self.pace.pace
         held = dict(state.held_bytes or {})
         for name in held.keys() | self._held.keys():

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from controlplane.config import Config
 from controlplane.core.ports import Generator
-from controlplane.policy.engine.cutoff_at_gate import EnginePrecedence
+from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.ordering import Ordering
-from controlplane.policy.registry import engine_precedence
 from controlplane.service.gate.rate_limits import TenantLimits
 from controlplane.service.request_jobs import RequestTerms
 
@@ -19,13 +18,13 @@ class Policies:
 
     `version` is the number of that version, and `explained_requests` how many ended requests are remembered.
     `engine_queue` is how many requests may be forwarded to an LLM engine beyond its free slots.
-    `engine_precedence(a, b)` is true if the engine starts `a` before `b`; None if it uses its own scheduler.
+    `engine_options` are those of the engine's policy; None if it uses its own scheduler.
     """
 
     admission: Admission
     ordering: Ordering
     engine_queue: int
-    engine_precedence: EnginePrecedence | None = None
+    engine_options: EngineOptions | None = None
     version: int = 1
     explained_requests: int = 0
     tenant_limits: Mapping[str, TenantLimits] = field(default_factory=dict)
@@ -40,7 +39,7 @@ def policies_of(config: Config, generators: Iterable[Generator], *, version: int
         config.admission_policy(),
         config.ordering_policy(),
         queue if queue is not None else 64 if engine is None else 1_000,
-        None if engine is None else engine_precedence(engine),
+        engine,
         version,
         config.server.explain_requests,
         _tenant_limits(config),

@@ -33,9 +33,12 @@ class WaitingQueue:
         """The entries of `owner`, by rank."""
         return self._queues[owner]
 
-    def cap_footprints(self, owner: Owner, max_bytes: int) -> None:
-        """Cuts the footprints of the waiting requests of `owner` to `max_bytes`; their order stays."""
-        queue = self._queues[owner]
+    def cap_footprints(self, owner: Owner, max_bytes: int) -> list[Waiting]:
+        """Cuts the footprints of the waiting requests of `owner` to `max_bytes`; their order stays.
+
+        Returns the entries that replace those that were larger.
+        """
+        queue, replaced = self._queues[owner], list[Waiting]()
         for index, waiting in enumerate(queue):
             footprint = waiting.footprint
             if max(footprint.base, footprint.worst) <= max_bytes:
@@ -47,6 +50,8 @@ class WaitingQueue:
             self._entries[waiting.request.id] = capped
             if waiting.request.id in self._undecided:
                 self._undecided[waiting.request.id] = capped
+            replaced.append(capped)
+        return replaced
 
     def count(self, owner: Owner) -> int:
         """Number of waiting requests of `owner`."""

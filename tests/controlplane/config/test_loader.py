@@ -317,7 +317,7 @@ def test_an_engine_without_a_scheduler_of_its_own_is_ordered_by_the_gate():
     config = parse({"models": MODELS})
     own, plain = ScriptedGenerator(has_own_scheduler=True), ScriptedGenerator()
     assert [policies_of(config, [one]).engine_queue for one in (own, plain)] == [1_000, 64]
-    assert policies_of(config, [plain]).engine_precedence is None
+    assert policies_of(config, [plain]).engine_options is None
     stated = parse({"models": MODELS, "admission": {"engine_queue": 3}})
     assert [policies_of(stated, [one]).engine_queue for one in (own, plain)] == [3, 3]
 

@@ -8,8 +8,10 @@ import pytest
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.pool_view import Pace
+from controlplane.core.request import Owner
 from controlplane.service.gate.explanation import render_history
 from controlplane.service.gate.token_stream import TokenStream
+from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.gate.test_engine_lease_sync import BLOCK, ORDERED, ordering
 
@@ -136,3 +138,24 @@ def test_a_late_request_names_the_objective_that_it_missed(bench):
     found = history_of(b.ended[0])
     assert (found["outcome"], found["missed"]) == ("late", ["tpot"])
     assert found["measured"]["tpot_ms"] == pytest.approx(50)
+
+
+def test_a_waiting_embedding_whose_footprint_was_capped_is_explained(bench):
+    async def scenario(b):
+        gate, dispatcher, caller = b.service.gate, b.service.gate.dispatcher, Caller("tests")
+        jobs = [
+            await b.service.intake.embeddings(
+                f"e{n}", caller, b.embedder.model, ["x" * 500] * 8, RequestHints()
+            )
+            for n in range(5)
+        ]
+        tasks = [asyncio.create_task(gate.embed(job)) for job in jobs]
+        await b.embedder.until_runs(4)
+        (waiting,) = dispatcher.queued(Owner.EMBEDDING)
+        dispatcher.cap_footprints(Owner.EMBEDDING, waiting.footprint.base - 1)
+        (found,) = gate.histories(waiting.request.id)
+        assert found["now"]["decision"] == "DEFER"
+        assert found["now"]["memory"]["needs_bytes"] == waiting.footprint.base - 1
+        await asyncio.gather(*tasks)
+
+    bench(scenario)

@@ -51,7 +51,7 @@ def read(config: Config) -> object:
     """What the server derives from a configuration."""
     policies = policies_of(config, [ScriptedGenerator(has_own_scheduler=True)])
     admission = policies.admission
-    plain = replace(policies, admission=None, ordering=None, engine_precedence=None)  # type: ignore[arg-type]
+    plain = replace(policies, admission=None, ordering=None, engine_options=None)  # type: ignore[arg-type]
     settings = settings_of(config, context_tokens=100)
     return plain, admission, settings, terms_of(config)
 
