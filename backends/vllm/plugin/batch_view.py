@@ -30,6 +30,16 @@ def stamp(request: Any, now: Instant) -> None:
         progress.stamp(now, new)
 
 
+def is_ending(request: Any) -> bool:
+    """Whether the step in flight produces the last token that `request` may have, so vLLM schedules no more.
+
+    Only under asynchronous scheduling; the condition is that of vLLM's `schedule()`.
+    """
+    in_flight: int = request.num_output_placeholders
+    computed: int = request.num_computed_tokens + 2 - in_flight
+    return in_flight > 0 and computed >= request.num_prompt_tokens + request.max_tokens
+
+
 class BatchTracker:
     """Columnar state of the running requests, updated incrementally from step to step.
 
