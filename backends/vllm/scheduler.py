@@ -31,7 +31,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from backends.vllm.compat import max_running_requests
 from backends.vllm.plugin import rpc
 from backends.vllm.plugin.balloon import balloon_of
-from backends.vllm.plugin.batch_view import BatchTracker, is_ending, stamp
+from backends.vllm.plugin.batch_view import BatchTracker, is_ending, require_one_group, stamp
 from backends.vllm.plugin.input_wait import wait_for_input
 from backends.vllm.plugin.offer_queue import OfferQueue, ReturnQueue
 from backends.vllm.plugin.prefix_sharing import prefix_sharing
@@ -65,6 +65,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        require_one_group(self.kv_cache_config)
         config = (self.vllm_config.additional_config or {}).get("tandem", {})
         self.options, defaults = _parse_config(config)
         self._intake = RequestIntake(defaults)

@@ -95,7 +95,9 @@ def kv_geometry(
     cache_dtype: str = "auto",
     tensor_parallel: int = 1,
 ) -> KvGeometry:
-    """Geometry on one rank. Sliding-window layers are counted as full ones: an upper bound.
+    """Geometry on one rank. Layers with a sliding window keep all tokens, as the others do.
+
+    That holds for vLLM without its hybrid KV-cache manager.
 
     Raises GeometryError naming the missing key or the unknown dtype.
     """

@@ -48,7 +48,7 @@ def test_batch_defaults_are_those_of_vllms_own_server(monkeypatch):
     from vllm.engine.arg_utils import AsyncEngineArgs, current_platform
     from vllm.usage.usage_lib import UsageContext
 
-    from backends.vllm.engine import CONTEXT
+    from backends.vllm.arguments import CONTEXT
 
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     monkeypatch.setattr(current_platform, "get_device_total_memory", lambda: 80 * GIB)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.vllm.plugin.batch_view import BatchTracker, is_ending
+from backends.vllm.plugin.batch_view import BatchTracker, is_ending, require_one_group
 from backends.vllm.plugin.request_metadata import Defaults, make_engine_request
 from controlplane.core.clock import Instant
 from controlplane.core.forecast import LengthForecast
@@ -85,6 +85,12 @@ def test_incremental_columns_equal_a_full_scan(random, runs_ahead, takes_back, i
         assert keys == [one.tandem.key for one in running]
         assert stamped == [one.tandem.tokens for one in running]
         assert blocks == [-(-one.num_computed_tokens // BLOCK) for one in running]
+
+
+def test_blocks_that_hold_only_some_layers_are_refused() -> None:
+    require_one_group(SimpleNamespace(kv_cache_groups=["all"]))
+    with pytest.raises(ValueError, match=r"6 KV-cache groups .*disable_hybrid_kv_cache_manager: true"):
+        require_one_group(SimpleNamespace(kv_cache_groups=["full", *["sliding"] * 5]))
 
 
 # With a prompt of 10 and at most 3 tokens, the last token follows from position 12.
