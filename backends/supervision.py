@@ -10,11 +10,15 @@ import asyncio
 import multiprocessing
 import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from backends.device.probe import processes_of
 
 # Ticks per `stall_seconds`: bounds both the credit for one pause and the lateness of expiry.
 _TICKS = 16
@@ -112,6 +116,19 @@ def is_traced(pid: int) -> bool:
         return False
     found = re.search(r"^TracerPid:\s+(\d+)$", status, re.MULTILINE)
     return found is not None and int(found[1]) > 0
+
+
+def kill_tree(process: BaseProcess) -> None:
+    """Kills `process` and all its descendants with SIGKILL.
+
+    The workers of an engine follow its death by a thread of their own, which ends no main thread that hangs
+    in a kernel of the device; such a worker would keep its memory there.
+    """
+    tree = set() if process.pid is None else processes_of(process.pid) - {process.pid}
+    process.kill()
+    for pid in tree:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def end_with_parent() -> None:

@@ -1,9 +1,10 @@
 """Reads total, free and used memory of the device.
 
-With a GPU, NVML reports bytes on the device by process. Otherwise the device is the host: physical memory (or
-the limit of the control group) and the resident pages of our processes. `read` is cheap enough for a hundred
-calls per second: free bytes are read every time, memory per process when they changed and otherwise every
-`_QUERY_EVERY` readings.
+With a GPU, NVML reports bytes on the device by process; importing this module makes CUDA number GPUs as NVML
+does, unless CUDA_DEVICE_ORDER is set. Otherwise the device is the host: physical memory (or the limit of the
+control group) and the resident pages of our processes. `read` is cheap enough for a hundred calls per second:
+free bytes are read every time, memory per process when they changed and otherwise every `_QUERY_EVERY`
+readings.
 """
 
 import os
@@ -25,6 +26,9 @@ _RESCAN_EVERY = 100
 _QUERY_EVERY = 10
 _QUERY_ON_CHANGE_BYTES = 2 * 2**20
 _MEMINFO_BYTES = 256
+# NVML numbers GPUs by PCI address, CUDA by default from the fastest on. CUDA reads this when a process opens
+# the device; engines and workers are children of a process that has imported this module, and inherit it.
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 UNCOUNTED_NAME = "tandem-grammars"
 """Name of processes (`/proc/PID/comm`) whose memory is not of the pool, as their pages are mostly shared."""
 

@@ -1,4 +1,4 @@
-"""Checks vLLM engine arguments by name, without importing vLLM, whose import takes seconds.
+"""Names of vLLM's engine arguments, and two defaults, without importing vLLM, whose import takes seconds.
 
 The names are read from the source of the installed vLLM. An unknown argument stops the start.
 """
@@ -16,6 +16,7 @@ from controlplane.policy.engine.options import EngineOptions
 
 SCHEDULER = "backends.vllm.scheduler.make"
 _CLASSES = ("EngineArgs", "AsyncEngineArgs")
+_GIB = 2**30
 
 # Engine arguments with a place of their own in Tandem's configuration.
 _SET_BY_CONFIG = {
@@ -65,6 +66,20 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             problems.append(f"vLLM has no engine argument {name!r}{hint}")
     if problems:
         raise ValueError("engine arguments: " + "; ".join(problems))
+
+
+def batch_defaults(gpu: str, memory_bytes: int) -> tuple[int, int]:
+    """The max_num_batched_tokens and max_num_seqs that vLLM takes on a GPU of this driver name by default.
+
+    They are those of `EngineArgs.get_batch_defaults` for vLLM's own server, as which Tandem starts engines
+    (`arguments.CONTEXT`).
+    """
+    if memory_bytes >= 160 * _GIB:
+        return 16_384, 1_024
+    # Large steps slow an A100 down.
+    if memory_bytes >= 70 * _GIB and "a100" not in gpu.lower():
+        return 8_192, 1_024
+    return 2_048, 256
 
 
 def with_tandem_scheduler(arguments: Mapping[str, Any], options: EngineOptions) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 
 from backends.vllm.argument_names import check_arguments
 from backends.vllm.prompt_logits import EXTENSION
@@ -17,6 +19,9 @@ from backends.vllm.prompt_logits import EXTENSION
 # On a GPU vLLM refuses to start unless `gpu_memory_utilization` of the device is free, even if the size of
 # the KV cache is given. The default of 92 % is not free while an embedding model loads.
 _MIN_GPU_MEMORY_UTILIZATION = 0.01
+# Selects vLLM's defaults for tokens per step and running requests: those of its own server. For other
+# contexts vLLM has no defaults per device and uses those of the smallest.
+CONTEXT = UsageContext.OPENAI_API_SERVER
 
 
 def engine_args(
@@ -26,7 +31,8 @@ def engine_args(
 
     vLLM's periodic log lines and Prometheus metrics stay off unless `disable_log_stats: false` is given. Its
     progress bar of the weights follows TQDM_DISABLE as other bars do. Images are processed before admission,
-    so vLLM keeps no processed ones unless `mm_processor_cache_gb` is given.
+    so vLLM keeps no processed ones unless `mm_processor_cache_gb` is given. All layers keep their keys and
+    values in the same blocks (see `require_one_cache_group`).
     """
     check_arguments(arguments)
     nested = _nested_configs()
@@ -41,6 +47,7 @@ def engine_args(
         "use_tqdm_on_load": not os.environ.get("TQDM_DISABLE"),
         "worker_extension_cls": EXTENSION,
         "mm_processor_cache_gb": 0,
+        "disable_hybrid_kv_cache_manager": True,
     }
     if reasoning_parser is not None:
         defaults["reasoning_parser"] = reasoning_parser
@@ -49,6 +56,37 @@ def engine_args(
     if current_platform.is_cpu() and has_one_rank(arguments):
         defaults["distributed_executor_backend"] = "backends.vllm.cpu_executor.InProcessExecutor"
     return AsyncEngineArgs(**(defaults | converted))
+
+
+def engine_config(
+    model: str, served_name: str, arguments: Mapping[str, Any], *, reasoning_parser: str | None = None
+) -> VllmConfig:
+    """The configuration of an engine. Raises ValueError for arguments or a model that are not served."""
+    args = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)
+    config = args.create_engine_config(CONTEXT)
+    require_one_cache_group(config)
+    return config
+
+
+def require_one_cache_group(config: VllmConfig) -> None:
+    """Raises ValueError for a model whose KV-cache blocks do not each hold all layers.
+
+    Plan, leases and quotas count blocks of all layers. vLLM's hybrid KV-cache manager divides layers of
+    different kinds into groups, and a block then holds the layers of one group.
+    """
+    model = config.model_config
+    if model.is_hybrid or model.is_attention_free:
+        raise ValueError(
+            f"{model.model}: some layers keep a state of fixed size (Mamba, linear attention), which the "
+            "memory plan and the leases do not count; serve a model whose layers are all attention"
+        )
+    kinds = sorted(set(getattr(model.hf_text_config, "layer_types", None) or ()))
+    if len(kinds) > 1 and not config.scheduler_config.disable_hybrid_kv_cache_manager:
+        raise ValueError(
+            f"engine arguments: disable_hybrid_kv_cache_manager=False divides the layers of {model.model} "
+            f"({', '.join(kinds)}) into groups with blocks of their own, which the memory plan and the "
+            "leases do not count; remove it"
+        )
 
 
 def has_one_rank(arguments: Mapping[str, Any]) -> bool:

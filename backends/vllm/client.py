@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends import bundled_models
 from backends.garbage_collection import paused_collection
+from backends.supervision import kill_tree
 from backends.vllm import chat_template
 from backends.vllm.grammar_checker import GrammarChecker
 from backends.vllm.grammar_limits import GrammarLimits
@@ -338,7 +339,7 @@ class VllmGenerator:
                     terminated[process.pid] = loop.time()
                     process.terminate()
                 elif loop.time() - terminated[process.pid] > _TERMINATION_SECONDS:
-                    process.kill()
+                    kill_tree(process)
             await asyncio.wait([construction], timeout=_POLL_SECONDS)
         with suppress(Exception):
             engine = await asyncio.shield(construction)

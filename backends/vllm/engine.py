@@ -15,11 +15,10 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from backends.vllm.argument_names import with_tandem_scheduler
-from backends.vllm.arguments import engine_args
+from backends.vllm.arguments import CONTEXT, engine_config
 from backends.vllm.compat import (
     CLIENT_ERRORS,
     EngineDeadError,
@@ -54,9 +53,6 @@ _ENGINE_DIED = "the vLLM engine died; its log says why"
 _ENGINE_STALLED = "the vLLM engine had requests but took no step for too long and was killed"
 # A step that takes this many times the predicted longest step counts as stalled.
 _STALL_FACTOR = 10
-# Selects vLLM's defaults for tokens per step and running requests: those of its own server. For other
-# contexts vLLM has no defaults per device and uses those of the smallest.
-CONTEXT = UsageContext.OPENAI_API_SERVER
 
 
 class VllmEngine:
@@ -100,8 +96,7 @@ class VllmEngine:
             from backends.vllm.hybrid import models
 
             models.register()
-        args = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)
-        config = args.create_engine_config(CONTEXT)
+        config = engine_config(model, served_name, arguments, reasoning_parser=reasoning_parser)
         self.stats = EngineStats()
         state_file = open_shared_state() if options is not None else nullcontext()
         with bound_to_parent(), sockets_in_run_directory(), state_file as shared_state:

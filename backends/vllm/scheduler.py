@@ -31,7 +31,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from backends.vllm.compat import max_running_requests
 from backends.vllm.plugin import rpc
 from backends.vllm.plugin.balloon import balloon_of
-from backends.vllm.plugin.batch_view import BatchTracker, stamp
+from backends.vllm.plugin.batch_view import BatchTracker, is_ending, require_one_group, stamp
 from backends.vllm.plugin.input_wait import wait_for_input
 from backends.vllm.plugin.offer_queue import OfferQueue, ReturnQueue
 from backends.vllm.plugin.prefix_sharing import prefix_sharing
@@ -65,6 +65,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        require_one_group(self.kv_cache_config)
         config = (self.vllm_config.additional_config or {}).get("tandem", {})
         self.options, defaults = _parse_config(config)
         self._intake = RequestIntake(defaults)
@@ -140,9 +141,13 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def _delay_step(self) -> Duration:
         """Delays the step while an embedding pass is under way and no TPOT is missed; returns the delay.
 
-        No step is delayed while requests wait. A new request and the end of the pass end the delay.
+        No step is delayed while requests wait. A new request and the end of the pass end the delay. Under
+        asynchronous scheduling vLLM reads the output of the step in flight only after this call, so there is
+        no delay where that step ends every request.
         """
         if not self._is_device_shared or self._previous_step_start is None or len(self.waiting):
+            return Duration(0)
+        if all(map(is_ending, self.running)):
             return Duration(0)
         last, now = self._previous_step_start, Instant(self.clock())
         began = now

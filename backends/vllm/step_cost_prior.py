@@ -25,14 +25,15 @@ log = logging.getLogger(__name__)
 
 def geometry_of(config: Any) -> KvGeometry:
     """The KV-cache geometry of a vLLM config. Raises GeometryError."""
-    model, cache = config.model_config, config.cache_config
+    model, cache, ranks = config.model_config, config.cache_config, config.parallel_config
     # vLLM has resolved the dtype, which the checkpoint's config alone may not state.
     dtype = str(model.dtype).removeprefix("torch.") if cache.cache_dtype == "auto" else cache.cache_dtype
     return kv_geometry(
         model.hf_config.to_dict(),
         block_tokens=cache.block_size,
         cache_dtype=dtype,
-        tensor_parallel=config.parallel_config.tensor_parallel_size,
+        tensor_parallel=ranks.tensor_parallel_size,
+        pipeline_parallel=ranks.pipeline_parallel_size,
     )
 
 
@@ -49,7 +50,8 @@ def step_cost_prior(config: Any, geometry: KvGeometry) -> StepCost | None:
     try:
         known = model_costs(
             described,
-            geometry.bytes_per_token,
+            # A step passes through all stages, one after the other.
+            geometry.bytes_per_token * config.parallel_config.pipeline_parallel_size,
             bytes_per_weight=bytes_per_weight(described, dtype),
             tensor_parallel=config.parallel_config.tensor_parallel_size,
         )

@@ -1,14 +1,15 @@
 """Kills an engine that has requests but no longer completes steps.
 
 vLLM notices a dead engine process, but not one that hangs. An engine that has requests reports every step,
-including steps that schedule nothing; if no report arrives in time, its processes are killed.
+including steps that schedule nothing; if no report arrives in time, its processes and their children, one of
+which may be what hangs, are killed.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 
-from backends.supervision import SchedulingDelay, Watchdog
+from backends.supervision import SchedulingDelay, Watchdog, kill_tree
 from controlplane.core.engine_reports import StepCost
 
 
@@ -16,7 +17,7 @@ class StepWatchdog:
     """Watchdog over one engine's processes; time in which it is idle or cannot run does not count.
 
     Args:
-        processes: processes to kill.
+        processes: processes to kill with all their descendants.
         stall_seconds: longest time between two steps.
         longest_seconds: predicted longest step; extends `stall_seconds` if it is more.
         is_idle: whether the engine has no request.
@@ -56,7 +57,7 @@ class StepWatchdog:
 
     def _kill(self) -> None:
         for process in self._processes:
-            process.kill()
+            kill_tree(process)
         self._on_killed()
 
 

@@ -10,17 +10,18 @@ from typing import Any
 
 from backends.cost_models import roofline
 from backends.cost_models.step_time import StepLoad
+from backends.vllm.argument_names import batch_defaults
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from controlplane.config import Config
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 from controlplane.core.kv_geometry import DTYPE_BYTES, GeometryError
 from controlplane.service.engine_builders import model_facts
-from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
+from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, parallel_sizes
 from controlplane.service.preflight import DeviceFacts, estimated_workspace_bytes
 
-# vLLM's defaults of its server, without which the configuration states no value.
-_MAX_NUM_SEQS, _MAX_NUM_BATCHED_TOKENS = 256, 2_048
+# Of a CPU: tokens per step and running requests, where the configuration states none.
+_CPU_BATCH = 2_048, 256
 # Of a configuration without a chat model, which has no KV cache.
 _BLOCK_TOKENS = 16
 # Tokens of an input in the batch on which the line of the embedding time is fitted.
@@ -73,21 +74,22 @@ def device_model(
         embedding=embedding or (0.0, 0.0),
         pool=None if config.static_quota_reason() else plan.pool_bytes,
         **({} if encoder is None else _encoder(encoder)),
-        **({} if chat is None or step is None else _engine(chat, plan, step)),
+        **({} if chat is None or step is None else _engine(chat, plan, step, device)),
     )
     block = _BLOCK_TOKENS if plan.geometry is None else plan.geometry.block_tokens
     return DeviceModel(section, block, assumptions)
 
 
-def _engine(chat: ChatModel, plan: MemoryPlan, step: StepLine) -> Mapping[str, Any]:
+def _engine(chat: ChatModel, plan: MemoryPlan, step: StepLine, device: DeviceFacts) -> Mapping[str, Any]:
     assert plan.geometry is not None
+    tokens, sequences = batch_defaults(device.text, device.memory_bytes) if device.is_gpu else _CPU_BATCH
     return {
         "step": step,
         "kv_memory": plan.kv_bytes,
         "kv_bytes_per_token": plan.geometry.bytes_per_token,
         "max_model_tokens": plan.max_model_tokens,
-        "max_running": int(chat.engine.get("max_num_seqs") or _MAX_NUM_SEQS),
-        "step_tokens": int(chat.engine.get("max_num_batched_tokens") or _MAX_NUM_BATCHED_TOKENS),
+        "max_running": int(chat.engine.get("max_num_seqs") or sequences),
+        "step_tokens": int(chat.engine.get("max_num_batched_tokens") or tokens),
         "prefix_cache": chat.engine.get("enable_prefix_caching", True) is not False,
     }
 
@@ -118,9 +120,11 @@ def _step_line(device: roofline.Device, chat: ChatModel, plan: MemoryPlan) -> St
     facts = model_facts(chat.model)
     dtype = str(chat.engine.get("dtype") or "auto")
     stated = dtype if dtype in DTYPE_BYTES else "bfloat16"
+    tensor, pipeline = parallel_sizes(chat.engine)
+    # A step passes through all stages of a pipeline, one after the other.
     costs = _costs(
-        facts, plan.geometry.bytes_per_token,
-        roofline.bytes_per_weight(facts.config, stated), int(chat.engine.get("tensor_parallel_size") or 1),
+        facts, plan.geometry.bytes_per_token * pipeline,
+        roofline.bytes_per_weight(facts.config, stated), tensor,
     )  # fmt: skip
     cost = roofline.step_cost(roofline.roofline(device, costs))
     return cost.step, cost.prompt_token, cost.decode, cost.cell

@@ -12,7 +12,7 @@ from controlplane.commands.output import print_table
 from controlplane.commands.scheduling_hints import scheduling_hints
 from controlplane.config import Config
 from controlplane.config.active_mechanisms import mechanisms, unused_keys
-from controlplane.service.memory.memory_plan import MemoryPlan, example_lengths, plan_rows
+from controlplane.service.memory.memory_plan import MemoryPlan, example_lengths, plan_rows, ranks_text
 from controlplane.service.preflight import check_engine_arguments, hint_facts, hybrid_text, plan_of
 
 _OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e", "gap_ms": "gap"}
@@ -44,6 +44,7 @@ def _plan(plan: MemoryPlan) -> dict[str, Any]:
         "block_tokens": plan.geometry.block_tokens,
         "kv_bytes_per_token": plan.geometry.bytes_per_token,
         "max_model_tokens": plan.max_model_tokens,
+        "ranks": plan.ranks,
         "requests_at_once": {str(tokens): plan.concurrent(tokens) for tokens in example_lengths(plan)},
     }
 
@@ -75,6 +76,8 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     plan = facts["memory_plan"]
     print_table("memory plan", ("part", "MiB"), plan_rows(plan))
     if "kv_blocks" in plan:
+        if plan["ranks"] > 1:
+            print(ranks_text(plan["ranks"]))
         print(
             f"KV blocks: {plan['kv_blocks']:,} of {plan['block_tokens']} tokens, "
             f"{plan['kv_bytes_per_token']:,} bytes a token"

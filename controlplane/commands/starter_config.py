@@ -15,7 +15,13 @@ from controlplane.config.commented_yaml import commented_yaml
 from controlplane.core.kv_geometry import DTYPE_BYTES
 from controlplane.service.engine_builders import model_facts
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
-from controlplane.service.preflight import DeviceFacts, device_facts, estimated_workspace_bytes, plan_of
+from controlplane.service.preflight import (
+    GPU_RESERVE_BYTES,
+    DeviceFacts,
+    device_facts,
+    estimated_workspace_bytes,
+    plan_of,
+)
 
 # The worker measures its passes; the estimate from config.json leaves out what its libraries allocate.
 _WORKSPACE_HEADROOM = 2.0
@@ -49,7 +55,12 @@ class Choices:
 
 
 _ON_GPU = Choices(
-    256, 32_768, 65_536, 3 * _GIB, {"max_num_batched_tokens": 8_192}, {"device": "cuda", "dtype": "float16"}
+    256,
+    32_768,
+    65_536,
+    GPU_RESERVE_BYTES,
+    {"max_num_batched_tokens": 8_192},
+    {"device": "cuda", "dtype": "float16"},
 )
 _ON_CPU = Choices(
     64, 4_096, 8_192, 0, {"block_size": 32, "dtype": "bfloat16", "enforce_eager": True}, {"threads": 1}

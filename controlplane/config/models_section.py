@@ -10,7 +10,10 @@ from pydantic.dataclasses import dataclass as section
 from controlplane.config.fields import STRICT, Milliseconds, Name, Positive, StallMilliseconds
 
 # The memory plan reads these engine arguments.
-_COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
+_COUNTS = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size",
+    "pipeline_parallel_size",
+)  # fmt: skip
 
 
 def _spelt(value: object) -> object:

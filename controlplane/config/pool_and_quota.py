@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from controlplane.config.fields import STRICT, Bytes, BytesOrAuto, Fraction, Milliseconds
+from controlplane.config.fields import STRICT, BytesOrAuto, Fraction, Milliseconds
 from controlplane.core.clock import milliseconds
 from controlplane.core.request import Owner
 from controlplane.policy.sharing.lending import Sharing, split
@@ -28,8 +28,9 @@ class PoolSection:
     """Fraction of the remaining memory kept free for fragmentation and prediction error."""
     activation: BytesOrAuto = "auto"
     """Peak memory of one full prefill step; `auto` computes it from the model's config.json."""
-    reserve: Bytes = 0
-    """Memory for CUDA contexts, CUDA graphs and other processes."""
+    reserve: BytesOrAuto = "auto"
+    """Memory for CUDA contexts, CUDA graphs and other processes. `auto`: 0 without a GPU, else 3 GiB, at most
+    an eighth of `memory`."""
     kv_allocator: Literal["static", "kvcached"] = "static"
     """`static` allocates the KV cache at the start and cannot give memory of it back, so quotas are static;
     `kvcached` maps blocks on demand, so that quotas move bytes between both (docs/memory.md)."""

@@ -1,6 +1,7 @@
 """Bytes per token of KV cache, from any Hugging Face config.
 
-Bytes per token = 2 * layers * kv_heads * head_dim * bytes_per_element / tensor_parallel, in whole blocks.
+Bytes per token = 2 * layers * kv_heads * head_dim * bytes_per_element / tensor_parallel, in whole blocks;
+with pipeline parallelism of the layers of one stage.
 Multi-head latent attention caches one latent and one rotary key per layer instead of K and V.
 """
 
@@ -94,8 +95,11 @@ def kv_geometry(
     block_tokens: int = 16,
     cache_dtype: str = "auto",
     tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
 ) -> KvGeometry:
-    """Geometry on one rank. Sliding-window layers are counted as full ones: an upper bound.
+    """Geometry on the rank with most layers. Layers with a sliding window keep all tokens, as the others do.
+
+    That holds for vLLM without its hybrid KV-cache manager.
 
     Raises GeometryError naming the missing key or the unknown dtype.
     """
@@ -112,4 +116,5 @@ def kv_geometry(
             f"KV cache dtype {dtype!r}: known are {', '.join(sorted(DTYPE_BYTES))}; name one of them as "
             "engine.kv_cache_dtype"
         )
-    return KvGeometry(layers * _elements_per_layer(text, tensor_parallel), DTYPE_BYTES[dtype], block_tokens)
+    stage = -(-layers // pipeline_parallel)
+    return KvGeometry(stage * _elements_per_layer(text, tensor_parallel), DTYPE_BYTES[dtype], block_tokens)

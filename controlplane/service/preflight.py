@@ -13,7 +13,7 @@ from backends.cost_models import roofline
 from backends.device import probe
 from backends.device.named_devices import named_device
 from backends.embedding import cpu_class, memory_model
-from backends.vllm.argument_names import check_arguments, with_tandem_scheduler
+from backends.vllm.argument_names import batch_defaults, check_arguments, with_tandem_scheduler
 from backends.vllm.hybrid import support as hybrid_support
 from controlplane.config import Config, ConfigError
 from controlplane.core.engine_reports import StepCost
@@ -26,12 +26,14 @@ from controlplane.service.engine_builders import (
     model_facts,
 )
 from controlplane.service.memory import memory_plan
-from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts
+from controlplane.service.memory.memory_plan import DeviceDefaults, MemoryPlan, ModelFacts, parallel_sizes
 
 log = logging.getLogger(__name__)
 
 # Default of the CUDA driver for CUDA_MPS_PIPE_DIRECTORY.
 _MPS_FOLDER = "/tmp/nvidia-mps"
+# Of two processes, a chat model with CUDA graphs and an embedding model.
+GPU_RESERVE_BYTES = 3 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,37 @@ def plan_of(config: Config) -> MemoryPlan:
     """The memory plan of a configuration. Raises ConfigError."""
     try:
         _check_names(config)
-        plan = memory_plan.memory_plan(config, model_facts, probe.memory_bytes, hybrid_support)
+        _require_device_per_rank(config)
+        plan = memory_plan.memory_plan(
+            config, model_facts, probe.memory_bytes, hybrid_support, _device_defaults()
+        )
         warn_if_taken(plan)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return plan
+
+
+def _device_defaults() -> DeviceDefaults:
+    """What vLLM takes on the GPU at hand where nothing is stated; without a GPU the bounds of a CPU.
+
+    Raises ValueError if the device cannot be read.
+    """
+    if (name := probe.gpu_name()) is None:
+        return memory_plan.WITHOUT_GPU
+    step_tokens, sequences = batch_defaults(name, probe.memory_bytes())
+    return DeviceDefaults(sequences, step_tokens, GPU_RESERVE_BYTES)
+
+
+def _require_device_per_rank(config: Config) -> None:
+    """Raises ValueError for several ranks that would share a host's memory: the plan gives each a device."""
+    chat = config.models.chat
+    if chat is None or config.pool.memory != "auto" or probe.gpu_name() is not None:
+        return
+    if any(size > 1 for size in parallel_sizes(chat.engine)):
+        raise ValueError(
+            "pool.memory=auto: without a GPU the ranks of models.chat.engine share this host's memory; state "
+            "the memory of one rank, or remove tensor_parallel_size and pipeline_parallel_size"
+        )
 
 
 def _check_names(config: Config) -> None:

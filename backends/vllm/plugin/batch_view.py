@@ -30,6 +30,29 @@ def stamp(request: Any, now: Instant) -> None:
         progress.stamp(now, new)
 
 
+def require_one_group(kv_cache_config: Any) -> None:
+    """Raises ValueError if vLLM's blocks hold only some of the layers, so that a request takes more of them.
+
+    The blocks of a request follow from its tokens, and quotas count blocks as if all held the same.
+    """
+    if (groups := len(kv_cache_config.kv_cache_groups)) > 1:
+        raise ValueError(
+            f"the model's layers form {groups} KV-cache groups with blocks of their own, and Tandem's "
+            "scheduler counts blocks that hold all layers; set disable_hybrid_kv_cache_manager: true, or "
+            "serve a model whose layers are all attention"
+        )
+
+
+def is_ending(request: Any) -> bool:
+    """Whether the step in flight produces the last token that `request` may have, so vLLM schedules no more.
+
+    Only under asynchronous scheduling; the condition is that of vLLM's `schedule()`.
+    """
+    in_flight: int = request.num_output_placeholders
+    computed: int = request.num_computed_tokens + 2 - in_flight
+    return in_flight > 0 and computed >= request.num_prompt_tokens + request.max_tokens
+
+
 class BatchTracker:
     """Columnar state of the running requests, updated incrementally from step to step.
 

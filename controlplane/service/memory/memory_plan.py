@@ -1,13 +1,15 @@
 """The memory plan of the device: weights, activations, margin, KV blocks and embedding workspace, in bytes.
 
 available = memory - weights - activation - reserve; pool = available * (1 - margin); each owner gets its
-quota of the pool. Also whether requests may keep hidden states instead of keys and values, and what that
-saves.
+quota of the pool. A chat model on several GPUs is planned per rank: the device is the first GPU, which also
+holds the embedding models, and every rank has a cache of this size. Also whether requests may keep hidden
+states instead of keys and values, and what that saves.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 from controlplane.config import Config, ConfigError
@@ -47,6 +49,18 @@ class ModelFacts:
 
 
 Facts = Callable[[str], ModelFacts]
+
+
+class DeviceDefaults(NamedTuple):
+    """Engine limits where none are stated, and the reserve of `auto`, at most an eighth of the memory."""
+
+    sequences: int
+    step_tokens: int
+    reserve_bytes: int
+
+
+# Bounds of vLLM's defaults on one or two sockets. A host's memory holds no CUDA contexts.
+WITHOUT_GPU = DeviceDefaults(256, 8_192, 0)
 
 
 class HybridFallback(Protocol):
@@ -94,7 +108,10 @@ class HybridChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The parts of the device's memory in bytes; `geometry` is None without a chat model."""
+    """The parts of the device's memory in bytes; `geometry` is None without a chat model.
+
+    With several `ranks` they are those of one rank.
+    """
 
     memory_bytes: int
     chat_weight_bytes: int
@@ -108,6 +125,7 @@ class MemoryPlan:
     geometry: KvGeometry | None
     max_model_tokens: int
     chat_layers: int = 0
+    ranks: int = 1
 
     @property
     def kv_blocks(self) -> int:
@@ -120,25 +138,31 @@ class MemoryPlan:
 
 
 def memory_plan(
-    config: Config, facts: Facts, device_memory: Callable[[], int], hybrid: HybridSupport
+    config: Config,
+    facts: Facts,
+    device_memory: Callable[[], int],
+    hybrid: HybridSupport,
+    defaults: DeviceDefaults = WITHOUT_GPU,
 ) -> MemoryPlan:
     """Divides the device's memory. Raises ConfigError with the sizes if the parts do not fit."""
     chat = config.models.chat
     chat_facts = facts(chat.model) if chat else None
     embedding_facts = [facts(model.model) for model in config.models.encoders]
     memory = device_memory() if config.pool.memory == "auto" else config.pool.memory
-    weights = chat_facts.loaded_bytes(chat.engine.get("dtype")) if chat and chat_facts else 0
+    weights = _rank_weights(chat.engine, chat_facts) if chat and chat_facts else 0
     embedding_weights = sum(
         found.loaded_bytes(model.dtype)
         for found, model in zip(embedding_facts, config.models.encoders, strict=True)
     )
-    activation = _activation_bytes(config, chat_facts, hybrid)
-    available = memory - weights - embedding_weights - activation - config.pool.reserve
+    activation = _activation_bytes(config, chat_facts, hybrid, defaults)
+    unstated = min(defaults.reserve_bytes, memory // 8)
+    reserve = unstated if config.pool.reserve == "auto" else config.pool.reserve
+    available = memory - weights - embedding_weights - activation - reserve
     if available <= 0:
         raise ConfigError(
             f"pool.memory={memory}: weights {weights + embedding_weights}, activation {activation} and "
-            f"reserve {config.pool.reserve} bytes leave no memory for the cache; use a larger device, "
-            "a smaller or quantised model, or a lower engine.max_num_batched_tokens"
+            f"reserve {reserve} bytes leave no memory for the cache; use a larger device, a smaller or "
+            "quantised model, a larger engine.tensor_parallel_size, or a lower engine.max_num_batched_tokens"
         )
     margin = round(available * config.pool.margin)
     pool = available - margin
@@ -157,10 +181,30 @@ def memory_plan(
                 f"set it to at most {kv // geometry.bytes_per_token} or raise quota.llm.nominal"
             )
     return MemoryPlan(
-        memory, weights, embedding_weights, activation, config.pool.reserve, margin, pool,
+        memory, weights, embedding_weights, activation, reserve, margin, pool,
         kv if geometry else 0, int(pool * config.quota.embedding.nominal) if embedding_facts else 0,
-        geometry, max_model_tokens, _layers(chat_facts) if chat_facts else 0,
+        geometry, max_model_tokens, _stage_layers(chat.engine, chat_facts) if chat and chat_facts else 0,
+        prod(parallel_sizes(chat.engine)) if chat else 1,
     )  # fmt: skip
+
+
+def parallel_sizes(engine: Mapping[str, Any]) -> tuple[int, int]:
+    """Tensor and pipeline parallelism of the engine's arguments; their product is the number of GPUs."""
+    return int(engine.get("tensor_parallel_size") or 1), int(engine.get("pipeline_parallel_size") or 1)
+
+
+def _rank_weights(engine: Mapping[str, Any], facts: ModelFacts) -> int:
+    """Bytes of the weights on the rank that holds most.
+
+    The first and the last stage of a pipeline hold the embedding table beside their layers.
+    """
+    tensor, pipeline = parallel_sizes(engine)
+    weights = facts.loaded_bytes(engine.get("dtype"))
+    if pipeline > 1 and (layers := _layers(facts)):
+        text = facts.config.get("text_config") or facts.config
+        table = 2 * int(text.get("vocab_size") or 0) * int(text.get("hidden_size") or 0)
+        weights = weights * _stage_layers(engine, facts) // layers + table
+    return -(-weights // tensor)
 
 
 def _stated_cache(engine: Mapping[str, Any], share: int) -> int:
@@ -184,12 +228,14 @@ def _stated_cache(engine: Mapping[str, Any], share: int) -> int:
 def _geometry(config: Config, facts: ModelFacts) -> KvGeometry:
     engine = config.models.chat.engine if config.models.chat else {}
     stated = (str(engine.get(name) or "auto") for name in ("kv_cache_dtype", "dtype"))
+    tensor, pipeline = parallel_sizes(engine)
     try:
         return kv_geometry(
             facts.config,
             block_tokens=int(engine.get("block_size") or 16),
             cache_dtype=next((dtype for dtype in stated if dtype != "auto"), "auto"),
-            tensor_parallel=int(engine.get("tensor_parallel_size") or 1),
+            tensor_parallel=tensor,
+            pipeline_parallel=pipeline,
         )
     except GeometryError as error:
         raise ConfigError(f"models.chat: {error}") from error
@@ -200,14 +246,23 @@ def _layers(facts: ModelFacts) -> int:
     return int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
 
 
+def _stage_layers(engine: Mapping[str, Any], facts: ModelFacts) -> int:
+    """Layers of the largest stage of a pipeline, or of the model without one."""
+    return -(-_layers(facts) // parallel_sizes(engine)[1])
+
+
 def _max_model_tokens(engine: Mapping[str, Any], facts: ModelFacts) -> int:
     return int(engine.get("max_model_len") or facts.context_tokens)
 
 
-def _activation_bytes(config: Config, facts: ModelFacts | None, hybrid: HybridSupport) -> int:
+def _activation_bytes(
+    config: Config, facts: ModelFacts | None, hybrid: HybridSupport, defaults: DeviceDefaults
+) -> int:
     """Peak of one full prefill: hidden states, the MLP's two halves and fp32 logits of every sequence.
 
-    With hidden states in the cache, decoding from them may need more memory in a layer than its MLP.
+    With hidden states in the cache, decoding from them may need more memory in a layer than its MLP. Tensor
+    parallelism divides the MLP only: every rank holds whole hidden states, and logits of the whole
+    vocabulary. A stage of a pipeline takes as much as the whole model.
     """
     if config.pool.activation != "auto":
         return config.pool.activation
@@ -217,9 +272,11 @@ def _activation_bytes(config: Config, facts: ModelFacts | None, hybrid: HybridSu
     engine = chat.engine
     hidden = int(text.get("hidden_size") or text.get("n_embd") or 0)
     inner = int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden)
-    tokens = int(engine.get("max_num_batched_tokens") or 8_192)
-    sequences = int(engine.get("max_num_seqs") or 256)
-    largest = 2 * tokens * 2 * inner
+    # vLLM doubles its defaults for throughput.
+    factor = 2 if engine.get("performance_mode") == "throughput" else 1
+    tokens = int(engine.get("max_num_batched_tokens") or factor * defaults.step_tokens)
+    sequences = int(engine.get("max_num_seqs") or factor * defaults.sequences)
+    largest = 2 * tokens * 2 * -(-inner // parallel_sizes(engine)[0])
     if chat.hybrid_cache != "off" and hybrid.refusal(facts.config, engine) is None:
         longest = _max_model_tokens(engine, facts)
         largest = max(largest, hybrid.scratch_bytes(facts.config, requests=sequences, tokens=longest))
@@ -244,6 +301,11 @@ def plan_rows(sizes: Mapping[str, int]) -> list[tuple[str, str]]:
     return [(name, f"{sizes[key] / 2**20:,.1f}") for name, key in _PARTS]
 
 
+def ranks_text(ranks: int) -> str:
+    """Which of several GPUs the sizes are those of."""
+    return f"the chat model runs on {ranks} GPUs; these are the sizes of its part on the first one"
+
+
 def example_lengths(plan: MemoryPlan) -> list[int]:
     """Lengths of requests in tokens for which a plan states how many fit at once."""
     lengths = sorted({*_EXAMPLE_LENGTHS, plan.max_model_tokens})
@@ -253,6 +315,8 @@ def example_lengths(plan: MemoryPlan) -> list[int]:
 def plan_text(plan: MemoryPlan) -> str:
     """The plan as a table."""
     lines = [f"{name:<24}{size:>12} MiB" for name, size in plan_rows(asdict(plan))]
+    if plan.ranks > 1:
+        lines.append(ranks_text(plan.ranks))
     if plan.geometry is not None:
         lines.append(
             f"KV blocks: {plan.kv_blocks:,} of {plan.geometry.block_tokens} tokens, "

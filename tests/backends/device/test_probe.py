@@ -248,6 +248,17 @@ def test_a_missing_gpu_is_reported(nvml, monkeypatch, visible):
     assert nvml.is_shut
 
 
+@pytest.mark.parametrize("stated", [None, "FASTEST_FIRST"])
+def test_cuda_numbers_gpus_as_nvml_does_unless_the_operator_states_an_order(stated):
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"}
+    environment |= {} if stated is None else {"CUDA_DEVICE_ORDER": stated}
+    program = "import os, backends.device.probe; print(os.environ['CUDA_DEVICE_ORDER'])"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert ran.stdout.strip() == (stated or "PCI_BUS_ID")
+
+
 def test_results_record_the_gpu(nvml, monkeypatch):
     assert environment()["gpu"] == "NVIDIA H100 80GB HBM3, driver 570.124.06" and nvml.is_shut
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")

@@ -48,10 +48,30 @@ def test_batch_defaults_are_those_of_vllms_own_server(monkeypatch):
     from vllm.engine.arg_utils import AsyncEngineArgs, current_platform
     from vllm.usage.usage_lib import UsageContext
 
-    from backends.vllm.engine import CONTEXT
+    from backends.vllm.arguments import CONTEXT
 
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     monkeypatch.setattr(current_platform, "get_device_total_memory", lambda: 80 * GIB)
     monkeypatch.setattr(current_platform, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     for numbers in AsyncEngineArgs.get_batch_defaults(world_size=1):
         assert CONTEXT in numbers and numbers[CONTEXT] == numbers[UsageContext.OPENAI_API_SERVER]
+
+
+@pytest.mark.parametrize(
+    ("name", "gibibytes"),
+    [
+        ("NVIDIA B200", 178), ("NVIDIA H200", 140), ("NVIDIA H100 80GB HBM3", 79),
+        ("NVIDIA A100-SXM4-80GB", 79), ("NVIDIA L40S", 44), ("Tesla T4", 15),
+    ],
+)  # fmt: skip
+def test_the_plan_assumes_the_batch_defaults_of_the_engine(monkeypatch, name, gibibytes):
+    from vllm.engine.arg_utils import AsyncEngineArgs, current_platform
+
+    from backends.vllm.argument_names import batch_defaults
+    from backends.vllm.arguments import CONTEXT
+
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    monkeypatch.setattr(current_platform, "get_device_total_memory", lambda: gibibytes * GIB)
+    monkeypatch.setattr(current_platform, "get_device_name", lambda: name)
+    tokens, sequences = AsyncEngineArgs.get_batch_defaults(world_size=1)
+    assert batch_defaults(name, gibibytes * GIB) == (tokens[CONTEXT], sequences[CONTEXT])

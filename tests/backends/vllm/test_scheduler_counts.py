@@ -1,11 +1,13 @@
 """Tandem's scheduler on vLLM's real scheduler and KV manager, without a model: no leaks, no starvation."""
 
+import time
 from queue import Queue
 from random import Random
 
 import pytest
 
 from backends.cost_models.step_time import OPT_13B_A100_80G, StepLoad
+from backends.vllm.plugin.batch_view import is_ending
 from backends.vllm.plugin.request_metadata import metadata_of
 from backends.vllm.plugin.shared_state import SharedState
 from benchmark_control_plane.experiments.engine.starvation import (
@@ -327,6 +329,22 @@ def test_a_request_that_ends_the_delay_starts_in_that_step(engine, tmp_path):
     scheduler.process_inputs = lambda: engine.add(arriving.get_nowait(), 20, 60, extra={})
     step(engine)
     assert {request.request_id for request in scheduler.running} == {"first", "second"}
+
+
+def test_the_last_token_does_not_wait_for_a_delayed_step(engine, tmp_path):
+    scheduler = engine.restart(tandem={})
+    scheduler.clock = time.monotonic_ns
+    scheduler._shared_state = SharedState.create(tmp_path / "state")
+    scheduler._shared_state.is_device_shared = True
+    engine.add("one", 20, 5, extra={"tandem": {"ttft_ms": 60_000, "tpot_ms": 60_000}})
+    has_ended = False
+    while scheduler.has_requests():
+        ends, before = bool(scheduler.running) and is_ending(scheduler.running[0]), scheduler.waited_ns
+        engine.step()
+        has_ended |= ends
+        assert not ends or scheduler.waited_ns == before
+    assert scheduler.waited_ns > 0
+    assert has_ended == engine.setup.is_async
 
 
 # The first workload runs out of blocks, the second out of batch slots.

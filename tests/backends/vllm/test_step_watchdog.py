@@ -1,9 +1,12 @@
-"""The watchdog kills an engine that has requests but takes no step."""
+"""The watchdog kills an engine that has requests but takes no step, with all its workers."""
 
 import asyncio
+import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +90,50 @@ def test_clients_that_time_out_first_do_not_hide_a_hanging_engine():
 
     # The fourth client is present at 335 s; of the beats until 380 s at least sixteen saw a client.
     assert 300 < killed_at(scenario) < 400
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_that_do_not_follow_their_engine_are_killed_with_it():
+    """Such a worker hangs in a kernel of the device and would keep its memory there."""
+    worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    program = (
+        f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {worker!r}]).pid); input()"
+    )
+
+    async def main(engine):
+        killed = asyncio.get_running_loop().create_future()
+        watchdog = StepWatchdog(
+            [engine],
+            stall_seconds=160,
+            longest_seconds=0,
+            is_idle=lambda: False,
+            on_killed=lambda: killed.set_result(None),
+        )
+        await killed
+        watchdog.stop()
+
+    command = [sys.executable, "-u", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        worker_pid = int(engine.stdout.readline())
+        try:
+            assert is_running(worker_pid)
+            run(main(engine))
+            end = time.monotonic() + 10
+            while is_running(worker_pid) and time.monotonic() < end:
+                time.sleep(0.01)
+            assert not is_running(worker_pid)
+        finally:
+            engine.kill()
+            if is_running(worker_pid):
+                os.kill(worker_pid, 9)
 
 
 def test_the_longest_step_has_a_full_budget_batch_and_cache():

@@ -37,8 +37,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends import bundled_models
 from backends.vllm.argument_names import with_tandem_scheduler
-from backends.vllm.arguments import engine_args
-from backends.vllm.engine import CONTEXT
+from backends.vllm.arguments import CONTEXT, engine_args
 from benchmark_control_plane.judge.experiment_file import read_experiment, first_variant
 from benchmark_control_plane.judge.systems import tandem_config, vllm_arguments
 from benchmark_control_plane.common.servers import vllm_server
@@ -90,5 +89,7 @@ def test_only_the_scheduler_differs(states, sequences):
         ".instance_id",
         # Acts only on requests for the log probabilities of their prompt.
         ".parallel_config.worker_extension_cls",
+        # Acts only on models with layers of several kinds.
+        ".scheduler_config.disable_hybrid_kv_cache_manager",
         ".scheduler_config.scheduler_cls",
     ]

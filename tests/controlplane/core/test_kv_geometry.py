@@ -40,3 +40,10 @@ def test_missing_key_is_named(missing: str) -> None:
 def test_unknown_dtype_is_refused() -> None:
     with pytest.raises(GeometryError, match=r"'int3'.*bfloat16"):
         kv_geometry({"n_layer": 1, "n_head": 1, "n_embd": 8}, cache_dtype="int3")
+
+
+def test_a_stage_of_a_pipeline_holds_its_layers() -> None:
+    """The rank with most layers bounds the number of blocks."""
+    config = {"num_hidden_layers": 10, "num_attention_heads": 2, "hidden_size": 8}
+    whole, third = kv_geometry(config), kv_geometry(config, pipeline_parallel=3)
+    assert (whole.bytes_per_token, third.bytes_per_token) == (10 * 32, 4 * 32)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.vllm.plugin.batch_view import BatchTracker
+from backends.vllm.plugin.batch_view import BatchTracker, is_ending, require_one_group
 from backends.vllm.plugin.request_metadata import Defaults, make_engine_request
 from controlplane.core.clock import Instant
 from controlplane.core.forecast import LengthForecast
@@ -85,3 +85,20 @@ def test_incremental_columns_equal_a_full_scan(random, runs_ahead, takes_back, i
         assert keys == [one.tandem.key for one in running]
         assert stamped == [one.tandem.tokens for one in running]
         assert blocks == [-(-one.num_computed_tokens // BLOCK) for one in running]
+
+
+def test_blocks_that_hold_only_some_layers_are_refused() -> None:
+    require_one_group(SimpleNamespace(kv_cache_groups=["all"]))
+    with pytest.raises(ValueError, match=r"6 KV-cache groups .*disable_hybrid_kv_cache_manager: true"):
+        require_one_group(SimpleNamespace(kv_cache_groups=["full", *["sliding"] * 5]))
+
+
+# With a prompt of 10 and at most 3 tokens, the last token follows from position 12.
+@pytest.mark.parametrize(
+    ("computed", "in_flight", "ends"), [(10, 1, False), (11, 1, False), (12, 1, True), (12, 0, False)]
+)
+def test_a_request_ends_with_the_step_in_flight_that_produces_its_last_token(computed, in_flight, ends):
+    request = SimpleNamespace(
+        num_computed_tokens=computed, num_output_placeholders=in_flight, num_prompt_tokens=10, max_tokens=3
+    )
+    assert is_ending(request) is ends
