@@ -111,6 +111,11 @@ def test_the_pods_probes_follow_the_configuration_in_the_chart() -> None:
     assert pod["terminationGracePeriodSeconds"] > 5 + server.drain_ms / 1_000
 
 
+def test_a_service_named_vllm_sets_no_variable_of_vllm() -> None:
+    """Its VLLM_PORT would be a URL, for which vLLM raises ValueError at its start."""
+    assert DEPLOYMENT["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_the_images_copy_what_their_steps_read_and_end_without_root(kind: str) -> None:
     text = (OPS / f"image/{kind}.Dockerfile").read_text(encoding="utf-8")
