@@ -116,6 +116,15 @@ def test_a_service_named_vllm_sets_no_variable_of_vllm() -> None:
     assert DEPLOYMENT["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
+def test_what_a_cpu_engine_compiles_at_its_start_can_be_loaded() -> None:
+    # The final stage alone is the image.
+    final = (OPS / "image/cpu.Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+    assert re.search(r"apt-get install [^&]*\bg\+\+ ", final)
+    compose = yaml.safe_load((OPS / "compose/compose.yaml").read_text(encoding="utf-8"))["services"]["tandem"]
+    # Docker's default for a tmpfs is noexec.
+    assert compose["tmpfs"] == ["/tmp:exec,mode=1777"]
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_the_images_copy_what_their_steps_read_and_end_without_root(kind: str) -> None:
     text = (OPS / f"image/{kind}.Dockerfile").read_text(encoding="utf-8")
