@@ -12,6 +12,7 @@ import yaml
 from controlplane.api.operations.health_responder import _NICENESS
 from controlplane.config import load
 from controlplane.metrics import Metrics
+from controlplane.service.preflight import _MPS_FOLDER
 from controlplane.vllm_metric_names import DESCRIPTIONS
 from ops.image.run_steps import steps
 
@@ -156,6 +157,11 @@ def test_what_the_images_start_is_understood_without_a_builder(kind: str) -> Non
 def test_configurations_of_ops_are_valid() -> None:
     config = load(OPS / "kubernetes/example/tandem.yaml")
     assert config.server.vllm_metric_names and config.server.health_port == 8001
+
+
+def test_the_unit_sees_the_pipes_of_mps() -> None:
+    unit = (OPS / "systemd/tandem.service").read_text(encoding="utf-8")
+    assert f"\nBindPaths=-{_MPS_FOLDER}\n" in unit and "\nPrivateTmp=yes\n" in unit
 
 
 def test_the_unit_permits_the_niceness_of_the_health_process_without_a_capability():
