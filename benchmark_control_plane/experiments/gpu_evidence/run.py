@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, exit_status
 from benchmark_control_plane.common.results_file import read_previous, write_atomic, write_json
-from benchmark_control_plane.common.servers import interrupt_on_sigterm
+from benchmark_control_plane.common.servers import STOP_SECONDS, interrupt_on_sigterm
 from benchmark_control_plane.experiments.gpu_evidence.steps import STEPS, EvidenceStep
 
 _ROOT = Path(__file__).parents[3]
@@ -42,8 +42,8 @@ _PACKAGES = (
     "kvcached",
 )
 _MARK = "TANDEM_EVIDENCE_STEP"
-# Servers end their requests and processes after SIGTERM.
-_GRACE_S = 20.0
+# A step that is stopped needs `STOP_SECONDS` to end a server that hangs, with the processes of its group.
+_GRACE_S = STOP_SECONDS + 15.0
 
 
 def has_gpu() -> bool:
@@ -113,7 +113,11 @@ def run_step(step: EvidenceStep, out: Path, seconds: float, *, is_rehearsal: boo
         output = files.enter_context((out / f"{step.name}.json").open("wb")) if step.prints_json else log
         process = subprocess.Popen(
             arguments, cwd=_ROOT, stdout=output, stderr=log, start_new_session=True,
-            env={**os.environ, **dict(step.environment), "HF_HUB_OFFLINE": "1", _MARK: mark},
+            env={
+                **os.environ, **dict(step.environment), "HF_HUB_OFFLINE": "1", _MARK: mark,
+                # Otherwise setproctitle, which vLLM's EngineCore calls, overwrites the mark.
+                "SPT_NOENV": "1",
+            },
         )  # fmt: skip
         try:
             status = process.wait(seconds)
@@ -187,7 +191,7 @@ def run(out: Path, names: Sequence[str], minutes: float, *, is_rehearsal: bool) 
     results = dict(read_previous(out / "summary.json").get("steps", {}))
     deadline = time.monotonic() + 60 * minutes
     for step in (step for step in STEPS if step.name in names):
-        left = min(step.limit_s, deadline - time.monotonic())
+        left = min(step.limit_s, deadline - _GRACE_S - time.monotonic())
         print(f"{step.name}: {step.question}", flush=True)
         results[step.name] = run_step(step, out, left, is_rehearsal=is_rehearsal)
         print(f"  {json.dumps(results[step.name])}", flush=True)
@@ -207,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", choices=known, default=known, metavar="STEP", help=", ".join(known)
     )
-    parser.add_argument("--minutes", type=float, default=40.0, help="for all steps together")
+    parser.add_argument("--minutes", type=float, default=40.0, help="for all steps and their ends")
     parser.add_argument("--rehearse", action="store_true", help="run on a CPU what can run there")
     return exit_status(lambda: _checked(parser.parse_args(arguments)))
 

@@ -31,6 +31,14 @@ signal.pause()
 """,
     "after": "import os; print(os.environ['STEP_SETTING'])",
 }
+TITLED = """
+import subprocess, sys
+from pathlib import Path
+text = "import setproctitle as s, signal; s.setproctitle('EngineCore'); print(flush=True); signal.pause()"
+child = subprocess.Popen([sys.executable, "-c", text], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+Path(sys.argv[1]).write_text(str(child.pid))
+"""
 
 
 def test_the_steps_take_at_most_40_minutes_and_have_their_own_names():
@@ -80,7 +88,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]
     monkeypatch.setattr(run, "STEPS", steps)
     out = tmp_path / "out"
-    assert run.run(out, [step.name for step in steps], 1.0, is_rehearsal=True) == 1
+    assert run.run(out, [step.name for step in steps], 5.0, is_rehearsal=True) == 1
     return out
 
 
@@ -99,14 +107,38 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(results: Path) -> N
     page = (results / "summary.md").read_text(encoding="utf-8")
     assert "| [hangs](hangs.log) | ? | stopped: took more than 1 s |" in page
     # A process that ignores SIGTERM, in another session, has ended too.
-    child = int((results / "child").read_text(encoding="utf-8"))
-    with pytest.raises(ProcessLookupError):
-        # A zombie would still take the signal; its parent is gone, so the system reaps it.
-        for _ in range(1_000):
+    assert has_ended(results / "child")
+
+
+@pytest.mark.long
+def test_a_process_that_sets_its_title_ends_with_its_step(tmp_path: Path) -> None:
+    """As EngineCore does; the title overwrites the start of the environment that /proc shows."""
+    pytest.importorskip("setproctitle")
+    (tmp_path / "titled.py").write_text(TITLED, encoding="utf-8")
+    step = EvidenceStep("titled", "?", "x", 60, f"{tmp_path}/titled.py {{out}}/child")
+    assert run.run_step(step, tmp_path, 60.0, is_rehearsal=True)["ended"] == "passed"
+    assert has_ended(tmp_path / "child")
+
+
+def has_ended(file: Path) -> bool:
+    """Whether the process whose id is in `file` ends within ten seconds."""
+    child = int(file.read_text(encoding="utf-8"))
+    for _ in range(1_000):
+        try:
             os.kill(child, 0)
+            # A zombie still takes the signal; its parent is gone, so the system reaps it.
             if Path(f"/proc/{child}/stat").read_text(encoding="utf-8").split()[2] == "Z":
-                raise ProcessLookupError
-            signal.sigtimedwait([signal.SIGUSR2], 0.01)
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        signal.sigtimedwait([signal.SIGUSR2], 0.01)
+    return False
+
+
+def test_the_end_of_a_step_that_is_stopped_is_within_the_minutes(tmp_path: Path) -> None:
+    assert run.run(tmp_path, ["kernels"], run._GRACE_S / 60, is_rehearsal=True) == 0
+    [step] = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["steps"].values()
+    assert step == {"ended": "skipped", "reason": "no time was left"}
 
 
 def test_without_a_gpu_it_says_how_to_rehearse(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
