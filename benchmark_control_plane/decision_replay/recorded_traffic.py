@@ -259,7 +259,7 @@ def _machine(
 
 def _intake_seconds(row: Row) -> float:
     """The time from arrival to the gate: of the protocol, of tokenization and of a late event loop."""
-    return row["decisions"][0]["at_ms"] / 1e3 if row["decisions"] else 0.0  # type: ignore[no-any-return]
+    return row["decisions"][0]["at_ms"] / 1e3 if row["decisions"] else 0.0
 
 
 def _offer(row: Row, number: int, start: int, block_tokens: int, seed: int) -> Offered:

@@ -168,9 +168,12 @@ def engine_precedence(options: EngineOptions) -> EnginePrecedence:
     if options.ordering != "srmt":
         return EnginePrecedence(by_size)
     srmt = options.srmt()
-    if not srmt.share:
+    if not srmt.size_cutoff_share:
         return EnginePrecedence(by_size, preempt_ratio=srmt.preempt_ratio)
     cutoff = EngineCutoff(
-        window=srmt.window, share=srmt.share, patience=srmt.patience, aged_share=srmt.aged_share
+        window=srmt.size_cutoff_window,
+        share=srmt.size_cutoff_share,
+        patience=srmt.starvation,
+        aged_share=srmt.aged_share,
     )
     return EnginePrecedence(by_size, cutoff, srmt.preempt_ratio)

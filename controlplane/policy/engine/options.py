@@ -104,12 +104,12 @@ class EngineOptions:
         return SrmtOptions(
             preempt_ratio=self.preempt_ratio,
             urgency=self.urgency,
-            settle=self.settle_steps,
-            share=self.size_cutoff_share,
-            window=self.size_cutoff_window,
-            patience=milliseconds(self.starvation_ms),
+            settle_steps=self.settle_steps,
+            size_cutoff_share=self.size_cutoff_share,
+            size_cutoff_window=self.size_cutoff_window,
+            starvation=milliseconds(self.starvation_ms),
             aged_share=self.aged_share,
-            price=self.prefill_weight,
+            prefill_weight=self.prefill_weight,
             recompute_weight=self.recompute_weight,
         )
 

@@ -62,19 +62,20 @@ class SrmtOptions:
     """Parameters of SRMT.
 
     `urgency` is the part of the time to the first token that must pass before a preemption is worth it. The
-    size cutoff plans for `share` of the memory (0: no cutoff) over `window` arrivals. `aged_share` of the
-    memory goes to requests lost for longer than `patience` (0: none). `price` scales the prefill cost added
-    to memory-time (0: memory-time only), and `recompute_weight` that of a victim's tokens (0: not counted).
+    size cutoff plans for `size_cutoff_share` of the memory (0: no cutoff) over `size_cutoff_window` arrivals.
+    `aged_share` of the memory goes to requests lost for longer than `starvation` (0: none). `prefill_weight`
+    scales the prefill cost added to memory-time (0: memory-time only), and `recompute_weight` that of a
+    victim's tokens (0: not counted).
     """
 
     preempt_ratio: float = 1.1
     urgency: float = 0.25
-    settle: int = 60
-    share: float = 0.75
-    window: int = 600
-    patience: Duration = _PATIENCE
+    settle_steps: int = 60
+    size_cutoff_share: float = 0.75
+    size_cutoff_window: int = 600
+    starvation: Duration = _PATIENCE
     aged_share: float = 0.02
-    price: float = 1.0
+    prefill_weight: float = 1.0
     recompute_weight: float = 3.0
 
     def __post_init__(self) -> None:
@@ -84,12 +85,12 @@ class SrmtOptions:
             )
         for name, low, high in (
             ("urgency", 0, 1),
-            ("share", 0, 2),
+            ("size_cutoff_share", 0, 2),
             ("aged_share", 0, 1),
-            ("price", 0, 10),
+            ("prefill_weight", 0, 10),
             ("recompute_weight", 0, 100),
-            ("settle", 0, 1_000),
-            ("window", 1, 100_000),
+            ("settle_steps", 0, 1_000),
+            ("size_cutoff_window", 1, 100_000),
         ):
             if not low <= (value := getattr(self, name)) <= high:
                 raise ValueError(f"{name}={value}: must be between {low} and {high}")
@@ -100,7 +101,11 @@ class ShortestRemainingMemoryTime:
 
     def __init__(self, options: SrmtOptions) -> None:
         self._options = options
-        self._cutoff = SizeCutoff(window=options.window, share=options.share) if options.share else None
+        self._cutoff = (
+            SizeCutoff(window=options.size_cutoff_window, share=options.size_cutoff_share)
+            if options.size_cutoff_share
+            else None
+        )
         self._unstarted = WaitingIndex[Key]()
         self._paused = WaitingIndex[tuple[int, str]]()
         self._prefill_price = 0.0
@@ -144,7 +149,7 @@ class ShortestRemainingMemoryTime:
 
     def _update_prefill_price(self, view: EngineView) -> None:
         """Updates the prefill cost per token; sorts the unstarted requests again if it changed clearly."""
-        price = self._options.price * view.prefill_cost
+        price = self._options.prefill_weight * view.prefill_cost
         low, high = sorted((price, self._prefill_price))
         if high <= _PRICE_CHANGE * low:
             return
@@ -190,13 +195,13 @@ class ShortestRemainingMemoryTime:
             heappush(self._due, (chance - state.prefill(view.pace), state.request.id))
         elif state.first_token is None:
             # Without an objective its wait would never end.
-            heappush(self._due, (state.request.arrival + self._options.patience, state.request.id))
+            heappush(self._due, (state.request.arrival + self._options.starvation, state.request.id))
 
     def _has_lost(self, state: RequestState, view: EngineView) -> bool:
         if state.cannot_meet_slo(view.now, state.prefill(view.pace), view.pace.step):
             return True
         has_no_end = state.first_token is None and state.last_chance(view.pace.step) is None
-        return has_no_end and state.request.arrival + self._options.patience < view.now
+        return has_no_end and state.request.arrival + self._options.starvation < view.now
 
     def _mark_lost(self, state: RequestState) -> None:
         self._is_lost[state.request.id] = True
@@ -213,7 +218,7 @@ class ShortestRemainingMemoryTime:
             # None waits, and none must be preempted.
             self._steps += 1
             return StepPlan()
-        builder = PlanBuilder(view, self._ranked, self._options.settle)
+        builder = PlanBuilder(view, self._ranked, self._options.settle_steps)
         while builder.free < 0 and builder.preempt_last():
             pass
         self._start_aged(builder)
@@ -244,7 +249,7 @@ class ShortestRemainingMemoryTime:
         """Starts the oldest request past its patience, by preemption if needed, if the share has credit."""
         options, view = self._options, builder.view
         for (arrival, _), state in self._lost:
-            if not self._aged.has_credit or arrival + options.patience > view.now:
+            if not self._aged.has_credit or arrival + options.starvation > view.now:
                 return
             if builder.need(state) > view.quota:
                 continue
