@@ -24,18 +24,18 @@ from tests.controlplane.policy.gate.test_scheduling_cycle import (
 )
 
 
-def one_more_at_a_time(width: int) -> DecodeLoad:
-    """`width` requests run; one more still meets a TPOT of 20 ms, two more do not."""
+def one_more_at_a_time(width: int, *, priority: float = 1.0) -> DecodeLoad:
+    """`width` requests run; one more meets a TPOT of 20 ms of a class of `priority`, two more do not."""
     return DecodeLoad(
         step=lambda sequences, cells: 20e6 if sequences <= width + 1 else 21e6,
         per_prompt_token=0.0, lost_share=0.0, lost_deviation=0.0, sequences=width, cells=0,
         prompt_tokens_pending=0, time_left=np.array([1e12]), tokens=np.ones(1),
-        tpot_objectives=np.array([20e6]), priority=np.array([1.0]),
+        tpot_objectives=np.array([20e6]), priority=np.array([priority]),
     )  # fmt: skip
 
 
 def test_a_request_that_would_break_a_tpot_waits_without_preempting():
-    share = replace(share_of([Footprint(10, steps=400)]), decode_load=one_more_at_a_time(1))
+    share = replace(share_of([Footprint(10, steps=400)]), decode_load=one_more_at_a_time(1, priority=2))
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
     assert [(name, admit.victims) for name, admit in plan.dispatches] == [("w0", ())]
@@ -73,7 +73,7 @@ def test_a_non_sheddable_request_with_ttft_waits_only_for_the_tpot_of_higher_cla
 
 def test_forwarding_respects_the_tpot_guard():
     ordering = replace(share_of([Footprint(10, steps=400)]), engine_work_ahead=lambda waiting: 0.0)
-    share = replace(ordering, decode_load=one_more_at_a_time(1))
+    share = replace(ordering, decode_load=one_more_at_a_time(1, priority=2))
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     plan = run_cycle(view_of(share, [wish, wish]), NOW, admission())
     assert [name for name, _ in plan.dispatches] == ["w0"]
@@ -114,7 +114,7 @@ def test_an_idle_engine_rejects_no_late_request() -> None:
 
 def test_a_request_that_waits_for_memory_in_the_engine_is_not_held_back_for_tpot() -> None:
     """It starts when another request leaves, so it lengthens no step."""
-    full = replace(one_more_at_a_time(1), sequences=2)
+    full = replace(one_more_at_a_time(1, priority=2), sequences=2)
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     engine = replace(share_of([Footprint(10, steps=400)]), engine_work_ahead=lambda waiting: 0.0)
     for unclaimed, started in ((10.0, []), (9.0, ["w0"])):
@@ -146,7 +146,7 @@ def test_the_whole_time_to_the_first_token_is_scaled() -> None:
 
 
 def test_the_prefill_backlog_is_not_scaled() -> None:
-    load = replace(one_more_at_a_time(9), per_prompt_token=1e5, prompt_tokens_pending=30_000)
+    load = replace(one_more_at_a_time(9, priority=2), per_prompt_token=1e5, prompt_tokens_pending=30_000)
     share = replace(
         share_of([Footprint(10, steps=5)]),
         decode_load=load,
