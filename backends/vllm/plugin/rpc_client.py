@@ -127,7 +127,8 @@ class SchedulerClient:
     def state(self, *, is_idle: bool) -> EngineState:
         """The engine's memory and queue lengths; the same object until the engine's next step.
 
-        `is_idle` states that the engine has no request. Raises TornRead.
+        `is_idle` states that the engine has no request: each call then makes a new object, since the ceded
+        bytes follow from the time. The last of these stands until the next step. Raises TornRead.
         """
         newest = self._shared_state.newest()
         if self._last is not None and self._last[0] == newest and not is_idle:
@@ -136,9 +137,7 @@ class SchedulerClient:
         if reading is None:
             size = self._total * self._block_bytes
             return EngineState(0, size, 0, 0, 0, quota_bytes=size, use_ceiling_bytes=size, held_bytes={})
-        if is_idle:
-            return self._idle_state(reading)
-        self._last = (newest, self._state(reading))
+        self._last = (newest, self._idle_state(reading) if is_idle else self._state(reading))
         return self._last[1]
 
     def waited(self) -> Duration:

@@ -285,7 +285,9 @@ class Dispatcher:
         queues = self._waiting.queues(now)
         undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
         try:
-            self.sync_engine_leases()
+            if self._engine_leases is not None:
+                # With the time that dispatches get, since they follow this report.
+                self._engine_leases.sync(now)
             view = self.snapshots.pool(queues, now, engine_queue=self._policies.engine_queue)
             plan = run_cycle(view, now, self._policies.admission)
         except Exception as error:

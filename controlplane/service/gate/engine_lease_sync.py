@@ -44,8 +44,8 @@ class EngineLeases:
         self._last: EngineState | None = None
         self._last_at: Instant | None = None
         self.planned: Instant | None = None
-        """Time of the report before the last one: the engine has planned a step with all requests forwarded
-        before it. The last report may have been on its way when later ones were forwarded."""
+        """Time of the report before the last one of steps: the engine has planned a step with all requests
+        forwarded before it. The last report may have been on its way when later ones were forwarded."""
         self._options = options
         self.precedes = engine_precedence(options)
         self.pace = ReportedPace(next((generator.step_cost for generator in generators.values()), None))
@@ -68,7 +68,9 @@ class EngineLeases:
 
     def _apply(self, state: EngineState, now: Instant) -> None:
         self._last = state
-        self.planned, self._last_at = self._last_at, now
+        if state.running or state.waiting:
+            # Without a request the engine plans no step, and each of its reports is a new object.
+            self.planned, self._last_at = self._last_at, now
         self.pace.pace = state.pace or self.pace.pace
         held = dict(state.held_bytes or {})
         for name in held.keys() | self._held.keys():

@@ -1,5 +1,10 @@
 """The decode load that a snapshot states for the running generations."""
 
+import asyncio
+from itertools import count
+
+import pytest
+
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.engine_reports import EngineStep
@@ -32,11 +37,24 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
     bench(scenario)
 
 
-def test_a_prompt_that_the_engine_does_not_start_is_no_backlog(bench):
+class TickingClock:
+    """A clock that advances by 1 ns with each reading, as the host's does."""
+
+    def __init__(self, clock):
+        self._clock, self._ticks = clock, count()
+
+    def now(self):
+        return self._clock.now() + next(self._ticks)
+
+
+@pytest.mark.parametrize("is_ticking", [False, True])
+def test_a_prompt_that_the_engine_does_not_start_is_no_backlog(bench, is_ticking):
     """The engine has one slot, so it plans steps without the second request."""
 
     async def scenario(b):
         dispatcher = b.service.gate.dispatcher
+        if is_ticking:
+            dispatcher._clock = TickingClock(dispatcher._clock)
         running = await b.ask("hello", max_tokens=8)
         for _ in range(16):
             b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
@@ -55,3 +73,24 @@ def test_a_prompt_that_the_engine_does_not_start_is_no_backlog(bench):
 
     engine = ScriptedGenerator(has_own_scheduler=True, max_running=1, token_seconds=0.1)
     bench(scenario, generator=engine, scheduling={"engine": {"ordering": "srmt"}})
+
+
+def test_a_burst_onto_an_idle_engine_counts_from_the_first_request_on(bench):
+    """An idle engine reports a new state on each call and has planned no step."""
+
+    async def scenario(b):
+        dispatcher = b.service.gate.dispatcher
+        for _ in range(16):
+            b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
+        answers, found = [], []
+        for _ in range(6):
+            await asyncio.sleep(0.001)
+            dispatcher.sync_engine_leases()
+            load = dispatcher.snapshots.share(Owner.LLM, 0, dispatcher._clock.now()).decode_load
+            found.append((load.sequences, load.prompt_tokens_pending))
+            answers.append(await b.ask("a prompt", max_tokens=8))
+        assert found == [(n, 8 * n) for n in range(6)]
+        for answer in answers:
+            await answer.aclose()
+
+    bench(scenario, generator=ScriptedGenerator(has_own_scheduler=True), scheduling={"engine": {}})
