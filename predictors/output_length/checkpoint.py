@@ -38,11 +38,16 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Content of a file; `standing` is the result of `LearnedLengths.calibration_state`."""
+    """Content of a file; `standing` is the result of `LearnedLengths.calibration_state`.
+
+    `untrained` counts the finished requests that the model was not trained on, also those that the table has
+    no room for.
+    """
 
     table: Table
     model: LengthModel | None = None
     standing: Mapping[str, Any] | None = None
+    untrained: int = 0
 
 
 def require_writable(path: Path) -> None:
@@ -60,6 +65,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     arrays: dict[str, Any] = {f"table.{f.name}": getattr(checkpoint.table, f.name) for f in fields(Table)}
     if checkpoint.model is not None:
         arrays |= {f"model.{name}": array for name, array in checkpoint.model.arrays().items()}
+    arrays["untrained"] = np.array(checkpoint.untrained)
     arrays["standing"] = np.frombuffer(json.dumps(checkpoint.standing).encode(), np.uint8)
     partial = _partial(path)
     with _saving:
@@ -87,7 +93,9 @@ def read(path: Path) -> Checkpoint:
         model = {n.removeprefix("model."): a for n, a in arrays.items() if n.startswith("model.")}
         standing = json.loads(arrays["standing"].tobytes())
         _check(table, standing)
-        return Checkpoint(table, model_from_arrays(model) if model else None, standing)
+        # Files of former versions do not say; the shipped prior, which has no trees, was trained on none.
+        untrained = int(arrays.get("untrained", 0 if "trees.leaves" in model else len(table)))
+        return Checkpoint(table, model_from_arrays(model) if model else None, standing, untrained)
     except FileNotFoundError:
         raise
     except _BROKEN as error:

@@ -89,7 +89,7 @@ class LengthTraining:
             saved = await asyncio.to_thread(read_or_rename, self._file)
             if saved is not None:
                 self._lengths.restore(saved)
-                self._trained_on = self._lengths.examples.seen if saved.model is not None else 0
+                self._trained_on = self._lengths.examples.seen - saved.untrained
         self._timer.schedule_periodic(self._every_seconds, self.train_if_due)
         self._is_started = True
 
@@ -125,7 +125,8 @@ class LengthTraining:
         if self._file is None:
             return
         lengths = self._lengths
-        state = Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state())
+        untrained = lengths.examples.seen - self._trained_on
+        state = Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state(), untrained)
         try:
             await asyncio.to_thread(save, self._file, state)
         except OSError as error:

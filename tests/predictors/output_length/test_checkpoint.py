@@ -17,6 +17,7 @@ from predictors.output_length.checkpoint import Checkpoint, read, read_or_rename
 from predictors.output_length.examples import FeatureRow
 from predictors.output_length.learned_predictor import LearnedLengths
 from predictors.output_length.training import train_in_subprocess
+from predictors.output_length.trees import Trees
 
 
 @pytest.fixture
@@ -142,6 +143,23 @@ def test_corrupted_bytes_raise_value_error(tmp_path, learned):
             failed += 1
     # Some bytes, such as time stamps, have no effect.
     assert failed > 100
+
+
+def test_files_without_the_untrained_requests_are_read(tmp_path, learned, monkeypatch):
+    really = np.savez_compressed
+
+    def former(file, *, untrained, **arrays):
+        really(file, **arrays)
+
+    path, table = tmp_path / "lengths.npz", learned.examples.table()
+    trained = replace(learned.model, trees=Trees(*np.zeros((3, 1, 1, 1))))
+    found = {}
+    for name, model in {"none": None, "prior": learned.model, "trained": trained}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "savez_compressed", former)
+            save(path, Checkpoint(table, model))
+        found[name] = read(path).untrained
+    assert found == {"none": 250, "prior": 250, "trained": 0}
 
 
 def test_full_disk_keeps_the_previous_file(tmp_path, learned):

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -12,7 +13,9 @@ from controlplane.config import ConfigError, parse
 from controlplane.core.clock import Instant
 from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
+from controlplane.service.prediction import length_training
 from controlplane.service.prediction.length_training import LengthTraining, require_writable_file
+from predictors.output_length.checkpoint import read, save
 from predictors.output_length.features import prompt_features
 from predictors.output_length.learned_predictor import LearnedLengths
 
@@ -62,6 +65,36 @@ async def test_examples_and_model_survive_a_restart(tmp_path):
     await restarted.stop()
     assert len(again.examples) == 250
     assert again.model is not None and again.model.trees is not None
+
+
+async def restarted(file, requests, seed, monkeypatch):
+    """Serves some requests between a start and a stop; returns whether a model was trained."""
+    trained = []
+
+    async def training(checkpoint):
+        trained.append(checkpoint)
+        raise RuntimeError("not trained in this test")
+
+    monkeypatch.setattr(length_training, "train_in_subprocess", training)
+    lengths = LearnedLengths()
+    learning = LengthTraining(lengths, every_seconds=3_600, file=file)
+    await learning.start()
+    serve(lengths, requests, seed=seed)
+    await learning.train_if_due()
+    await learning.stop()
+    return bool(trained)
+
+
+async def test_requests_before_a_restart_count_towards_the_next_training(tmp_path, monkeypatch):
+    file = tmp_path / "lengths.npz"
+    # No model was trained of these, although the shipped one is saved with them.
+    assert not await restarted(file, 190, 0, monkeypatch)
+    assert await restarted(file, 50, 1, monkeypatch)
+    kept = read(file)
+    assert kept.untrained == 240
+    save(file, replace(kept, untrained=60))
+    assert not await restarted(file, 30, 2, monkeypatch)
+    assert await restarted(file, 30, 3, monkeypatch)
 
 
 async def test_a_full_disk_is_logged_with_the_file_name(tmp_path, monkeypatch, caplog):
