@@ -27,8 +27,9 @@ class RowFiles(Protocol):
 class LogWriter:
     """Writes rows to `files` in the order of `put`.
 
-    From `start` on a thread writes them, and a row that finds `capacity` others waiting is dropped. Without a
-    start, as in virtual time, `put` writes the row itself.
+    From `start` on a thread writes them, and a row that finds `capacity` others waiting is dropped, except a
+    configuration, under which the rows after it are read. Without a start, as in virtual time, `put` writes
+    the row itself.
 
     Attributes:
         written: rows written.
@@ -39,7 +40,8 @@ class LogWriter:
         self.written = self.dropped = 0
         self.health = HealthTracker("writing the decision log failed", "the decision log is written again")
         self._files = files
-        self._queue: queue.Queue[Row | threading.Event | None] = queue.Queue(capacity)
+        self._capacity = capacity
+        self._queue: queue.SimpleQueue[Row | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -52,9 +54,9 @@ class LogWriter:
         if self._thread is None:
             self._write([row])
             return
-        try:
-            self._queue.put_nowait(row)
-        except queue.Full:
+        if self._queue.qsize() < self._capacity or row["row"] == "config":
+            self._queue.put(row)
+        else:
             self.dropped += 1
 
     def flush(self, timeout: float) -> bool:
@@ -62,22 +64,16 @@ class LogWriter:
         if self._thread is None:
             return True
         is_done = threading.Event()
-        try:
-            self._queue.put(is_done, timeout=timeout)
-        except queue.Full:
-            return False
+        self._queue.put(is_done)
         return is_done.wait(timeout)
 
     def close(self) -> None:
         """Writes the rows that wait, and ends the file; a disk that hangs is abandoned after ten seconds."""
         if (thread := self._thread) is not None:
-            try:
-                self._queue.put(None, timeout=_STOP_SECONDS)
-            except queue.Full:
-                self.dropped += self._queue.qsize()
-            else:
-                thread.join(_STOP_SECONDS)
+            self._queue.put(None)
+            thread.join(_STOP_SECONDS)
             if thread.is_alive():
+                self.dropped += self._queue.qsize() - 1
                 log.error(
                     "the decision log is not complete: its disk has not answered for %g s", _STOP_SECONDS
                 )

@@ -51,7 +51,9 @@ class SegmentFiles:
         except OSError:
             self._file = None
             raise
-        self._config = next((row for row in reversed(rows) if row["row"] == "config"), self._config)
+        finally:
+            # Also after a failure: the next segment begins with the configuration in force.
+            self._config = next((row for row in reversed(rows) if row["row"] == "config"), self._config)
         if self._size >= self._segment_bytes:
             self.close()
 

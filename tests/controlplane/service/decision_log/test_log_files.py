@@ -23,6 +23,10 @@ def request(number, **more):
     return row | more
 
 
+def config(version):
+    return {"row": "config", "at": 0, "version": version, "hash": "h", "config": {}, "machine": {}}
+
+
 def files(folder, **options):
     return SegmentFiles(folder, "a", head, **{"keep_bytes": 1 << 20, **options})
 
@@ -151,17 +155,20 @@ def test_a_slow_disk_costs_rows_and_never_blocks():
     slow = SlowFiles()
     writer = LogWriter(slow, capacity=3)
     writer.start()
-    writer.put({"n": 0})
+    writer.put(request(0))
     assert slow.began.wait(5)
     for number in range(1, 10):
-        writer.put({"n": number})
+        writer.put(request(number))
+    # The rows after it are read under it.
+    writer.put(config(1))
     assert writer.dropped == 6
     slow.is_open.set()
     assert writer.flush(5)
-    assert [row["n"] for row in slow.rows] == [0, 1, 2, 3]
-    writer.put({"n": 10})
+    assert [row["at"] for row in slow.rows[:-1]] == [0, 1, 2, 3]
+    assert slow.rows[-1] == config(1)
+    writer.put(request(10))
     writer.close()
-    assert (writer.written, writer.dropped, slow.rows[-1]["n"], slow.is_closed) == (5, 6, 10, True)
+    assert (writer.written, writer.dropped, slow.rows[-1]["at"], slow.is_closed) == (6, 6, 10, True)
 
 
 class FullDisk:
@@ -198,18 +205,28 @@ def test_a_write_that_fails_begins_another_segment(tmp_path):
     assert [row["at"] for row in read_log(tmp_path).requests] == [0, 1]
 
 
-def _fail(log):
+def _fail(log, row=None):
     import os
 
     os.close(log._file.fileno())
-    log.write([request(7)])
+    log.write([row or request(7)])
+
+
+def test_the_segment_after_a_failed_write_begins_with_the_configuration_of_the_lost_rows(tmp_path):
+    log = files(tmp_path)
+    log.write([config(0), request(0)])
+    with pytest.raises(OSError, match="descriptor"):
+        _fail(log, config(1))
+    log.write([request(1)])
+    log.close()
+    rows = [orjson.loads(line) for line in gzip.decompress(segments(tmp_path)[-1].read_bytes()).splitlines()]
+    assert rows == [head(1), config(1), request(1)]
 
 
 def test_each_segment_repeats_the_configuration_that_its_rows_were_written_under(tmp_path):
     log = files(tmp_path, segment_bytes=450)
     for version in range(2):
-        row = {"row": "config", "at": 0, "version": version, "hash": "h", "config": {}, "machine": {}}
-        log.write([row])
+        log.write([config(version)])
         for number in range(3):
             log.write([request(number)])
     log.close()
