@@ -66,13 +66,12 @@ class AttainmentHistory:
         self._counts[class_name] = AttainmentCount(before.met + (outcome is Outcome.MET), before.ended + 1)
 
     def at(self, time: Instant) -> Counts:
-        """The counts at `time`, or at the earliest sample if that is later."""
-        found: Counts = self._samples[0][1] if self._samples else {}
-        for sampled, counts in self._samples:
-            if sampled > time:
-                break
-            found = counts
-        return found
+        """The counts at `time`, or up to five seconds before; at the earliest sample if that is later.
+
+        All requests between two samples ended within five seconds after the first one.
+        """
+        since = time - _SAMPLE_EVERY
+        return next((counts for sampled, counts in self._samples if sampled > since), self.now())
 
     def now(self) -> Counts:
         """The present counts."""

@@ -106,3 +106,16 @@ def test_the_history_is_bounded_and_reaches_back_an_hour():
     assert history.at(Instant(seconds(7_000)))["gold"].ended == pytest.approx(3_500, abs=3)
     assert history.at(Instant(0))["gold"].ended == pytest.approx(1_440, abs=3)
     assert AttainmentHistory().at(Instant(0)) == {}
+
+
+def test_requests_before_an_idle_time_are_not_part_of_a_later_window():
+    history = AttainmentHistory()
+    for tenth in range(40):
+        history.count("gold", Outcome.MET, Instant(seconds(tenth / 10)))
+    later = Instant(seconds(7_200))
+    assert history.at(Instant(later - seconds(600))) == history.now()
+    counted(history, 1, 0, later)
+    assert history.at(Instant(later - seconds(600)))["gold"].ended == 40
+    # A window that begins within the five seconds of a sample has all requests of the sample.
+    assert history.at(Instant(later + seconds(4)))["gold"].ended == 40
+    assert history.at(Instant(later + seconds(6)))["gold"].ended == 41
