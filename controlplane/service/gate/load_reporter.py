@@ -7,6 +7,7 @@ and only when it is asked for; in between its age grows.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from secrets import token_hex
 
 from controlplane.core.clock import Duration, Instant, between, milliseconds, to_seconds
@@ -85,7 +86,8 @@ class LoadReporter:
         now, dispatcher = self._gate.clock.now(), self._dispatcher
         dispatcher.sync_engine_leases()
         self._number += 1
-        shares = {owner: self._share(owner, now) for owner, backends in self._backends.items() if backends}
+        share = partial(dispatcher.snapshots.share, extra_slots=0, now=now)
+        shares = {owner: share(owner) for owner, backends in self._backends.items() if backends}
         owners = {owner: self._owner(owner, share, now) for owner, share in shares.items()}
         return LoadReport(
             epoch=self._epoch,
@@ -94,17 +96,10 @@ class LoadReporter:
             models={} if self._gate.is_closed else self._models(),
             owners={owner.value: load for owner, load in owners.items()},
             utilisation=max(
-                (self._utilisation(shares[owner], load) for owner, load in owners.items()), default=0.0
+                (self._utilisation(owner, shares[owner], load) for owner, load in owners.items()), default=0.0
             ),
             attainment=dispatcher.accounting.served.attainment(now),
         )
-
-    def _share(self, owner: Owner, now: Instant) -> Share:
-        share = self._dispatcher.snapshots.share(owner, 0, now)
-        if share.engine_work_ahead is None:
-            return share
-        # The queue of such an engine has no end; the wait in it is its work ahead.
-        return replace(share, free_slots=max(1, share.free_slots))
 
     def _models(self) -> dict[str, ModelLoad]:
         """The models that answer now; those of a dead engine are left out."""
@@ -157,19 +152,21 @@ class LoadReporter:
         now: Instant,
     ) -> Duration:
         """Time until a new, small request of this class has its first token, apart from its own prompt."""
-        if share.pace is None:
+        if (pace := share.pace) is None:
             return Duration(0)
         entry = self._probe(owner, service_class, now)
         ahead = share.work([waiting for waiting in queue if waiting.rank < entry.rank])
         leases = share.leases
         if share.engine_work_ahead is not None:
             ahead += share.engine_work_ahead(entry)
+            # The queue of such an engine has no end; the wait in it is its work ahead.
+            share = replace(share, free_slots=max(1, share.free_slots))
         if share.engine_keeps is not None:
             leases = share.engine_keeps(entry)
         wait = predicted_wait(share, LookAhead(leases), entry, ahead=ahead) or Duration(0)
         if share.is_serial:
-            return Duration(wait + share.pace.step)
-        return Duration(self._dispatcher.ttft.expected_wait(wait) + backlog + share.pace.step)
+            return Duration(wait + pace.step)
+        return Duration(self._dispatcher.ttft.expected_wait(wait) + backlog + pace.step)
 
     def _probe(self, owner: Owner, service_class: ServiceClass, now: Instant) -> Waiting:
         """The queue entry of a request of one token, which is never put into the queue."""
@@ -190,10 +187,10 @@ class LoadReporter:
             Ticket(request, Footprint(size, size, 1, size), None, Timeline(now))
         )
 
-    def _utilisation(self, share: Share, load: OwnerLoad) -> float:
+    def _utilisation(self, owner: Owner, share: Share, load: OwnerLoad) -> float:
         """The largest part in use: of memory, of slots, and of a TTFT objective by the work before it."""
-        running = len(share.leases)
-        slots = running / max(1, running + max(0, share.free_slots))
+        used = self._dispatcher.snapshots.slots(owner) - share.free_slots
+        slots = used / max(1, used + max(0, share.free_slots))
         objectives = (
             load.intercepts[each.name] / to_seconds(each.slo.ttft)
             for each in self._classes()

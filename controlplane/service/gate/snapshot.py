@@ -80,14 +80,15 @@ class SnapshotBuilder:
         pace, ceiling = self.paces[owner].pace_of(ticket.request.model), self.ledger.ceiling(owner)
         if pace is None:
             return None
-        return service_time(ticket.request, ticket.footprint, pace, ceiling, self._slots(owner))
+        return service_time(ticket.request, ticket.footprint, pace, ceiling, self.slots(owner))
 
     def _embedding_paces(self) -> Mapping[str, Pace | None]:
         """The rate of each embedding model; empty for a single model, whose rate is the owner's."""
         pace = self.paces[Owner.EMBEDDING]
         return {model: pace.pace_of(model) for model in self.encoders} if len(self.encoders) > 1 else {}
 
-    def _slots(self, owner: Owner) -> int:
+    def slots(self, owner: Owner) -> int:
+        """Places in the running backends of an owner; a request takes one for each of its choices."""
         backends: Collection[Generator | Embedder]
         backends = self.generators.values() if owner is Owner.LLM else self.encoders.running
         return sum(backend.max_running for backend in backends)
@@ -102,7 +103,7 @@ class SnapshotBuilder:
             held=ledger.held(owner),
             deficit=ledger.deficit(owner),
             largest=self.largest.get(owner, ledger.quota(owner).nominal),
-            free_slots=self._slots(owner) + extra_slots - used_slots,
+            free_slots=self.slots(owner) + extra_slots - used_slots,
             leases=leases,
             pace=self.paces[owner].pace,
         )

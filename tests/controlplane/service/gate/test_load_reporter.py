@@ -81,3 +81,21 @@ def test_a_router_finds_the_prefix_that_a_box_has() -> None:
     found, blocks = run(digest())
     assert found is not None
     assert found.cached_tokens(blocks) == 304
+
+
+def test_each_choice_of_a_request_takes_a_place() -> None:
+    async def utilisation() -> float:
+        config = config_of(SECTIONS, has_pool=False)
+        generator, embedder = engines(MACHINE, lambda request: 20, config)
+        async with started(generator, embedder, MACHINE, config) as service:
+            choices = generator.max_running // 8
+            sampling = Sampling(max_tokens=20, n=choices)
+            for number in range(7):
+                job = await service.intake.completion(
+                    f"{number}", CALLER, "simulated", prompt_ids(number, 30, group=0, shared=0),
+                    max_tokens=20, sampling=sampling, hints=RequestHints(),
+                )  # fmt: skip
+                await (await service.gate.generate(job)).__anext__()
+            return service.load_reporter.report().utilisation
+
+    assert run(utilisation()) == pytest.approx(7 / 8)
