@@ -58,7 +58,7 @@ def _mean(values: Sequence[float]) -> float:
 class Calibration:
     """Rolling scores of the forecasts of one predictor.
 
-    The scores are stated in the unit of the forecasts: tokens for output lengths, nanoseconds for times. At
+    The scores are stated in the unit of the forecasts: tokens for output lengths, milliseconds for times. At
     most `forget_after` forecasts without an outcome are kept; the oldest is dropped first.
     """
 

@@ -72,10 +72,10 @@ class DecodeLoad:
 
     `step` gives the time of a step in ns from its sequences and the KV cells that they read.
     `prompt_tokens_pending` are prefilled first, at `per_prompt_token` ns each. Decoding loses `lost_share` of
-    all time to prefill and embeddings, with a standard deviation of `lost_deviation` per step. A further
-    request lengthens a step only if its first bytes fit into `unclaimed_bytes`, which neither running nor
-    forwarded requests need to start. For each running request with a TPOT, float64 [n]: the `time_left` to
-    its last token in ns, the `tokens` until then, its TPOT objective in ns, and the `priority` of its class.
+    all time to prefill, with a standard deviation of `lost_deviation` ns per step. A further request makes a
+    step longer only if its first bytes fit into `unclaimed_bytes`, which neither running nor forwarded
+    requests need to start. For each running request with a TPOT, float64 [n]: the `time_left` to its last
+    token in ns, the `tokens` until then, its TPOT objective in ns, and the `priority` of its class.
     """
 
     step: Callable[[int, int], float]

@@ -1,10 +1,9 @@
 """Tests whether one more request would slow the running ones below their TPOT objectives.
 
-TPOT is a mean, so what counts is the time that a request has left for its remaining tokens. Prefills, and
-embeddings beyond the slack of decoding, take their usual share of that time. The variation of this share from
-step to step gives the probability that an objective is met (normal distribution; over n steps the deviation
-grows by the square root of n). With the new request every step is longer, and its prompt must be prefilled
-too. It must not start
+TPOT is a mean, so what counts is the time that a request has left for its remaining tokens. Prefills take
+their usual share of that time. The variation of this share from step to step gives the probability that an
+objective is met (normal distribution; over n steps the deviation grows by the square root of n). With the new
+request every step is longer, and its prompt must be prefilled too. It must not start
 
 1. if the running requests lose more expected met objectives than the new request is likely to meet; or
 2. if a step would then take longer than the tightest TPOT allows, and would not with the new request alone.
@@ -12,8 +11,8 @@ too. It must not start
 A request for which no memory is free lengthens no step: the engine holds it back, and it is forwarded.
 
 Requests that miss their TPOT in any case hold back no other, nor does an objective that no step can meet:
-such a new request counts as one without a TPOT, whose completion is worth one met objective. Embedding work
-inside the slack of decoding is not counted, because it yields to decoding.
+such a new request counts as one without a TPOT, whose completion is worth one met objective. The time that
+embeddings take is not counted.
 """
 
 from math import erf, sqrt
