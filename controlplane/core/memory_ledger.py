@@ -69,20 +69,13 @@ def generate_footprint(
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A share of the pool in bytes: owned, borrowable beyond it, lendable out of it.
-
-    Raises ValueError for negative bytes and for a `lend_limit` above `nominal`.
-    """
+    """A share of the pool in bytes. Raises ValueError if it is negative."""
 
     nominal: int
-    borrow_limit: int = 0
-    lend_limit: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.nominal, self.borrow_limit, self.lend_limit) < 0 or self.lend_limit > self.nominal:
-            raise ValueError(
-                f"quota {self}: bytes are not negative and lend_limit is at most nominal; lower lend_limit"
-            )
+        if self.nominal < 0:
+            raise ValueError(f"{self}: bytes must not be negative; give 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +174,9 @@ class MemoryLedger:
         return self._accounts[owner].demanded
 
     def ceiling(self, owner: Owner) -> int:
-        """Bytes that the owner may hold now.
-
-        The nominal quota plus what it may borrow of what the others leave unused and lend, but no more than
-        it holds and the pool has free.
-        """
-        account, lent = self._accounts[owner], 0
-        for other in self._accounts.values():
-            if other is not account:
-                lent += min(other.quota.lend_limit, max(0, other.quota.nominal - other.demanded))
-        return min(account.quota.nominal + min(account.quota.borrow_limit, lent), account.held + self._free)
+        """Bytes that the owner may hold now: its quota, but no more than it holds and the pool has free."""
+        account = self._accounts[owner]
+        return min(account.quota.nominal, account.held + self._free)
 
     def held(self, owner: Owner) -> int:
         """Bytes that the owner's leases hold."""
@@ -251,7 +237,7 @@ class MemoryLedger:
         rows[2, row] = left
         had_deficit = account.held < account.demanded
         account.demanded += added
-        # Growth frees and lends nothing, so no deficit that there was can be covered now.
+        # Growth frees nothing, so no deficit that there was can be covered now.
         if added and not had_deficit:
             self._cover(lease.owner)
         return left

@@ -44,7 +44,7 @@ class Ledger(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = MemoryLedger({Owner.LLM: Quota(700, 300, 500), Owner.EMBEDDING: Quota(300, 700, 100)})
+        self.ledger = MemoryLedger({Owner.LLM: Quota(700), Owner.EMBEDDING: Quota(300)})
         self.expected: dict[Lease, tuple[int, int, int]] = {}
         self.opened = 0
 
@@ -88,12 +88,12 @@ class Ledger(RuleBasedStateMachine):
             with pytest.raises(LedgerInvariantError, match="closed exactly once"):
                 again(lease)
 
-    @rule(owner=OWNERS, nominal=st.integers(0, POOL), borrow=st.integers(0, POOL), lend=st.floats(0, 1))
-    def set_quota(self, owner: Owner, nominal: int, borrow: int, lend: float) -> None:
+    @rule(owner=OWNERS, nominal=st.integers(0, POOL))
+    def set_quota(self, owner: Owner, nominal: int) -> None:
         other = next(o for o in Owner if o is not owner)
         wanted = self.ledger.demanded(owner)
         held = {one: self.ledger.held(one) for one in Owner}
-        quota = Quota(nominal, borrow, int(nominal * lend))
+        quota = Quota(nominal)
         if nominal + self.ledger.quota(other).nominal > POOL:
             with pytest.raises(ValueError, match="sum to at most the pool's 1000 bytes"):
                 self.ledger.set_quota(owner, quota)
@@ -121,7 +121,7 @@ class Ledger(RuleBasedStateMachine):
             quota, held = ledger.quota(owner), ledger.held(owner)
             other = next(o for o in Owner if o is not owner)
             assert 0 <= held <= ledger.demanded(owner) == held + ledger.deficit(owner)
-            assert ledger.ceiling(owner) <= min(quota.nominal + quota.borrow_limit, POOL - ledger.held(other))
+            assert ledger.ceiling(owner) <= min(quota.nominal, POOL - ledger.held(other))
             assert ledger.deficit(owner) == 0 or held >= ledger.ceiling(owner), "free memory covers deficits"
             assert ledger.demanded(owner) == sum(
                 base for lease, (base, _, _) in self.expected.items() if lease.owner is owner
@@ -200,16 +200,6 @@ def test_memory_held_above_a_lowered_quota_is_not_available_to_others() -> None:
     ledger.check_integrity()
 
 
-def test_a_lender_waits_until_lent_memory_is_released() -> None:
-    ledger = MemoryLedger({Owner.LLM: Quota(50, borrow_limit=50), Owner.EMBEDDING: Quota(50, lend_limit=50)})
-    borrowed = ledger.open("a", Owner.LLM, Footprint(90), priority=0)
-    ledger.open("b", Owner.EMBEDDING, Footprint(10), priority=0)
-    assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (90, 10)
-    assert ledger.ceiling(Owner.LLM) == 90
-    ledger.close(borrowed)
-    assert ledger.ceiling(Owner.EMBEDDING) == 50
-
-
 def test_the_table_grows_beyond_its_first_capacity() -> None:
     ledger = MemoryLedger({Owner.LLM: Quota(1_000), Owner.EMBEDDING: Quota(0)})
     leases = [ledger.open(str(i), Owner.LLM, Footprint(i % 7), priority=0) for i in range(200)]
@@ -219,10 +209,6 @@ def test_the_table_grows_beyond_its_first_capacity() -> None:
     assert ledger.demanded(Owner.LLM) == sum(i % 7 for i in range(200) if i % 3)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [{"nominal": -1}, {"nominal": 5, "lend_limit": 6}, {"nominal": 5, "borrow_limit": -1}],
-)
-def test_bad_quotas(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="lower lend_limit"):
-        Quota(**bad)
+def test_a_quota_is_not_negative() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        Quota(-1)
