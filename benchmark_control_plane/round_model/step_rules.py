@@ -15,7 +15,7 @@ from backends.simulated.continuous_batching import SimulatedScheduler
 from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepPolicy
 from benchmark_control_plane.round_model.step_simulator import StepObjective, SteppedRequest
 from controlplane.core.memory_ledger import Floats
-from controlplane.policy.cache_tiers.allocation import HybridOptions, TierOffers, plan_tiers
+from controlplane.policy.cache_tiers.allocation import TierOffers, plan_tiers
 
 _SHUFFLED = 4
 _FIRST_ROWS = 256
@@ -82,12 +82,13 @@ class AptServeRule:
     """Offers waiting requests by Apt-Serve's value: pending time per block, scaled down for missed deadlines.
 
     Waiting requests are kept as columns: start of the wait and deadline of the next token in seconds, size in
-    tokens.
+    tokens. `decay` multiplies the value of a request that missed its SLO: 0 serves it only where memory is
+    left, 1 ignores the miss, 0.4 is the paper's variant for tail latency.
     """
 
-    def __init__(self, objective: StepObjective, options: HybridOptions) -> None:
+    def __init__(self, objective: StepObjective, *, decay: float = 0.0) -> None:
         self._objective = objective
-        self._options = options
+        self._decay = decay
         self._waiting: list[SteppedRequest] = []
         self._columns: Floats = np.zeros((3, _FIRST_ROWS))
 
@@ -145,7 +146,7 @@ class AptServeRule:
             cells=blocks,
             shares=np.ones((1, len(blocks))),
             penalties=np.zeros((1, len(blocks))),
-            weights=np.where(late, self._options.decay, 1.0),
+            weights=np.where(late, self._decay, 1.0),
         )
         held = np.flatnonzero(plan_tiers(offers, free).tiers)
         gains = offers.values()[0, held] / blocks[held]

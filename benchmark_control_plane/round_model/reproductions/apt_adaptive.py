@@ -41,7 +41,6 @@ from benchmark_control_plane.round_model.step_simulator import (
 from benchmark_control_plane.simulator.simulation import arrival_times
 from controlplane.core.clock import seconds
 from controlplane.core.pool_view import Pace
-from controlplane.policy.cache_tiers.allocation import HybridOptions
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
 
@@ -116,7 +115,7 @@ CONTENDERS: Mapping[str, Callable[[StepObjective], StepRule]] = {
     "FCFS": lambda _: FcfsRule(),
     "random": lambda _: RandomRule(0),
     "MC-SF": lambda objective: RoundPolicyRule(STEP_POLICIES["mc-sf"](_options()), objective),
-    "Apt-Serve's greedy": lambda objective: AptServeRule(objective, HybridOptions(decay=0.0)),
+    "Apt-Serve's greedy": AptServeRule,
     "Tandem, round order": lambda objective: RoundPolicyRule(
         TandemPolicy(_options(), OverflowClearing(clear_latest), _REDUCED_SEARCH), objective
     ),

@@ -19,21 +19,6 @@ Ints = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class HybridOptions:
-    """Options of the tier allocation.
-
-    `decay` multiplies the value of a request that missed its SLO: 0 serves it only where memory is left, 1
-    ignores the miss, 0.4 is the paper's variant for tail latency.
-    """
-
-    decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            raise ValueError(f"hybrid.decay={self.decay}: a share of the value; set it between 0 and 1")
-
-
-@dataclass(frozen=True, slots=True)
 class TierOffers:
     """Sizes and values of every request in every tier.
 
@@ -74,8 +59,6 @@ def hybrid_offers(
     *,
     ratio: float,
     cell_penalty: float | Floats,
-    late: Bools | None = None,
-    options: HybridOptions | None = None,
     whole_blocks: bool = False,
 ) -> TierOffers:
     """Offers of two tiers: 1 is hidden states, `ratio` times the size of tier 2, keys and values.
@@ -91,7 +74,7 @@ def hybrid_offers(
         cells,
         shares=np.stack([np.where(hidden < 1, hidden, np.nan), everything]),
         penalties=np.stack([everything * cell_penalty, np.zeros(len(cells))]),
-        weights=everything if late is None else np.where(late, (options or HybridOptions()).decay, 1.0),
+        weights=everything,
     )
 
 

@@ -13,7 +13,6 @@ from benchmark_control_plane.round_model.step_simulator import (
     measure_attainment,
     serve,
 )
-from controlplane.policy.cache_tiers.allocation import HybridOptions
 
 OBJECTIVE = StepObjective(ttft=1.0, gap=0.5)
 BLOCKS, BLOCK_TOKENS = 40, 4
@@ -31,7 +30,7 @@ def planned(name):
 RULES = {
     "fcfs": FcfsRule,
     "random": lambda: RandomRule(0),
-    "apt": lambda: AptServeRule(OBJECTIVE, HybridOptions()),
+    "apt": lambda: AptServeRule(OBJECTIVE),
     **{name: lambda name=name: planned(name) for name in ("mc-sf", "mc-benchmark", "tandem")},
 }
 
@@ -83,7 +82,7 @@ def test_the_greedy_prefers_waiting_time_per_block():
         SteppedRequest(8, 2, number=2, arrival=0.1),
         SteppedRequest(8, 2, number=3, arrival=0.15),
     ]
-    serve(requests, AptServeRule(StepObjective(1e6, 1e6), HybridOptions()), pool(blocks=60, max_running=1))
+    serve(requests, AptServeRule(StepObjective(1e6, 1e6)), pool(blocks=60, max_running=1))
     assert sorted(range(4), key=lambda n: requests[n].first) == [0, 2, 3, 1]
 
 
@@ -93,7 +92,7 @@ def test_the_greedy_with_zero_decay_serves_missed_requests_last():
         SteppedRequest(8, 2, number=1, arrival=0.1),
         SteppedRequest(8, 2, number=2, arrival=2.9),
     ]
-    serve(requests, AptServeRule(OBJECTIVE, HybridOptions(decay=0.0)), pool(max_running=1))
+    serve(requests, AptServeRule(OBJECTIVE, decay=0.0), pool(max_running=1))
     assert requests[2].first < requests[1].first
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.cache_tiers.allocation import (
-    HybridOptions,
     TierOffers,
     TierPlan,
     hybrid_offers,
@@ -130,19 +130,13 @@ def test_a_large_misfit_alone_beats_many_small_gains() -> None:
     assert plan.value == 40.0
 
 
-def test_late_requests_get_only_spare_memory() -> None:
+def test_requests_without_weight_get_only_spare_memory() -> None:
     pairs = [(9.0, 10), (1.0, 10)]
-    late = np.array([True, False])
-    demoted = offers_of(pairs, ratio=1.0, cell_penalty=0.0, late=late)
+    demoted = replace(offers_of(pairs, ratio=1.0, cell_penalty=0.0), weights=np.array([0.0, 1.0]))
     assert plan_tiers(demoted, 10.0).tiers.tolist() == [0, 2]
     assert plan_tiers(demoted, 20.0).tiers.tolist() == [2, 2], "spare memory is used"
-    tail = offers_of(pairs, ratio=1.0, cell_penalty=0.0, late=late, options=HybridOptions(decay=0.4))
+    tail = replace(demoted, weights=np.array([0.4, 1.0]))
     assert plan_tiers(tail, 10.0).tiers.tolist() == [2, 0]
-
-
-def test_decay_outside_its_range_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"hybrid\.decay=1\.5.*between 0 and 1"):
-        HybridOptions(decay=1.5)
 
 
 @given(requests, st.integers(0, 120), st.sampled_from([(0.25, 0.5), (0.3, 0.9), (0.5, 0.6)]))
