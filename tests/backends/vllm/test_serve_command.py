@@ -12,7 +12,7 @@ from backends import bundled_models
 from backends.vllm.plugin.shared_state import ENVIRONMENT, SharedState
 from benchmark_control_plane.common.servers import Server, free_port, serving
 
-pytestmark = [pytest.mark.engine, pytest.mark.untimed]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def test_vllms_own_server_runs_tandems_scheduler_with_its_metadata(tmp_path, monkeypatch):

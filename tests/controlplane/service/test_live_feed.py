@@ -280,7 +280,7 @@ async def overload(b) -> None:
     await text
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_memory_is_flat_over_a_day(bench):
     """What is held after a day is what was held after 18 hours, when every ring and window is full.
 

@@ -21,7 +21,7 @@ TINY = ["--boxes", "4", "--seconds", "1", "--seeds", "1", "--rate", "10"]
         pytest.param("choices", 16, marks=pytest.mark.slow),
         pytest.param("retries", 4, marks=pytest.mark.slow),
         pytest.param("router-lost", 12, marks=pytest.mark.slow),
-        ("capacity", 2),
+        pytest.param("capacity", 2, marks=pytest.mark.slow),
         ("scale", 1),
     ],
 )
