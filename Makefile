@@ -76,8 +76,8 @@ test: setup
 	$(MAKE) test-fast
 	$(MAKE) test-engine
 
-# Two processes with a half each, because every worker of a shared run imports the tests of all.
-HALF := tests/controlplane/api tests/controlplane/commands tests/controlplane/sdk
+# Two processes with about a half each, because every worker of a shared run imports the tests of all.
+HALF := $(addprefix tests/controlplane/,api commands sdk policy service)
 FAST := $(TEST_ENV) $(BIN)/python -m pytest -m "not (engine or long or browser or gpu or slow)"
 .PHONY: fast-half fast-rest
 

@@ -52,7 +52,11 @@ def labels_of_series() -> dict[str, set[str]]:
     }
 
 
-FILES = sorted(path for path in OPS.rglob("*") if path.is_file() and not path.is_symlink())
+FILES = sorted(
+    path
+    for path in OPS.rglob("*")
+    if path.is_file() and not path.is_symlink() and path.parent.name != "__pycache__"
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(OPS)))
