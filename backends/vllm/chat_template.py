@@ -20,7 +20,7 @@ from controlplane.core.text_limits import TextLimit
 
 # Templates may write an option once for each message.
 _FREE_OPTION_CHARACTERS = 4_096
-# A call's arguments with more of these characters take more than about 10 ms to parse.
+# Arguments of a call with more of the characters `[`, `{` and `,` take more than about 10 ms to parse.
 _MOST_VALUES = 100_000
 # Template options that the server sets itself, besides the special tokens.
 _RESERVED_OPTIONS = frozenset(

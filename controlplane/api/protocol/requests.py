@@ -51,7 +51,7 @@ MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512
 MAX_BIASES = 1024
-# vLLM has room for 128 with those that end an answer by the model itself, and its engine ends at more.
+# vLLM's second model runner has room for 128, the model's own stop tokens included; its engine ends at more.
 MAX_STOP_TOKENS = 64
 MAX_NAME = 256
 MAX_CHOICES = 128
@@ -210,8 +210,8 @@ class Generation(Objectives):
         if len(limits) > 1:
             raise conflict("max_tokens", "differs from max_completion_tokens; give one of them")
         if self.seed is not None and self.seed + (self.n or 1) > 2**63:
-            # vLLM adds its number to the seed of each choice, and its engine ends at a larger one.
-            raise conflict("seed", "the seed of each choice is one more; leave room for n below 2**63")
+            # vLLM adds the number of the choice to the seed, and its engine ends at 2**63.
+            raise conflict("seed", "each choice adds its number to it; seed + n must be at most 2**63")
         if self.stream_options is not None and not self.stream:
             raise conflict("stream_options", "needs stream=true; set it or leave this out")
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
