@@ -1,8 +1,8 @@
-"""Forecasts the embedding requests and tokens that arrive in the next window, as quantiles.
+"""Forecasts the embedding tokens that arrive in the next window, as quantiles.
 
-Arrivals are counted in windows of equal length. The counts and the token sums are two series, each forecast
-by `series`. An idle time longer than `_MAX_IDLE_WINDOWS` windows counts as that many, because the load seen
-before it says little about the load after it.
+Requests and their tokens are counted in windows of equal length. Both are series of `series`; that of
+the requests shows the operator how bursty they are. An idle time longer than `_MAX_IDLE_WINDOWS` windows
+counts as that many, because the load seen before it says little about the load after it.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,8 @@ _MAX_IDLE_WINDOWS = 16
 
 @dataclass(frozen=True, slots=True)
 class LoadForecast:
-    """Quantiles of the requests and tokens of one window, both at LEVELS."""
+    """Quantiles of the tokens of one window, at LEVELS."""
 
-    arrivals: tuple[float, ...]
     tokens: tuple[float, ...]
 
     def tokens_within(self, level: float) -> float:
@@ -45,9 +44,7 @@ class EmbeddingLoad:
     def next_window(self, now: Instant) -> LoadForecast | None:
         """Forecast of the window after the current one; None until enough windows have passed."""
         self._close_until(now)
-        if self.arrivals.quantiles is None or self.tokens.quantiles is None:
-            return None
-        return LoadForecast(self.arrivals.quantiles, self.tokens.quantiles)
+        return None if self.tokens.quantiles is None else LoadForecast(self.tokens.quantiles)
 
     def tokens_per_second(self) -> float:
         """Mean token rate over the last few hundred windows."""

@@ -8,7 +8,8 @@ def test_windows_count_requests_and_tokens():
         for number in range(3):
             load.arrived(Instant(seconds(second) + milliseconds(100 * number)), 50)
     forecast = load.next_window(Instant(seconds(40)))
-    assert forecast == LoadForecast((3.0, 3.0, 3.0), (150.0, 150.0, 150.0))
+    assert load.arrivals.quantiles == (3.0, 3.0, 3.0)
+    assert forecast == LoadForecast((150.0, 150.0, 150.0))
     assert load.tokens_per_second() == 150
 
 
@@ -33,5 +34,5 @@ def test_idle_time_is_learned_at_bounded_cost():
 
 
 def test_level_rounds_up_to_the_next_quantile():
-    forecast = LoadForecast((1.0, 2.0, 3.0), (10.0, 20.0, 30.0))
+    forecast = LoadForecast((10.0, 20.0, 30.0))
     assert [forecast.tokens_within(level) for level in (0.5, 0.8, 0.9, 0.95)] == [10, 20, 20, 30]
