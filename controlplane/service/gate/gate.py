@@ -155,7 +155,7 @@ class Gate:
         self._start_timeouts.max_wait = policies.admission.options.max_wait
 
     def engine_restarted(self) -> None:
-        """Tells a new engine what it is told when it changes."""
+        """Sends a restarted engine the present state of device contention."""
         self._contention.engine_restarted()
 
     async def drain(self, grace: float) -> None:

@@ -244,7 +244,10 @@ class Intake:
     def _untokenized(
         self, fields: RequestFields, generator: Generator, characters: int, sampling: Sampling
     ) -> GenerateJob:
-        """The job of a text by the least tokens that it can have, and one of output."""
+        """A stand-in for the job of a text that is not tokenized yet, to charge its tenant before.
+
+        It has the least prompt tokens that the text can have, and one output token.
+        """
         least = text_limit(generator).least_tokens(characters)
         request = self._requests.build(fields, Kind.GENERATE, generator.model, least, 1, sampling.n)
         return GenerateJob(request, range(least), sampling)
@@ -340,8 +343,8 @@ def make_ticket(
     if isinstance(job, EmbedJob):
         lengths_in = [len(ids) for ids in job.inputs]
         size = job.embedder.batch_bytes(lengths_in)
-        # Twice the batch budget is forwarded; the next batch is tokenized and takes no device memory while
-        # one is computed.
+        # Half of the bytes, so that calls for two batches are admitted: the worker holds the second one
+        # without device memory while it computes the first.
         footprint = Footprint(base=-(-size // 2), steps=max(1, request.prompt_tokens), worst=size)
     else:
         forecast = lengths.forecast(request)

@@ -161,7 +161,7 @@ class QuotaController:
 
     @property
     def _taken(self) -> int:
-        """Bytes that belong to neither owner."""
+        """Withheld and reserved bytes, which belong to neither owner."""
         return self.withheld + self.reserved
 
     async def start(self) -> None:
@@ -276,7 +276,10 @@ class QuotaController:
         return {Owner.LLM: llm - min(-(-rest // block) * block, spare), Owner.EMBEDDING: embedding}
 
     def _not_withheld(self, embedding_bytes: int) -> int:
-        """These bytes less those that belong to neither, but enough for the longest inputs if they were."""
+        """`embedding_bytes` less the withheld and reserved bytes, but enough for each worker's longest input.
+
+        Fewer bytes than that are returned unchanged.
+        """
         return max(min(embedding_bytes, self._least_budget), embedding_bytes - self._taken)
 
     async def _move_llm(
