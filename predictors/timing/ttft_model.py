@@ -35,22 +35,23 @@ class WorkAhead:
     Attributes:
         prompt_tokens: prompt tokens to prefill, the request's own included.
         steps_until_slot: engine steps until a batch slot is free.
-        turn: queueing delay, where the engine reports one.
+        queue_wait: predicted wait in the queue of an engine with Tandem's scheduler, which fills its slots
+            in an order of its own; 0 for any other engine.
     """
 
     prompt_tokens: int
     steps_until_slot: float = 0.0
-    turn: Duration = _NO_DELAY
+    queue_wait: Duration = _NO_DELAY
 
     def work(self, pace: Pace) -> Duration:
         """Time of this work at the step rate `pace`."""
-        reading = pace.step + scaled(pace.per_prompt_token, self.prompt_tokens)
-        return Duration(self.turn + reading + scaled(pace.step, self.steps_until_slot))
+        prefill = pace.step + scaled(pace.per_prompt_token, self.prompt_tokens)
+        return Duration(self.queue_wait + prefill + scaled(pace.step, self.steps_until_slot))
 
     @property
     def waits(self) -> bool:
         """Whether the request must wait before its prefill starts."""
-        return self.steps_until_slot > 0.0 or self.turn > 0
+        return self.steps_until_slot > 0.0 or self.queue_wait > 0
 
 
 def steps_until_slot(running: Iterable[float], waiting: Iterable[float], slots: int) -> float:

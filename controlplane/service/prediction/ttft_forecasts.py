@@ -64,7 +64,7 @@ class TtftPredictor:
             return
         generator = self._generators[request.model]
         if generator.has_own_scheduler:
-            ahead = WorkAhead(request.prefill_tokens, turn=wait)
+            ahead = WorkAhead(request.prefill_tokens, queue_wait=wait)
         else:
             ahead = _ahead(ticket, self._tickets.values(), generator.max_running)
         forecast = self._model.predict(ahead, pace)
