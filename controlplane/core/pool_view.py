@@ -108,10 +108,19 @@ class DecodeLoad:
         return replace(self, **columns)
 
     @property
+    def present_step(self) -> float:
+        """Time of a step of the present load, in ns."""
+        return self.step(self.sequences, self.cells)
+
+    def step_with(self, request: Request) -> float:
+        """Time of a step in which this request decodes too, in ns."""
+        cells = self.cells + request.sequences * request.prompt_tokens
+        return self.step(self.sequences + request.sequences, cells)
+
+    @property
     def backlog(self) -> Duration:
         """Time before the prefill of a new prompt starts: half a step on average, and the pending prompts."""
-        step = self.step(self.sequences, self.cells)
-        return Duration(round(0.5 * step + self.prompt_tokens_pending * self.per_prompt_token))
+        return Duration(round(0.5 * self.present_step + self.prompt_tokens_pending * self.per_prompt_token))
 
     def can_start(self, footprint: Footprint) -> bool:
         """Whether the request may start in the next step; otherwise it waits for memory."""

@@ -70,10 +70,7 @@ def basis_of(entry: Waiting, view: PoolView) -> Basis:
     if load is None:
         return Basis(entry, share)
     load = load.to_classes_from(request.service_class.priority)
-    step = load.step(load.sequences, load.cells)
-    step_with = load.step(
-        load.sequences + request.sequences, load.cells + request.sequences * request.prompt_tokens
-    )
+    step, step_with = round(load.present_step), round(load.step_with(request))
     objectives = [tpot for tpot in (load.tightest, request.slo.tpot) if tpot is not None]
     tpot = Duration(round(min(objectives))) if objectives else None
-    return Basis(entry, share, Duration(round(step)), Duration(round(step_with)), tpot)
+    return Basis(entry, share, Duration(step), Duration(step_with), tpot)

@@ -33,14 +33,11 @@ def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
     load_with = load.with_request(request, waiting.footprint)
     if load_with is load or load_with.tightest is None:
         return True
-    step, alone_step = (
-        load_with.step(load_with.sequences, load_with.cells),
-        load.step(request.sequences, request.prompt_tokens),
-    )
+    step, alone_step = load.step_with(request), load.step(request.sequences, request.prompt_tokens)
     usable = 1.0 - load.lost_share
     if step > usable * load_with.tightest >= alone_step:
         return False
-    chances = _chances(load, load.step(load.sequences, load.cells))
+    chances = _chances(load, load.present_step)
     chances_with = _chances(load_with, step)
     lost = float((chances - chances_with[: len(chances)]).sum())
     is_attainable = request.slo.tpot is not None and usable * request.slo.tpot >= alone_step
