@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from controlplane.core.clock import Instant
 from controlplane.core.decision import Admit, Defer, Plan, Reason, Reject
@@ -35,6 +36,19 @@ class _Decisions:
     dispatches: list[tuple[str, Admit]] = field(default_factory=list)
     deferrals: list[tuple[str, Defer]] = field(default_factory=list)
     rejections: list[tuple[str, Reject]] = field(default_factory=list)
+
+
+class _BlockedQueue(NamedTuple):
+    """What is left of a queue once its head is blocked."""
+
+    blocked_by: Reason
+    left: Sequence[Waiting]
+    """The requests that were not decided, by rank."""
+    late: Sequence[Waiting]
+    """Those of them that went behind others because they are late in any case."""
+    share: Share
+    """The share after the admissions of this cycle, with its look-ahead."""
+    look: LookAhead
 
 
 def run_cycle(view: PoolView, now: Instant, admission: Admission) -> Plan:
@@ -61,9 +75,20 @@ def _decide_owner(
         candidates = [w for w in candidates if w.request.id not in late_jobs]
         share = share.without([request.id for request, _ in share.calls if request.id in late_jobs])
 
-    left, late, share, look, blocked_by = _admit_from_head(share, candidates, now, admission, decisions)
-    if blocked_by is None:
-        return
+    blocked = _admit_from_head(share, candidates, now, admission, decisions)
+    if blocked is not None:
+        _decide_blocked(blocked, undecided, now, admission, decisions)
+
+
+def _decide_blocked(
+    blocked: _BlockedQueue,
+    undecided: Sequence[Waiting],
+    now: Instant,
+    admission: Admission,
+    decisions: _Decisions,
+) -> None:
+    """Steps 4 to 6: defers or rejects the requests of `undecided` that are left in the queue."""
+    blocked_by, left, late, share, look = blocked
     for waiting in undecided:
         request_id = waiting.request.id
         position = bisect_left(left, waiting.rank, key=_by_rank)
@@ -109,17 +134,11 @@ def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
 
 def _admit_from_head(
     share: Share, queue: Sequence[Waiting], now: Instant, admission: Admission, decisions: _Decisions
-) -> tuple[list[Waiting], list[Waiting], Share, LookAhead, Reason | None]:
-    """Admits from the head of `queue` until a request is blocked; appends to `decisions`.
-
-    Returns:
-        The requests left in the queue; those of them that yielded to requests that can be on time; the share
-        after the admissions; its look-ahead; and why the first request left is blocked (None if none is).
-    """
+) -> _BlockedQueue | None:
+    """Steps 2 and 3: admits from the head of `queue` until a request is blocked; None if none is."""
     look = LookAhead(share.leases)
     late: list[Waiting] = []
     decided: set[str] = set()
-    blocked_by: Reason | None = None
     for waiting in _late_last(queue, late, partial(admission.yields_to_timely, share, now=now)):
         verdict: Admit | Reason | Reject
         if share.engine_work_ahead is not None:
@@ -134,11 +153,12 @@ def _admit_from_head(
             decided.add(request_id)
             continue
         if not isinstance(verdict, Admit):
-            is_for_pace = verdict is Reason.TPOT_GUARD
-            forced = None if is_for_pace else admission.try_preempt(share, look, waiting, now)
+            is_by_tpot = verdict is Reason.TPOT_GUARD
+            forced = None if is_by_tpot else admission.try_preempt(share, look, waiting, now)
             if forced is None:
-                blocked_by = verdict
-                break
+                if decided:
+                    queue, late = ([w for w in part if w.request.id not in decided] for part in (queue, late))
+                return _BlockedQueue(verdict, queue, late, share, look)
             share = share.without([victim.request_id for victim in forced.victims])
             verdict = forced
         decisions.dispatches.append((request_id, verdict))
@@ -146,10 +166,7 @@ def _admit_from_head(
         if len(decided) < len(queue):
             share = share.with_lease(waiting)
             look = LookAhead(share.leases)
-    if not decided:
-        return list(queue), late, share, look, blocked_by
-    left, late = ([w for w in part if w.request.id not in decided] for part in (queue, late))
-    return left, late, share, look, blocked_by
+    return None
 
 
 def _late_last(
