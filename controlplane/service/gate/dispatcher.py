@@ -23,6 +23,7 @@ from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.service.decision_history import Basis, Decided, basis_of
 from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.gate.accounting import Accounting
 from controlplane.service.gate.cycle_timer import CycleTimer
 from controlplane.service.gate.device_contention import pause_costs
 from controlplane.service.gate.engine_lease_sync import EngineLeases
@@ -31,7 +32,6 @@ from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
-from controlplane.service.gate.release import Accounting
 from controlplane.service.gate.retry_after import RetrySpacer
 from controlplane.service.gate.snapshot import SnapshotBuilder
 from controlplane.service.gate.waiting_queue import WaitingQueue
