@@ -123,20 +123,23 @@ class Admission:
         return rejects
 
     def reject_if_late_in_engine(self, share: Share, waiting: Waiting, now: Instant) -> Reject | None:
-        """The rejection of a request that memory admits but that the engine's prefill backlog makes late.
+        """The rejection of a request that is late because the engine first prefills what it holds, else None.
 
-        The engine ends its step and prefills the prompts that it holds first.
+        Memory is not considered.
         """
         load = share.decode_load
-        if load is None or not load.sequences or not self._is_surely_late(load.backlog, share, waiting, now):
+        if load is None or not load.sequences:
             return None
-        return Reject(Reason.SLO_UNATTAINABLE, retry_after(load.backlog), wait=load.backlog)
+        wait = load.backlog
+        if not self._is_late_and_sheddable(wait, share, waiting, now):
+            return None
+        return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait), wait=wait)
 
     def yields_to_timely(self, share: Share, waiting: Waiting, now: Instant) -> bool:
-        """Whether a new request that is late in any case goes behind those that can be on time.
+        """Whether a new request goes behind those that can be on time, because it is late in any case.
 
-        Starting it now gains nothing, and at the head of the queue it would block the others. Its wait ends
-        as usual.
+        Starting it now gains nothing, and at the head of the queue it would block the others. It is decided
+        at `until` at the latest, like any other.
         """
         if waiting.until is None or share.is_serial:
             return False
@@ -151,19 +154,19 @@ class Admission:
             return Reason.NO_MEMORY
         if len(share.leases) == 0:
             return Admit(waiting.footprint)
-        if self._breaks_pace(share, waiting):
+        if self._breaks_tpot(share, waiting):
             return Reason.TPOT_GUARD
         return Admit(waiting.footprint) if self.fits(share, look, waiting.footprint) else Reason.NO_MEMORY
 
-    def _breaks_pace(self, share: Share, waiting: Waiting) -> bool:
+    def _breaks_tpot(self, share: Share, waiting: Waiting) -> bool:
         """Whether admitting the request breaks more TPOT objectives than it meets (`tpot_guard`)."""
         request, load = waiting.request, share.decode_load if self.options.tpot_guard else None
         if load is None:
             return False
         has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
         if has_to_begin and not request.service_class.sheddable:
-            # It is served in any case. Waiting would cost it as much as it gains its equals, and more than
-            # its own TPOT gains.
+            # A request that is served in any case only loses time by waiting, so neither its own TPOT nor
+            # those of its class hold it back.
             load = load.to_classes_from(request.service_class.priority + 1)
             waiting = replace(waiting, request=replace(request, slo=replace(request.slo, tpot=None)))
         return not tpot_feasible(load, waiting)
@@ -190,12 +193,12 @@ class Admission:
         wait = predicted_wait(share, look, waiting, ahead=share.engine_work_ahead(waiting)) or Duration(0)
         load = share.decode_load
         backlog = load.backlog if load is not None and load.sequences else Duration(0)
-        # The factor is one of the whole time to the first token. Prompts take no less than forecast.
+        # `wait_optimism` scales the whole time to the first token; the work in it takes as long as predicted.
         work = work_before_deadline(waiting.request, waiting.footprint, share.pace)
         shortest = max(backlog, Duration(scaled(Duration(wait + work), share.wait_optimism) - work))
-        if (wait or backlog) and self._is_surely_late(shortest, share, waiting, now):
+        if (wait or backlog) and self._is_late_and_sheddable(shortest, share, waiting, now):
             return Reject(Reason.SLO_UNATTAINABLE, retry_after(wait), wait=wait)
-        if self._breaks_pace(share, waiting):
+        if self._breaks_tpot(share, waiting):
             return Reason.TPOT_GUARD
         return Admit(waiting.footprint, wait=wait)
 
@@ -265,8 +268,8 @@ class Admission:
         left = between(now, latest)
         return left <= self.options.defer_threshold or (wait is not None and wait > left)
 
-    def _is_surely_late(self, wait: Duration, share: Share, waiting: Waiting, now: Instant) -> bool:
-        """Whether the request may be rejected and is late if it waits for `wait`."""
+    def _is_late_and_sheddable(self, wait: Duration, share: Share, waiting: Waiting, now: Instant) -> bool:
+        """Whether the request may be rejected, and misses its first deadline if it waits for `wait`."""
         request = waiting.request
         deadline = request.slo.first_token_deadline(request.arrival)
         if deadline is None or waiting.until is None or not request.service_class.sheddable:
