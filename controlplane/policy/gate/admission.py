@@ -71,7 +71,7 @@ class Admission:
     fits: Fits
     victims: VictimRank = latest_started
 
-    def never_fits(self, share: Share, waiting: Waiting) -> Reject | None:
+    def reject_if_never_fits(self, share: Share, waiting: Waiting) -> Reject | None:
         """Step 1: the rejection of a request larger than any single request may become, else None."""
         needed = max(waiting.footprint.base, waiting.footprint.worst)
         if needed <= share.largest:

@@ -66,7 +66,9 @@ def _decide_owner(
 ) -> None:
     undecided = sorted(queue.undecided, key=_by_rank)
     candidates = queue.waiting
-    impossible = {w.request.id: reject for w in undecided if (reject := admission.never_fits(share, w))}
+    impossible = {
+        w.request.id: reject for w in undecided if (reject := admission.reject_if_never_fits(share, w))
+    }
     if impossible:
         decisions.rejections += impossible.items()
         candidates = [w for w in candidates if w.request.id not in impossible]
