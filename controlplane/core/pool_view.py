@@ -70,26 +70,29 @@ class HiddenStateCost:
 class DecodeLoad:
     """Load of an engine's decode steps and the TPOT objectives that they must meet.
 
-    `step` gives the time of a step in ns from its sequences and the KV cells that they read.
-    `prompt_tokens_pending` are prefilled first, at `per_prompt_token` ns each. Decoding loses `lost_share` of
-    all time to prefill, with a standard deviation of `lost_deviation` ns per step. A further request makes a
-    step longer only if its first bytes fit into `unclaimed_bytes`, which neither running nor forwarded
-    requests need to start. For each running request with a TPOT, float64 [n]: the `time_left` to its last
-    token in ns, the `tokens` until then, its TPOT objective in ns, and the `priority` of its class.
+    Times are in ns. The columns, float64 [n], have a row for each running request with a TPOT.
     """
 
     step: Callable[[int, int], float]
+    """Time of a step that decodes so many sequences, which read so many KV cells."""
     per_prompt_token: float
-    lost_share: float
-    lost_deviation: float
+    prefill_share: float
+    """Share of step time that prefills take."""
+    prefill_deviation: float
+    """Standard deviation of the prefill time per step."""
     sequences: int
     cells: int
     prompt_tokens_pending: int
+    """Prompt tokens to prefill before the prompt of a new request."""
     time_left: Floats
+    """Time until the last token is due by the TPOT."""
     tokens: Floats
+    """Output tokens to come."""
     tpot_objectives: Floats
     priority: Floats
     unclaimed_bytes: float = inf
+    """Bytes that neither running nor forwarded requests need; a request whose first bytes exceed them waits
+    for memory and lengthens no step."""
 
     @property
     def tightest(self) -> float | None:

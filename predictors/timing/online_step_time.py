@@ -141,7 +141,7 @@ class StepTime:
 
 
 class StepReports:
-    """Step rate and lost time of an engine, estimated at the gate from the engine's step reports."""
+    """Step rate and prefill time of an engine, estimated at the gate from the engine's step reports."""
 
     def __init__(self, prior: StepCost | None = None) -> None:
         self.steps = StepTime(prior)
@@ -149,7 +149,7 @@ class StepReports:
         self._decode_work = StepWork(0, 0, 0)
         self._reported = 0
         self._stretch = 1.0
-        self._steps = self._all_seconds = self._lost_seconds = self._lost_squares = 0.0
+        self._steps = self._all_seconds = self._prefill_seconds = self._prefill_squares = 0.0
         self._full_steps: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
 
     @property
@@ -208,28 +208,28 @@ class StepReports:
         if is_alone or busy / 1e9 < self.steps.predict(work):
             self.steps.observe(work, busy / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / self.steps.predict(work))
-        lost = work.prefill_tokens * self.steps.per_prompt_token
-        self._record_loss(min(busy / 1e9, lost), busy / 1e9)
+        prefill = work.prefill_tokens * self.steps.per_prompt_token
+        self._record_prefill(min(busy / 1e9, prefill), busy / 1e9)
         self._stretch += (clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
-    def _record_loss(self, lost: float, took: float) -> None:
+    def _record_prefill(self, prefill: float, took: float) -> None:
         self._steps = _DECAY * self._steps + 1
         self._all_seconds = _DECAY * self._all_seconds + took
-        self._lost_seconds = _DECAY * self._lost_seconds + lost
-        self._lost_squares = _DECAY * self._lost_squares + lost**2
+        self._prefill_seconds = _DECAY * self._prefill_seconds + prefill
+        self._prefill_squares = _DECAY * self._prefill_squares + prefill**2
 
     @property
-    def lost_share(self) -> float:
+    def prefill_share(self) -> float:
         """Share of recent step time spent on prefill."""
-        return self._lost_seconds / self._all_seconds if self._all_seconds else 0.0
+        return self._prefill_seconds / self._all_seconds if self._all_seconds else 0.0
 
     @property
-    def lost_deviation(self) -> float:
-        """Standard deviation of the lost time per step, in seconds."""
+    def prefill_deviation(self) -> float:
+        """Standard deviation of the prefill time per step, in seconds."""
         if not self._steps:
             return 0.0
-        mean = self._lost_seconds / self._steps
-        return sqrt(max(0.0, self._lost_squares / self._steps - mean**2))
+        mean = self._prefill_seconds / self._steps
+        return sqrt(max(0.0, self._prefill_squares / self._steps - mean**2))
 
     def _estimate(self) -> Pace | None:
         """Step rate by the step-time model; None without reports and without a prior."""

@@ -34,7 +34,7 @@ def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
     if load_with is load or load_with.tightest is None:
         return True
     step, alone_step = load.step_with(request), load.step(request.sequences, request.prompt_tokens)
-    usable = 1.0 - load.lost_share
+    usable = 1.0 - load.prefill_share
     if step > usable * load_with.tightest >= alone_step:
         return False
     chances = _chances(load, load.present_step)
@@ -47,13 +47,13 @@ def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
 def _chances(load: DecodeLoad, step: float) -> Floats:
     """Probability that each TPOT objective is met if all further steps take `step` ns, float64 [n]."""
     spare = (
-        (1.0 - load.lost_share) * load.time_left
+        (1.0 - load.prefill_share) * load.time_left
         - load.tokens * step
         - load.prompt_tokens_pending * load.per_prompt_token
     )
-    if not load.lost_deviation:
+    if not load.prefill_deviation:
         return (spare >= 0.0).astype(np.float64)
-    deviations = spare / (load.lost_deviation * np.sqrt(load.tokens))
+    deviations = spare / (load.prefill_deviation * np.sqrt(load.tokens))
     return np.array(
         [0.5 + 0.5 * erf(deviation / sqrt(2)) for deviation in deviations.tolist()], dtype=np.float64
     )

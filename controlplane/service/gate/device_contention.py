@@ -37,7 +37,7 @@ def pause_costs(
     mean_step = Duration(0) if pace is None else pace.step
     # `own_step` excludes the delay by embedding passes, which are priced one by one.
     own_step = mean_step if paces.own_step is None else paces.own_step
-    stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - paces.lost_share))
+    stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - paces.prefill_share))
     step = to_seconds(own_step) * stretch
     per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
     leases = ledger.table(Owner.LLM)

@@ -173,8 +173,8 @@ def decode_load(
     return DecodeLoad(
         step=lambda sequences, cells: steps.predict(StepWork(0, sequences, cells)) * 1e9,
         per_prompt_token=steps.per_prompt_token * 1e9,
-        lost_share=paces.lost_share,
-        lost_deviation=paces.lost_deviation * 1e9,
+        prefill_share=paces.prefill_share,
+        prefill_deviation=paces.prefill_deviation * 1e9,
         sequences=sequences,
         cells=cells,
         prompt_tokens_pending=prefill_tokens,

@@ -253,11 +253,11 @@ def paces_after(*steps: tuple[int, float, bool]) -> ObservedPace:
     return observed
 
 
-def test_lost_share_follows_prefill_time():
-    assert ObservedPace().lost_share == ObservedPace().lost_deviation == 0.0
+def test_prefill_share_follows_prefill_time():
+    assert ObservedPace().prefill_share == ObservedPace().prefill_deviation == 0.0
     observed = paces_after((0, 10, True), (100, 20, True))
-    assert observed.lost_share == pytest.approx(10 / 30, rel=0.05)
-    assert observed.lost_deviation == pytest.approx(0.005, rel=0.05)
+    assert observed.prefill_share == pytest.approx(10 / 30, rel=0.05)
+    assert observed.prefill_deviation == pytest.approx(0.005, rel=0.05)
 
 
 def test_intentional_wait_is_not_step_time():
@@ -270,7 +270,7 @@ def test_intentional_wait_is_not_step_time():
     assert observed.predicted_token_gap(0.5) == pytest.approx(milliseconds(20), rel=0.1)
 
 
-def test_lost_share_counts_prefill_and_not_embedding_time():
-    assert paces_after((0, 10, True), (0, 14, False)).lost_share == 0.0
+def test_prefill_share_counts_prefill_and_not_embedding_time():
+    assert paces_after((0, 10, True), (0, 14, False)).prefill_share == 0.0
     both = paces_after((0, 10, True), (100, 20, True), (100, 24, False))
-    assert both.lost_share == pytest.approx(20 / 54, rel=0.05)
+    assert both.prefill_share == pytest.approx(20 / 54, rel=0.05)

@@ -28,7 +28,7 @@ def one_more_at_a_time(width: int, *, priority: float = 1.0) -> DecodeLoad:
     """`width` requests run; one more meets a TPOT of 20 ms of a class of `priority`, two more do not."""
     return DecodeLoad(
         step=lambda sequences, cells: 20e6 if sequences <= width + 1 else 21e6,
-        per_prompt_token=0.0, lost_share=0.0, lost_deviation=0.0, sequences=width, cells=0,
+        per_prompt_token=0.0, prefill_share=0.0, prefill_deviation=0.0, sequences=width, cells=0,
         prompt_tokens_pending=0, time_left=np.array([1e12]), tokens=np.ones(1),
         tpot_objectives=np.array([20e6]), priority=np.array([priority]),
     )  # fmt: skip

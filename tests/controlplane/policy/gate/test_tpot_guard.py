@@ -31,8 +31,8 @@ def running(
     return DecodeLoad(
         step=lambda width, cells: 1e6 * (10 + width),
         per_prompt_token=1e6,
-        lost_share=0.0,
-        lost_deviation=0.0,
+        prefill_share=0.0,
+        prefill_deviation=0.0,
         sequences=len(answers) if sequences is None else sequences,
         cells=0,
         prompt_tokens_pending=0,
@@ -75,13 +75,13 @@ def test_admission_of_one_more_request(load: DecodeLoad, one: Waiting, *, is_fea
 def test_time_lost_to_prefill_counts() -> None:
     load = running((150, 10))
     assert tpot_feasible(load, new_request(None))
-    assert not tpot_feasible(replace(load, lost_share=0.25), new_request(None))
+    assert not tpot_feasible(replace(load, prefill_share=0.25), new_request(None))
 
 
 def test_a_new_request_must_meet_more_objectives_than_it_breaks() -> None:
     """A deviation of 3 ms per step is 30 ms in 100 steps, which take 1,100 ms alone and 1,200 ms with another
     request. In 4 steps it is 6 ms."""
-    uneven = partial(replace, lost_deviation=3e6)
+    uneven = partial(replace, prefill_deviation=3e6)
     # From 1.3 deviations early to 2 late: 0.88 objectives lost, less than one.
     assert tpot_feasible(uneven(running((1_140, 100))), new_request(None))
     # Two such requests lose 1.76.

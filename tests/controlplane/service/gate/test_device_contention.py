@@ -18,10 +18,12 @@ NOW = Instant(milliseconds(10))
 class Bench:
     """Requests in an engine with steps of 10 ms and 0.1 ms per prompt token."""
 
-    def __init__(self, *, lost_share: float = 0.0) -> None:
+    def __init__(self, *, prefill_share: float = 0.0) -> None:
         self.ledger = MemoryLedger({Owner.LLM: Quota(1_000)})
         self.paces = SimpleNamespace(
-            pace=Pace(milliseconds(10), milliseconds(0.1)), own_step=milliseconds(10), lost_share=lost_share
+            pace=Pace(milliseconds(10), milliseconds(0.1)),
+            own_step=milliseconds(10),
+            prefill_share=prefill_share,
         )
         self.tickets: list[Ticket] = []
         self.waiting: list[Ticket] = []
@@ -80,7 +82,7 @@ def test_prompts_that_have_been_computed_delay_no_first_token():
 
 
 def test_a_pause_is_as_long_as_the_prompts_that_arrive_meanwhile_make_it():
-    bench = Bench(lost_share=0.5)
+    bench = Bench(prefill_share=0.5)
     bench.add(200, ttft=100)
     # The step takes 20 ms with its share of prefills, and each ms of a pause delays by two.
     assert bench.cost(24, 26) == pytest.approx([0.0, 1.0])
