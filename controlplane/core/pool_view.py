@@ -16,8 +16,9 @@ from controlplane.core.request import Owner, Request
 class Waiting:
     """A request without a lease.
 
-    `until` bounds its wait (None: accepted before, waits without a bound). Queues are sorted by `rank`,
-    smallest first. `work` is its part of the owner's backlog: byte-steps, or steps alone for a serial owner.
+    It is decided at `until` at the latest (None: it was accepted before and waits without a bound). Queues
+    are sorted by `rank`, smallest first. `work` is its part of the owner's backlog: byte-steps, or tokens for
+    a serial owner.
     """
 
     request: Request
@@ -48,7 +49,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Present speed of an owner: time of an engine step, and per prompt token in addition."""
+    """Present speed of an engine: time of a step or embedding pass, and of each prompt token in addition."""
 
     step: Duration
     per_prompt_token: Duration
@@ -158,36 +159,37 @@ def _no_victims() -> tuple[Running, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One owner's part of the pool, in bytes.
-
-    `largest` bounds a single request. `pace` is None before any observation. A serial owner processes its
-    leases one after another, any other all at once; `paces` are those of a serial owner's models, if it has
-    several. `is_device_shared` while the device also works for the other kind. `preemptible` lists possible
-    victims on demand, because the list is costly and few requests need it. `engine_work_ahead` is given if
-    the engine schedules by itself: the work of the requests that wait in it and precede this one;
-    `engine_keeps` gives the leases that it would not preempt for this one (None: all). `calls` are the calls
-    that a serial owner holds, each with its tokens to compute. `decode_load` is given for
-    generation once steps were observed. `wait_optimism` scales the predicted time to
-    the first token of a request that waits for memory down to the one that recent requests undercut in one of
-    ten cases; it is at most 1.
-    """
+    """One owner's part of the pool, in bytes: its memory, its leases and how fast it serves them."""
 
     ceiling: int
     held: int
     deficit: int
+    """Bytes that the leases need and the pool lacks."""
     largest: int
+    """The most bytes that a single request may need."""
     free_slots: int
     leases: LeaseTable
     pace: Pace | None = None
+    """None before any observation."""
     paces: Mapping[str, Pace | None] = field(default_factory=dict)
+    """Those of a serial owner's models, if it has several."""
     is_serial: bool = False
+    """Whether its leases are served one after another (embeddings) and not all at once (generation)."""
     is_device_shared: bool = False
+    """Whether the other owner has leases too."""
     preemptible: Callable[[], tuple[Running, ...]] = _no_victims
+    """Lists the possible victims; on demand, because the list is costly and few requests need it."""
     engine_work_ahead: Callable[[Waiting], float] | None = None
+    """Work of the requests that wait in the engine and precede this one; None unless the engine schedules by
+    itself."""
     engine_keeps: Callable[[Waiting], LeaseTable] | None = None
+    """Leases that the engine would not preempt for this request; None: all."""
     calls: tuple[tuple[Request, float], ...] = ()
+    """Calls that a serial owner holds, each with its tokens to compute."""
     decode_load: DecodeLoad | None = None
+    """None for embeddings, and before steps were observed."""
     wait_optimism: float = 1.0
+    """0.1 quantile of actual over predicted time to first token of recent requests that waited, at most 1."""
 
     def pace_of(self, model: str) -> Pace | None:
         """Pace of one model; the owner's if it has only one."""
