@@ -113,7 +113,7 @@ class Accounting:
         request, timeline = ticket.request, ticket.timeline
         if timeline.dispatched is None:
             self._tenants.refund(ticket)
-        self._rates.charge(request.tenant, now, request.charged_tokens(timeline.output_tokens))
+        self._rates.charge_output(request.tenant, now, request.charged_tokens(timeline.output_tokens))
         self.release(ticket)
         ticket.move(Phase.FINISHED)
         timeline.finished = now

@@ -106,7 +106,7 @@ class Gate:
         Raises Rejected; the request then counts as one that arrived and was rejected.
         """
         request = job.request
-        wait = self._rates.wait(request.tenant, self.clock.now(), request.prompt_tokens)
+        wait = self._rates.try_charge(request.tenant, self.clock.now(), request.prompt_tokens)
         if wait is not None:
             ticket = self._make_ticket(job)
             self.dispatcher.register(ticket)
@@ -192,14 +192,14 @@ class Gate:
             self.dispatcher.refuse(ticket, outage)
         elif self.is_closed:
             self.dispatcher.refuse(ticket, _CLOSING)
-        elif (wait := self._rate_wait(ticket, now)) is not None:
+        elif (wait := self._charge_prompt(ticket, now)) is not None:
             self.dispatcher.refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
         else:
             self.dispatcher.enqueue(ticket)
 
-    def _rate_wait(self, ticket: Ticket, now: Instant) -> Duration | None:
-        """Charges what the rate limits have not been charged before; the wait if they are exceeded."""
+    def _charge_prompt(self, ticket: Ticket, now: Instant) -> Duration | None:
+        """Charges what intake has not charged before; returns the wait if the rate limits are exceeded."""
         request, charged = ticket.request, ticket.charged_tokens
         if charged is None:
-            return self._rates.wait(request.tenant, now, request.prompt_tokens)
+            return self._rates.try_charge(request.tenant, now, request.prompt_tokens)
         return self._rates.correct(request.tenant, now, charged, request.prompt_tokens)

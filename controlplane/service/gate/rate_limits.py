@@ -60,10 +60,10 @@ class RateLimiter:
         tokens = {name: of.tokens_per_minute for name, of in limits.items()}
         self._requests, self._tokens = _resized(self._requests, requests), _resized(self._tokens, tokens)
 
-    def wait(self, tenant: str, now: Instant, tokens: int) -> Duration | None:
-        """None if the request may proceed, and then charges it; else the time until it may.
+    def try_charge(self, tenant: str, now: Instant, tokens: int) -> Duration | None:
+        """Charges one request and the `tokens` of its prompt, and returns None.
 
-        `tokens` are those of the prompt.
+        If the limits do not allow it now, charges nothing and returns the time until they do.
         """
         limits = ((self._tokens.get(tenant), tokens), (self._requests.get(tenant), 1))
         buckets = [(bucket, units) for bucket, units in limits if bucket is not None]
@@ -75,9 +75,9 @@ class RateLimiter:
         return None
 
     def correct(self, tenant: str, now: Instant, charged: int, tokens: int) -> Duration | None:
-        """Replaces the tokens that `wait` has charged for a request by those that it turned out to have.
+        """Replaces the tokens that `try_charge` has charged by those that the prompt has, and returns None.
 
-        None if the request may proceed; else the time until it may, and it stays charged as before.
+        If the limits do not allow that now, changes nothing and returns the time until they do.
         """
         bucket = self._tokens.get(tenant)
         if bucket is None:
@@ -87,8 +87,8 @@ class RateLimiter:
         bucket.charge(now, tokens if wait is None else charged)
         return wait
 
-    def charge(self, tenant: str, now: Instant, tokens: int) -> None:
-        """Charges output tokens when a request ends."""
+    def charge_output(self, tenant: str, now: Instant, tokens: int) -> None:
+        """Charges the output tokens of a request that has ended, whatever the level."""
         if (bucket := self._tokens.get(tenant)) is not None:
             bucket.charge(now, tokens)
 

@@ -75,8 +75,8 @@ def test_a_long_text_is_charged_by_its_tokens_once_they_are_known(bench):
         # The capacity of 2,000 less 1,250 of the prompt and 4 of the output.
         rates = one.service.gate._rates
         now = one.service.gate.clock.now()
-        assert rates.wait("red", now, 746) is None
-        assert rates.wait("red", now, 1) is not None
+        assert rates.try_charge("red", now, 746) is None
+        assert rates.try_charge("red", now, 1) is not None
 
     play(bench, scenario, tenants("red", tokens_per_minute=2_000))
 
@@ -124,8 +124,8 @@ def test_log_probabilities_are_charged_as_tenths_of_tokens(bench, values, charge
             pass
         rates, now = one.service.gate._rates, one.service.gate.clock.now()
         left = 1_000 - 10 - charged
-        assert rates.wait("red", now, left + 1) is not None
-        assert rates.wait("red", now, left) is None
+        assert rates.try_charge("red", now, left + 1) is not None
+        assert rates.try_charge("red", now, left) is None
 
     play(bench, scenario, tenants("red", tokens_per_minute=1_000))
 
