@@ -31,7 +31,7 @@ class Basis:
 class Decided:
     """A decision under the configuration of this `version`.
 
-    `basis` is None for a request that was refused without a cycle, for example by its rate.
+    `basis` is None for a request that was rejected without a cycle, for example by a rate limit.
     """
 
     at: Instant

@@ -106,13 +106,13 @@ class Ticket:
         """Replaces the grant, so that the request can be admitted again."""
         self.granted = asyncio.get_running_loop().create_future()
 
-    def refuse(self, reject: Reject) -> None:
-        """Raises Rejected from the present or the next wait for a grant, and inside `revocable`."""
+    def reject(self, reject: Reject) -> None:
+        """Makes the present or next wait for the grant, and the block of `revocable`, raise Rejected."""
         was_admitted = self.timeline.dispatched is not None
         self.fail(Rejected(self.request, reject, is_evicted=was_admitted))
 
     def fail(self, error: Exception) -> None:
-        """Raises `error` from the present or the next wait for a grant, and inside `revocable`."""
+        """Makes the present or next wait for the grant, and the block of `revocable`, raise `error`."""
         if self.granted.done():
             self.renew_grant()
         self.granted.set_exception(error)
@@ -125,23 +125,23 @@ class Ticket:
     async def revocable(self) -> AsyncIterator[None]:
         """Cancels the block and raises Rejected if the request is rejected while the block runs.
 
-        The request may have been refused since its grant, and may be refused in the iteration of the event
+        The request may have been rejected since its grant, and may be rejected in the iteration of the event
         loop in which the block ends; both raise Rejected too.
         """
-        self.raise_if_refused()
+        self.raise_if_failed()
         self._timeout = asyncio.timeout(None)
         try:
             async with self._timeout:
                 yield
         except Exception:
-            self.raise_if_refused()
+            self.raise_if_failed()
             raise
         finally:
             self._timeout = None
-        self.raise_if_refused()
+        self.raise_if_failed()
 
-    def raise_if_refused(self) -> None:
-        """Raises the error of `refuse` or `fail`; another request may hold its memory already."""
+    def raise_if_failed(self) -> None:
+        """Raises the error of `reject` or `fail`; another request may hold its memory already."""
         if self.outcome is not None:
             self.granted.result()
 

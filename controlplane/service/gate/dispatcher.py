@@ -46,7 +46,7 @@ from predictors.timing.embedding_pace import rate_models
 class Dispatcher:
     """Owns the waiting queue and all tickets; the only writer of the ledger's leases.
 
-    `on_refusal` is called with each deferral or rejection by a cycle.
+    `on_not_admitted` is called with each deferral or rejection by a cycle.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Dispatcher:
         self.health = HealthTracker("requests fail without a decision", "requests are decided again")
         self.ledger = ledger
         self.recorder = recorder
-        self.on_refusal: Callable[[Owner, Defer | Reject], None] = lambda owner, refusal: None
+        self.on_not_admitted: Callable[[Owner, Defer | Reject], None] = lambda owner, decision: None
         self.paces = rate_models(next((g.step_cost for g in generators.values()), None), encoders.values())
         self._engine_leases: EngineLeases | None = None
         if (options := policies.engine_options) is not None:
@@ -168,7 +168,7 @@ class Dispatcher:
         self.snapshots.largest.update(largest)
 
     def register(self, ticket: Ticket) -> None:
-        """Adds a request that has arrived; it must end through `end` or `refuse`."""
+        """Adds a request that has arrived; it must end through `end` or `reject_or_evict`."""
         self._tickets[ticket.request.id] = ticket
         self._idle.clear()
 
@@ -181,20 +181,20 @@ class Dispatcher:
             self._engine_leases.arrived(ticket)
         self.decide()
 
-    def refuse(self, ticket: Ticket, reject: Reject, basis: Basis | None = None) -> None:
+    def reject_or_evict(self, ticket: Ticket, reject: Reject, basis: Basis | None = None) -> None:
         """Rejects a request, or evicts it if it was dispatched before; `basis` is that of a cycle."""
         outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
         self._metrics.count_decision(ticket.request.kind, "REJECT", reject.reason)
         if ticket.outcome is None:
             self.recorder.decided(ticket, Decided(self._clock.now(), reject, basis, self._policies.version))
             self._close(ticket, outcome)
-        ticket.refuse(reject)
+        ticket.reject(reject)
 
     def reject_waiting(self, reject: Reject) -> None:
         """Rejects the waiting requests; preempted ones may resume."""
         for waiting in self._waiting:
             if (ticket := self._tickets[waiting.request.id]).phase is not Phase.PREEMPTED:
-                self.refuse(ticket, reject)
+                self.reject_or_evict(ticket, reject)
 
     def fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
         """Ends requests as failed; their waits for a grant and their streams raise `error`."""
@@ -209,7 +209,7 @@ class Dispatcher:
 
     def evict(self, ticket: Ticket, reject: Reject) -> None:
         """Ends a request, and preempts a generating one so that its stream raises Rejected."""
-        self.refuse(ticket, reject)
+        self.reject_or_evict(ticket, reject)
         if ticket.request.kind is Kind.GENERATE:
             leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
             self._keep_until_done(asyncio.create_task(leaving))
@@ -306,8 +306,8 @@ class Dispatcher:
             with self.failing_on_error(ticket := self._tickets[request_id]):
                 service_time = self.snapshots.service_time(ticket)
                 reject = self._retry_spacer.space(planned, ticket.request.kind.owner, service_time, now)
-                self.refuse(ticket, reject, self._basis(ticket, view))
-                self.on_refusal(ticket.request.kind.owner, reject)
+                self.reject_or_evict(ticket, reject, self._basis(ticket, view))
+                self.on_not_admitted(ticket.request.kind.owner, reject)
         for request_id, admit in plan.dispatches:
             with self.failing_on_error(ticket := self._tickets[request_id]):
                 self._record(ticket, admit, view, now)
@@ -348,7 +348,7 @@ class Dispatcher:
         if ticket.phase is Phase.QUEUED:
             ticket.move(Phase.DEFERRED)
             self._metrics.count_decision(ticket.request.kind, "DEFER", defer.reason)
-            self.on_refusal(ticket.request.kind.owner, defer)
+            self.on_not_admitted(ticket.request.kind.owner, defer)
 
     def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
         request = ticket.request

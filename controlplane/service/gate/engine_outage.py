@@ -24,7 +24,7 @@ class EngineOutages:
         affected = [ticket for ticket in dispatcher.tickets() if ticket.request.model == model]
         for ticket in affected:
             if ticket.timeline.dispatched is None:
-                dispatcher.refuse(ticket, reject)
+                dispatcher.reject_or_evict(ticket, reject)
         dispatcher.fail([ticket for ticket in affected if ticket.outcome is None], error)
         dispatcher.prefixes.engine_died(model)
 

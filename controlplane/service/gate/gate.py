@@ -110,17 +110,17 @@ class Gate:
         if wait is not None:
             ticket = self._make_ticket(job)
             self.dispatcher.register(ticket)
-            self.dispatcher.refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
-            ticket.raise_if_refused()
+            self.dispatcher.reject_or_evict(ticket, Reject(Reason.RATE_LIMITED, wait))
+            ticket.raise_if_failed()
 
     def hypothetical(self, job: GenerateJob | EmbedJob) -> Waiting:
         """The queue entry that the request would get now.
 
         Raises Rejected once the gate is closed, and while the model's engine is down.
         """
-        refusal = self.outages.rejection(job.request.model) or (_CLOSING if self.is_closed else None)
-        if refusal is not None:
-            raise Rejected(job.request, refusal)
+        reject = self.outages.rejection(job.request.model) or (_CLOSING if self.is_closed else None)
+        if reject is not None:
+            raise Rejected(job.request, reject)
         ticket = self._prepare(job)
         self.dispatcher.prefixes.arrived(ticket, job)
         self._lengths.withdraw(job.request)
@@ -189,11 +189,11 @@ class Gate:
         if self.on_offer is not None:
             self.on_offer(request)
         if (outage := self.outages.rejection(request.model)) is not None:
-            self.dispatcher.refuse(ticket, outage)
+            self.dispatcher.reject_or_evict(ticket, outage)
         elif self.is_closed:
-            self.dispatcher.refuse(ticket, _CLOSING)
+            self.dispatcher.reject_or_evict(ticket, _CLOSING)
         elif (wait := self._charge_prompt(ticket, now)) is not None:
-            self.dispatcher.refuse(ticket, Reject(Reason.RATE_LIMITED, wait))
+            self.dispatcher.reject_or_evict(ticket, Reject(Reason.RATE_LIMITED, wait))
         else:
             self.dispatcher.enqueue(ticket)
 

@@ -62,7 +62,7 @@ class TokenStream:
             await self.aclose()
             raise
         except Exception as error:
-            self.ticket.raise_if_refused()
+            self.ticket.raise_if_failed()
             self._host.end(self.ticket, outcome_of_error(error))
             raise
         self._count(delta)
@@ -87,7 +87,7 @@ class TokenStream:
                 if self.ticket.pending_preemptions:
                     await asyncio.gather(*self.ticket.pending_preemptions)
                     self.ticket.pending_preemptions = ()
-                    # The request may have been refused while its victims left the engine.
+                    # The request may have been rejected while its victims left the engine.
                     continue
                 self._deltas = self._start()
             delta = self._record(await anext(self._deltas))

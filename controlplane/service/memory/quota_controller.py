@@ -90,7 +90,7 @@ class QuotaController:
         self._target = self.owned[Owner.LLM]
         self.engine = EngineQuota(self._generator, self._memory)
         self._measure_workers()
-        self.dispatcher.on_refusal = self._refused
+        self.dispatcher.on_not_admitted = self._not_admitted
 
     def _measure_workers(self) -> None:
         workers = self.encoders.running
@@ -180,7 +180,7 @@ class QuotaController:
         self._recent.arrived[request.kind.owner] += 1
         self.demand.observe_arrival(request, self.clock.now())
 
-    def _refused(self, owner: Owner, decision: Defer | Reject) -> None:
+    def _not_admitted(self, owner: Owner, decision: Defer | Reject) -> None:
         """Runs an early tick when a request was deferred or rejected for lack of memory, or because of it."""
         if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
             return

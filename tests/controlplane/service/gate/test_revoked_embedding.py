@@ -59,7 +59,7 @@ def ticket_with_its_turn() -> Ticket:
 
 def evict(ticket: Ticket) -> None:
     ticket.outcome = Outcome.EVICTED
-    ticket.refuse(Reject(Reason.SLO_UNATTAINABLE, None))
+    ticket.reject(Reject(Reason.SLO_UNATTAINABLE, None))
 
 
 async def test_a_refused_ticket_opens_no_call():
