@@ -246,8 +246,8 @@ class LiveFeed:
             "held_bytes": ledger.held(owner),
             "deficit_bytes": ledger.deficit(owner),
             "shared_prefix_bytes": status.dispatcher.prefixes.shared_bytes() if owner is Owner.LLM else 0,
-            "waiting": status.dispatcher.waiting(owner),
-            "running": status.dispatcher.running(owner),
+            "waiting": len(status.dispatcher.queued(owner)),
+            "running": ledger.count(owner),
             "urgency": 0.0 if controller is None else round(controller.urgency[owner], 4),
         }
 

@@ -155,7 +155,7 @@ class ServiceStatus:
             "deficit_bytes": ledger.deficit(owner),
             "reserved_bytes": int((leases.base + leases.per_step * leases.steps).sum()),
             "running": len(leases),
-            "waiting": self.dispatcher.waiting(owner),
+            "waiting": len(self.dispatcher.queued(owner)),
         }
 
     def metrics_text(self, utilisation: float, *, has_vllm_names: bool) -> bytes:

@@ -151,14 +151,6 @@ class Dispatcher:
         if self._engine_leases is not None:
             self._engine_leases.sync(self._clock.now())
 
-    def running(self, owner: Owner) -> int:
-        """Number of open leases of `owner`."""
-        return self.ledger.count(owner)
-
-    def waiting(self, owner: Owner) -> int:
-        """Number of waiting requests of `owner`."""
-        return self._waiting.count(owner)
-
     def tickets(self) -> tuple[Ticket, ...]:
         """All requests that have not ended, in the order of their arrival."""
         return tuple(self._tickets.values())

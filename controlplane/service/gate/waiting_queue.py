@@ -53,10 +53,6 @@ class WaitingQueue:
             replaced.append(capped)
         return replaced
 
-    def count(self, owner: Owner) -> int:
-        """Number of waiting requests of `owner`."""
-        return len(self._queues[owner])
-
     def add(self, waiting: Waiting) -> None:
         """Inserts an entry by its rank; it is undecided."""
         request_id = waiting.request.id

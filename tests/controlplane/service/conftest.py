@@ -45,8 +45,8 @@ class Bench:
         dispatcher.ledger.check_integrity()
         for owner in Owner:
             assert dispatcher.ledger.held(owner) == 0
-            assert dispatcher.running(owner) == 0
-            assert dispatcher.waiting(owner) == 0
+            assert dispatcher.ledger.count(owner) == 0
+            assert len(dispatcher.queued(owner)) == 0
         assert dispatcher.tickets() == ()
 
     @property

@@ -68,7 +68,7 @@ def test_a_waiting_request_is_answered_by_the_worker_that_its_tokens_are_for():
         (old,) = bench.built
         first = [asyncio.create_task(bench.embed(f"f{number}", "a")) for number in range(40)]
         await asyncio.sleep(0.01)
-        assert bench.service.gate.dispatcher.waiting(Owner.EMBEDDING)
+        assert bench.service.gate.dispatcher.queued(Owner.EMBEDDING)
         bench.load = lambda: asyncio.sleep(0)
         await bench.put({"embeddings": [{"model": "a", "dimensions": [4]}]})
         new = bench.built[-1]

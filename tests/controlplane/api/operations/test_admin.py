@@ -118,7 +118,7 @@ async def test_explain_agrees_with_the_decision():
         assert (found["places"], found["queue"]) == ({"running": 4, "free": 0}, {"others": 0, "before_it": 0})
         named = {"x-request-id": "mine"}
         asking.append(asyncio.create_task(stage.http.post("/v1/completions", json=body, headers=named)))
-        await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 1)
+        await until(lambda: len(stage.service.gate.dispatcher.queued(Owner.LLM)) == 1)
         (mine,) = await histories(stage, "mine")
         assert (mine["outcome"], mine["phase"]) == (None, "deferred")
         assert (mine["now"]["decision"], mine["now"]["reason"]) == ("DEFER", "no_slot")

@@ -37,7 +37,7 @@ async def test_policies_change_while_requests_wait():
     sections = {"admission": {"engine_queue": 0}, "scheduling": {"ordering": "fcfs"}}
     async with staged(server=SERVER, is_stepped=True, **sections) as stage:
         asking = [asyncio.create_task(stage.http.post("/v1/completions", json=PROMPT)) for _ in range(6)]
-        await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 2)
+        await until(lambda: len(stage.service.gate.dispatcher.queued(Owner.LLM)) == 2)
         change = {"admission": {"engine_queue": 1}, "scheduling": {"ordering": "least-slack"}}
         answer = await put(stage, {**change, "quota": {"dead_band": 0.01}})
         assert (answer["version"], answer["dry_run"], answer["unchanged"]) == (2, False, ["quota.dead_band"])
@@ -46,7 +46,7 @@ async def test_policies_change_while_requests_wait():
             "scheduling.ordering": {"from": "fcfs", "to": "least-slack"},
         }
         assert (await get(stage))["config"]["scheduling"]["ordering"] == "least-slack"
-        assert stage.service.gate.dispatcher.waiting(Owner.LLM) == 1
+        assert len(stage.service.gate.dispatcher.queued(Owner.LLM)) == 1
         while not all(task.done() for task in asking):
             stage.generator.allow()
             await asyncio.sleep(0)

@@ -85,7 +85,7 @@ async def test_waiting_requests_take_memory_slots_and_time() -> None:
     async with staged(SETTINGS, is_stepped=True, admission={"engine_queue": 0}) as stage:
         idle = stage.service.load_reporter.report()
         asking = [asyncio.create_task(stage.http.post("/v1/completions", json=BODY)) for _ in range(6)]
-        await until(lambda: stage.service.gate.dispatcher.waiting(Owner.LLM) == 2)
+        await until(lambda: len(stage.service.gate.dispatcher.queued(Owner.LLM)) == 2)
         busy = stage.service.load_reporter.report()
         assert busy.owners["llm"].free_bytes < idle.owners["llm"].free_bytes
         assert busy.owners["embedding"] == idle.owners["embedding"]

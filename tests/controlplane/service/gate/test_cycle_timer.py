@@ -37,7 +37,7 @@ def test_a_blocked_head_that_leaves_lets_those_behind_it_start(bench):
         large = asyncio.create_task(b.ask("x" * 64, max_tokens=64))
         small = asyncio.create_task(asked_after(b, 1.0, "x" * 8, 8))
         await asyncio.sleep(1.5)
-        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 2
+        assert len(b.service.gate.dispatcher.queued(Owner.LLM)) == 2
         await asyncio.sleep(0.5)
         large.cancel()
         answer = await small

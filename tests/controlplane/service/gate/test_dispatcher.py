@@ -31,7 +31,7 @@ def test_an_admitted_request_streams_and_ends_met(bench):
     async def scenario(b):
         answer = await b.ask(max_tokens=3, service_class="interactive")
         assert answer.ticket.decision == "ADMIT"
-        assert b.service.gate.dispatcher.running(Owner.LLM) == 1
+        assert b.service.gate.dispatcher.ledger.count(Owner.LLM) == 1
         assert await read(answer) == "word word word "
 
     b = bench(scenario)
@@ -54,7 +54,7 @@ def test_a_deferred_request_starts_when_a_slot_is_free(bench):
         second = asyncio.create_task(b.ask(max_tokens=1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
+        assert len(b.service.gate.dispatcher.queued(Owner.LLM)) == 1
         await read(first)
         answer = await second
         assert answer.ticket.decision == "DEFER"
@@ -120,7 +120,7 @@ def test_a_client_that_leaves_while_waiting_leaves_the_queue(bench):
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
+        assert len(b.service.gate.dispatcher.queued(Owner.LLM)) == 0
         await read(running)
 
     assert bench(scenario, generator=one_at_a_time(), **ALONE).outcomes == ["aborted", "met"]
@@ -198,7 +198,7 @@ def test_raising_a_quota_starts_waiting_requests(bench):
         second = asyncio.create_task(b.ask("x" * 64, max_tokens=64))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert dispatcher.waiting(Owner.LLM) == 1
+        assert len(dispatcher.queued(Owner.LLM)) == 1
         dispatcher.ledger.set_quota(Owner.LLM, Quota(whole))
         dispatcher.decide()
         answer = await second
@@ -218,7 +218,7 @@ def test_memory_of_one_request_is_predicted_for_the_next(bench):
         second = asyncio.create_task(b.ask("x" * 32, max_tokens=96))
         reading = asyncio.create_task(read(first))
         await b.generator.until_runs(1)
-        assert dispatcher.running(Owner.LLM) == 1
+        assert dispatcher.ledger.count(Owner.LLM) == 1
         await reading
         await read(await second)
         assert b.generator.runs[1].end == "finished"
@@ -288,8 +288,8 @@ def test_embeddings_beyond_the_workspace_wait(bench):
         ]
         tasks = [asyncio.create_task(gate.embed(job)) for job in jobs]
         await b.embedder.until_runs(4)
-        assert dispatcher.running(Owner.EMBEDDING) == 4
-        assert dispatcher.waiting(Owner.EMBEDDING) == 4
+        assert dispatcher.ledger.count(Owner.EMBEDDING) == 4
+        assert len(dispatcher.queued(Owner.EMBEDDING)) == 4
         done = await asyncio.gather(*tasks)
         assert [embedded.ticket.queue_ms for embedded in done] == pytest.approx([0] * 4 + [100] * 4)
 

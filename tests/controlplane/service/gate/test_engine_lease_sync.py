@@ -36,7 +36,7 @@ def test_accepted_requests_are_forwarded_at_once_and_leases_follow_the_engine(be
         reading = [asyncio.create_task(read(answer)) for answer in answers]
         await asyncio.sleep(0.15)
         ledger = b.service.gate.dispatcher.ledger
-        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
+        assert len(b.service.gate.dispatcher.queued(Owner.LLM)) == 0
         assert [answer.ticket.decision for answer in answers] == ["ADMIT"] * 3
         owner = b.service.status.state()["owners"]["llm"]
         assert owner["held_bytes"] == b.generator.state().used_bytes == 3 * BLOCK
@@ -133,7 +133,7 @@ def test_a_full_engine_queue_makes_requests_wait_at_the_gate(bench):
         third = asyncio.create_task(b.ask(max_tokens=1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
+        assert len(b.service.gate.dispatcher.queued(Owner.LLM)) == 1
         await asyncio.gather(read(first), read(second))
         assert (await third).ticket.phase is Phase.PREFILL
         await read(await third)
@@ -158,7 +158,7 @@ def test_a_request_that_would_break_the_tpot_of_running_ones_waits_at_the_gate(b
         third = asyncio.create_task(b.ask(max_tokens=20, **PACED))
         reading = [asyncio.create_task(read(answer)) for answer in answers]
         await asyncio.sleep(0.15)
-        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 1
+        assert len(b.service.gate.dispatcher.queued(Owner.LLM)) == 1
         await asyncio.gather(*reading)
         await read(await third)
 
@@ -172,7 +172,7 @@ def test_requests_without_blocks_lengthen_no_step(bench):
         steps_of_5_ms_more_for_each_answer(b)
         # One of the four fills the cache; three wait for it in the engine.
         answers = [await b.ask("x" * 110, max_tokens=17, **PACED) for _ in range(4)]
-        assert b.service.gate.dispatcher.waiting(Owner.LLM) == 0
+        assert len(b.service.gate.dispatcher.queued(Owner.LLM)) == 0
         await asyncio.gather(*map(read, answers))
 
     config = {**ORDERED, "admission": {"length_predictor": "max-tokens"}}

@@ -101,7 +101,7 @@ async def play(plan: list[dict], *, dies_at: float | None, has_own_scheduler: bo
     dispatcher.ledger.check_integrity()
     assert [dispatcher.ledger.demanded(owner) for owner in Owner] == [0, 0]
     assert dispatcher.tickets() == ()
-    assert [dispatcher.waiting(owner) for owner in Owner] == [0, 0]
+    assert [len(dispatcher.queued(owner)) for owner in Owner] == [0, 0]
     assert sum(seen.values()) == len(plan)
     counted = Counter()
     for family in service.status.metrics.registry.collect():

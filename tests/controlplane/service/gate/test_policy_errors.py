@@ -136,7 +136,7 @@ def test_a_defect_does_not_fail_decided_requests_and_their_wait_stays_bounded(be
         dispatcher = b.service.gate.dispatcher
         dispatcher._policies = replace(dispatcher._policies, admission=faulty_admission(b))
         assert await running == 8
-        assert dispatcher.waiting(Owner.LLM) == 1
+        assert len(dispatcher.queued(Owner.LLM)) == 1
         with pytest.raises(DecisionFailed):
             await waiting
         assert asyncio.get_running_loop().time() < 3

@@ -186,7 +186,7 @@ def test_a_deferral_for_memory_brings_an_early_tick():
         before = b.quota_controller._last_tick
         tasks.append(await b.embed("last", 2))
         await asyncio.sleep(0)
-        assert b.service.gate.dispatcher.waiting(Owner.EMBEDDING) == 1
+        assert len(b.service.gate.dispatcher.queued(Owner.EMBEDDING)) == 1
         await asyncio.sleep(0.01)
         assert b.quota_controller._last_tick != before
         assert b.quota(Owner.EMBEDDING) > 200 * KIB
