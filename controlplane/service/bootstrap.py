@@ -227,7 +227,7 @@ def _parts(
     if quotas is None:
         reserve = WorkspaceQuota(encoders, dispatcher)
     else:
-        reserve, gate.on_offer = PoolReserve(quotas), quotas.observe_arrival
+        reserve, gate.on_arrival = PoolReserve(quotas), quotas.observe_arrival
     if replacement is not None:
         replacement.attach(reserve, dispatcher.decide)
     monitor = None if make_monitor is None else make_monitor(reserve.withhold)

@@ -143,7 +143,7 @@ class Dispatcher:
         for waiting in self._waiting:
             self._waiting.remove(waiting.request.id)
             with self.failing_on_error(ticket := self._tickets[waiting.request.id]):
-                self._enter(ticket)
+                self._add_to_queue(ticket)
         self.decide()
 
     def sync_engine_leases(self) -> None:
@@ -168,7 +168,7 @@ class Dispatcher:
         """Puts a registered request into the waiting queue, behind its tenant's share, and runs a cycle."""
         longest = self._policies.admission.options.max_wait
         self._tenants.assign_delay(ticket, self.snapshots.service_time(ticket), longest, self._clock.now())
-        self._enter(ticket)
+        self._add_to_queue(ticket)
         if self._engine_leases is not None:
             self._engine_leases.arrived(ticket)
         self.decide()
@@ -227,7 +227,8 @@ class Dispatcher:
             self.end(ticket, Outcome.ABORTED)
             raise
 
-    def _enter(self, ticket: Ticket) -> None:
+    def _add_to_queue(self, ticket: Ticket) -> None:
+        """Ranks a request by the policies in force and inserts it, undecided."""
         self.prefixes.renew(ticket)
         ticket.entry = self.entry_for(ticket)
         self._waiting.add(ticket.entry)
@@ -260,6 +261,7 @@ class Dispatcher:
             self.decide()
 
     def _close(self, ticket: Ticket, outcome: Outcome | None) -> None:
+        """Takes a request out of queue and table and ends it; a cycle follows if it blocked others."""
         # Others may wait for its memory or behind it in the queue. A new request has not blocked any.
         is_obstacle = ticket.lease is not None or ticket.phase in (Phase.DEFERRED, Phase.PREEMPTED)
         self._waiting.remove(ticket.request.id)
@@ -348,7 +350,7 @@ class Dispatcher:
         self._waiting.remove(request.id)
         if self.prefixes.renew(ticket) and self._engine_leases is None:
             # Another request freed blocks that this one would have shared: decided again with them.
-            self._enter(ticket)
+            self._add_to_queue(ticket)
             self._timer.run_soon()
             return
         ticket.pending_preemptions = tuple(
@@ -387,5 +389,5 @@ class Dispatcher:
         victim.footprint = victim.footprint_to_resume(generator.geometry)
         self._metrics.preempted(victim.request.service_class.name)
         with self.failing_on_error(victim):
-            self._enter(victim)
+            self._add_to_queue(victim)
         return asyncio.create_task(generator.preempt(request_id))

@@ -40,7 +40,7 @@ class Embedded:
 class Gate:
     """Serves each request from its arrival to its last token; the `dispatcher` decides when it starts.
 
-    `on_offer` is called with each request that arrives, before any decision.
+    `on_arrival` is called with each request that arrives, before any decision.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Gate:
     ) -> None:
         self.dispatcher = dispatcher
         self.outages = outages
-        self.on_offer: Callable[[Request], None] | None = None
+        self.on_arrival: Callable[[Request], None] | None = None
         self.is_closed = False
         self.clock = clock
         self._generators = generators
@@ -113,7 +113,7 @@ class Gate:
             self.dispatcher.reject_or_evict(ticket, Reject(Reason.RATE_LIMITED, wait))
             ticket.raise_if_failed()
 
-    def hypothetical(self, job: GenerateJob | EmbedJob) -> Waiting:
+    def hypothetical_entry(self, job: GenerateJob | EmbedJob) -> Waiting:
         """The queue entry that the request would get now.
 
         Raises Rejected once the gate is closed, and while the model's engine is down.
@@ -174,7 +174,7 @@ class Gate:
     async def _admit(self, ticket: Ticket) -> None:
         self.dispatcher.register(ticket)
         with self.dispatcher.failing_on_error(ticket):
-            self._offer(ticket)
+            self._reject_or_enqueue(ticket)
         await self.dispatcher.wait_for_grant(ticket)
 
     def _make_ticket(self, job: GenerateJob | EmbedJob) -> Ticket:
@@ -184,10 +184,10 @@ class Gate:
             collected.append(ticket)
         return ticket
 
-    def _offer(self, ticket: Ticket) -> None:
+    def _reject_or_enqueue(self, ticket: Ticket) -> None:
         request, now = ticket.request, self.clock.now()
-        if self.on_offer is not None:
-            self.on_offer(request)
+        if self.on_arrival is not None:
+            self.on_arrival(request)
         if (outage := self.outages.rejection(request.model)) is not None:
             self.dispatcher.reject_or_evict(ticket, outage)
         elif self.is_closed:

@@ -121,7 +121,7 @@ async def test_defect_in_the_gate_is_a_500_and_logged_once(caplog: pytest.LogCap
         raise ZeroDivisionError("a defect")
 
     async with staged() as stage:
-        stage.service.gate.on_offer = faulty
+        stage.service.gate.on_arrival = faulty
         for path, body in ((CHAT, chat()), (EMBED, {"model": EMBED_MODEL, "input": "hi"})):
             caplog.clear()
             answer = await stage.http.post(path, json=body)

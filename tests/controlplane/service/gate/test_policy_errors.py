@@ -98,10 +98,10 @@ def test_a_drain_does_not_wait_for_failed_requests(bench):
 def test_an_observer_that_raises_fails_only_the_new_request(bench, caplog):
     async def scenario(b):
         running = asyncio.create_task(read(await b.ask(max_tokens=8)))
-        b.service.gate.on_offer = faulty
+        b.service.gate.on_arrival = faulty
         with pytest.raises(DecisionFailed):
             await b.ask()
-        b.service.gate.on_offer = None
+        b.service.gate.on_arrival = None
         assert await running == 8
 
     assert bench(scenario).outcomes == ["failed", "met"]
