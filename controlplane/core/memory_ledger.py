@@ -204,7 +204,7 @@ class MemoryLedger:
         return int(account.rows.item(0, row)), int(account.rows.item(2, row))
 
     def open(self, request_id: str, owner: Owner, footprint: Footprint, *, priority: int) -> Lease:
-        """Raises LedgerInvariantError if the footprint's base is not free now."""
+        """Opens a lease of the footprint's base. Raises LedgerInvariantError if it is not free now."""
         account = self._accounts[owner]
         if footprint.base and account.demanded + footprint.base > self.ceiling(owner):
             raise LedgerInvariantError(

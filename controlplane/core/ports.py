@@ -310,7 +310,7 @@ class Embedder(Protocol):
         ...
 
     def set_budget_bytes(self, budget_bytes: int) -> None:
-        """Takes effect with the next batch.
+        """Replaces `budget_bytes` from the next batch on.
 
         An input that alone needs more is still computed, alone: the caller rejects such inputs.
         """

@@ -124,7 +124,7 @@ VICTIMS: Mapping[str, VictimRank] = {
 
 
 def gate_ordering(name: str, options: OrderingOptions) -> Ordering:
-    """Raises ValueError naming the valid entries."""
+    """The ordering of the gate by its YAML name. Raises ValueError naming the valid entries."""
     setting = "scheduling.ordering"
     usable = {*ORDERINGS, *(plugin_names("ordering") - ENGINE_POLICIES.keys())}
     if name not in usable and name in {*ENGINE_POLICIES, *plugin_names("engine_policy")}:
@@ -136,7 +136,10 @@ def gate_ordering(name: str, options: OrderingOptions) -> Ordering:
 
 
 def engine_policy(options: EngineOptions) -> EnginePolicy:
-    """Raises ValueError naming the valid entries, or the option that is out of range."""
+    """The policy that an engine's options name.
+
+    Raises ValueError naming the valid entries, or the option that is out of range.
+    """
     # Not every engine policy uses these two, but a wrong name is an error with any of them.
     lookup("admission", ADMISSIONS, options.policy, setting="policy")
     lookup("victims", VICTIMS, options.victims)

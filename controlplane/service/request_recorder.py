@@ -29,7 +29,10 @@ class FirstTokens:
 
 
 class RequestRecorder:
-    """`kept` holds the last `remembered` requests that ended."""
+    """Appends decisions, preemptions and ends to the tickets and to the records of the live feed.
+
+    `kept` holds the last `remembered` requests that ended.
+    """
 
     def __init__(self, clock: Clock, *, remembered: int) -> None:
         self.records = LiveRecords(clock)

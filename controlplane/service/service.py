@@ -241,7 +241,7 @@ class Service:
         await self.gate.drain(self.config.server.drain_ms / 1_000 if grace is None else grace)
 
     async def check(self) -> None:
-        """Raises BackendDown naming the backend that does not respond."""
+        """Checks that all backends respond. Raises BackendDown naming one that does not."""
         if not self._is_started:
             raise BackendDown("the service is starting or stopping")
         if self.gate.is_closed:

@@ -1,4 +1,4 @@
-"""Ends each request once: closes its memory lease, counts its outcome and trains the predictors with it."""
+"""Accounts for tokens and ends of requests: lease, timeline, metrics, rate limits and predictors."""
 
 from collections.abc import Callable, Mapping
 
@@ -28,7 +28,11 @@ _REFORECAST_FROM_TOKENS = 32
 
 
 class Accounting:
-    """Keeps lease, timeline and metrics of each request; every path ends in `end`, exactly once."""
+    """Records the tokens of each request, and ends it exactly once.
+
+    Tokens grow the lease, train the time models and correct the length forecast. The end closes the lease,
+    charges the output, counts the outcome and trains the length predictor.
+    """
 
     def __init__(
         self,
@@ -43,11 +47,11 @@ class Accounting:
         prefixes: PrefixLeases,
         recorder: RequestRecorder,
     ) -> None:
-        """`on_end` are called with each request that has ended; they must not raise."""
         self._recorder = recorder
         self.attainment = AttainmentHistory()
         self.served = ServedWork()
         self.on_end: list[Callable[[Ticket], None]] = []
+        """Called with each request that has ended; they must not raise."""
         self._ledger = ledger
         self._prefixes = prefixes
         self._metrics = metrics
@@ -61,7 +65,7 @@ class Accounting:
         self._length_guard = lengths.fail_open[Subject.REMAINING_LENGTH]
 
     def set_policies(self, policies: Policies) -> None:
-        """Limits, weighs and remembers requests by `policies` from now on."""
+        """Applies the rate limits, tenant weights and number of remembered requests of `policies`."""
         self._rates.set_limits(policies.tenant_limits)
         self._tenants.set_weights(policies.tenant_weights)
         self._recorder.remember(policies.explained_requests)

@@ -26,7 +26,7 @@ class CycleTimer:
             self._later = asyncio.get_running_loop().call_at(due, self._decide)
 
     def cycle_begins(self) -> None:
-        """Cancels what was asked for: this cycle serves it."""
+        """Cancels the cycles that were asked for, since the one that begins now replaces them."""
         for handle in (self._soon, self._later):
             if handle is not None:
                 handle.cancel()

@@ -108,7 +108,7 @@ class DeviceContention:
         embedder.on_computing = partial(self._changed, embedder)
 
     def engine_restarted(self) -> None:
-        """Tells a new engine."""
+        """Sends a new engine the present state."""
         self._notify()
 
     def _changed(self, embedder: Embedder, is_computing: bool) -> None:  # noqa: FBT001 - signature of `on_computing`

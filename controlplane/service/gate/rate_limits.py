@@ -21,7 +21,7 @@ class TokenBucket:
     since: Instant | None = None
 
     def wait(self, now: Instant, units: float) -> Duration | None:
-        """None if `units` may be taken, else the time until then; more than the capacity counts as that."""
+        """Time until `units`, at most the capacity, may be taken; None if they may be taken now."""
         self._refill(now)
         missing = min(units, self.per_minute) - self.level
         return seconds(missing / self.per_minute * _MINUTE) if missing > 0 else None

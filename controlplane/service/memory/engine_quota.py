@@ -31,7 +31,11 @@ class EngineQuota:
         self.ceiling = max(self.ceiling, state.use_ceiling_bytes or 0)
 
     async def order(self, quota: int, ceiling: int) -> None:
-        """Raises EngineTimeout if the engine does not confirm; it may then apply the order now or later."""
+        """Sends the engine a quota and a use ceiling, and returns once it has confirmed them.
+
+        Raises EngineTimeout if it does not confirm; it may then apply them now or later. Raises Refused or
+        BackendFailed if it does not apply them.
+        """
         memory, generator, former = self.memory, self.generator, self.ceiling
         # The memory limit is never below the ceiling.
         memory.limit_llm(max(ceiling, former))

@@ -84,7 +84,7 @@ class MemoryMonitor:
         return self._bytes() | {"alerts": self.alerts, "failures": self.health.failures.total()}
 
     def readings(self, metrics: Metrics) -> Readings:
-        """The same for Prometheus."""
+        """The values of `to_json` for Prometheus."""
         return {
             metrics.device_bytes: self._bytes(),
             metrics.device_alerts: self.alerts,

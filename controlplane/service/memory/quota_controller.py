@@ -128,12 +128,12 @@ class QuotaController:
 
     @property
     def least_llm_bytes(self) -> int:
-        """What the LLM keeps of the pool in any case."""
+        """Minimum of the LLM's quota."""
         return self._sharing.options.lowest
 
     @property
     def least_bytes(self) -> int:
-        """What the LLM keeps, and the longest input of each worker."""
+        """Minimum of the LLM's quota, plus the bytes of the longest input of each worker."""
         return self.least_llm_bytes + self._least_budget
 
     @property

@@ -37,7 +37,7 @@ def quota_state(quotas: QuotaController) -> dict[str, object]:
 
 
 def quota_readings(quotas: QuotaController, metrics: Metrics) -> Readings:
-    """The same for Prometheus."""
+    """Quotas, urgency and forecasts for Prometheus."""
     load = quotas.demand.load
     forecast = load.next_window(quotas.clock.now())
     levels = [str(level) for level in LEVELS]
