@@ -210,8 +210,8 @@ class Dispatcher:
         self._departures.add(departure)  # The event loop alone does not keep a task alive.
         departure.add_done_callback(self._departures.discard)
 
-    def expire(self, request_id: str) -> None:
-        """Evicts a forwarded request that its engine has not started; any other, or none, stays."""
+    def evict_unstarted(self, request_id: str) -> None:
+        """Evicts a forwarded request that its engine has not started; does nothing for any other id."""
         self.sync_engine_leases()
         ticket, leases = self._tickets.get(request_id), self._engine_leases
         if ticket is not None and leases is not None and not leases.has_started(ticket):
@@ -276,7 +276,7 @@ class Dispatcher:
         """Runs one cycle. Raises nothing, since its caller may be an unrelated request."""
         self._timer.cycle_begins()
         now = self._clock.now()
-        queues = self._waiting.queues(now)
+        queues = self._waiting.take_undecided(now)
         undecided = [waiting for queue in queues.values() for waiting in queue.undecided]
         try:
             if self._engine_leases is not None:
@@ -285,7 +285,7 @@ class Dispatcher:
             view = self.snapshots.pool(queues, now, engine_queue=self._policies.engine_queue)
             plan = run_cycle(view, now, self._policies.admission)
         except Exception as error:
-            self._fail([self._tickets[waiting.request.id] for waiting in undecided], error)
+            self._fail_undecided([self._tickets[waiting.request.id] for waiting in undecided], error)
             # A preempted request has no decision deadline that would bring about the next cycle.
             again = after(now, seconds(1)) if len(self._waiting) else None
             self._timer.run_at(self._waiting.next_bound(), again)
@@ -324,9 +324,10 @@ class Dispatcher:
         try:
             yield
         except Exception as error:
-            self._fail([ticket], error)
+            self._fail_undecided([ticket], error)
 
-    def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
+    def _fail_undecided(self, tickets: Sequence[Ticket], error: Exception) -> None:
+        """Ends requests that a policy could not decide; their waits for a grant raise DecisionFailed."""
         self.health.failed(error)
         has_preempted = any(ticket.pending_preemptions for ticket in tickets)
         for ticket in tickets:

@@ -46,4 +46,4 @@ class StartTimeouts:
         if self._forwarded:
             self._set_timer()
         for request_id in due:
-            self._dispatcher.expire(request_id)
+            self._dispatcher.evict_unstarted(request_id)

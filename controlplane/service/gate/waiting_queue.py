@@ -78,8 +78,8 @@ class WaitingQueue:
             insort(queue, waiting, key=_rank)
         return Queue(tuple(queue), [waiting])
 
-    def queues(self, now: Instant) -> Mapping[Owner, Queue]:
-        """The queues for one cycle with their undecided entries, which then count as decided."""
+    def take_undecided(self, now: Instant) -> Mapping[Owner, Queue]:
+        """Returns the queues with the entries that this cycle must decide, and marks these as decided."""
         while (bound := self.next_bound()) is not None and bound <= now:
             _, request_id = heappop(self._bounds)
             self._undecided[request_id] = self._entries[request_id]
