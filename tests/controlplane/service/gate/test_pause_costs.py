@@ -9,7 +9,7 @@ from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.gate.device_contention import pause_costs
+from controlplane.service.gate.pause_costs import pause_costs
 from controlplane.service.ticket import Ticket
 
 NOW = Instant(milliseconds(10))

@@ -1,0 +1,92 @@
+"""Prices a pause of the engine, which `pass_size` weighs against the value of an embedding pass."""
+
+from collections.abc import Iterable, Iterator
+
+from controlplane.core.clock import Duration, Instant, after, between, to_seconds
+from controlplane.core.memory_ledger import MemoryLedger
+from controlplane.core.ports import PauseCost
+from controlplane.core.request import Kind, Owner
+from controlplane.policy.sharing.pass_size import MeanPace, PauseCosts, Promise, TimeLeft
+from controlplane.service.gate.engine_lease_sync import EngineLeases
+from controlplane.service.ticket import Ticket
+from predictors.timing.online_step_time import ObservedPace, ReportedPace
+
+# Steps are never expected to take more than this multiple of their own time, however much prefills took.
+_MAX_STRETCH = 20.0
+
+
+def pause_costs(
+    tickets: Iterable[Ticket],
+    ledger: MemoryLedger,
+    paces: ObservedPace | ReportedPace,
+    now: Instant,
+    engine: EngineLeases | None,
+) -> PauseCost | None:
+    """What a pause of the engine costs the requests in it; None if there is none.
+
+    Args:
+        tickets: in order of arrival.
+        ledger: has a lease for each request in the engine.
+        paces: those of the LLM.
+        now: time from which the pause is.
+        engine: knows which requests wait for a place in it; None: none waits.
+    """
+    pace = paces.pace
+    mean_step = Duration(0) if pace is None else pace.step
+    # `own_step` excludes the delay by embedding passes, which are priced one by one.
+    own_step = mean_step if paces.own_step is None else paces.own_step
+    stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - paces.prefill_share))
+    step = to_seconds(own_step) * stretch
+    per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
+    leases = ledger.table(Owner.LLM)
+    remaining = dict(zip(leases.ids, map(int, leases.steps.tolist()), strict=True))
+    running, waiting, prompt_tokens = list[Promise](), list[Promise](), 0
+    for ticket in tickets:
+        request = ticket.request
+        if ticket.lease is None or request.kind is not Kind.GENERATE:
+            continue
+        first = 0.0
+        if ticket.timeline.first_token is None:
+            # Prompts that arrived before are computed before, in the same step at the latest.
+            prompt_tokens += max(0, request.prompt_tokens - request.cached_tokens)
+            first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
+        objectives = tuple(_objectives(ticket, remaining[request.id], first, step, now))
+        promise = Promise(request.service_class.weight, objectives)
+        has_place = engine is None or engine.has_started(ticket)
+        (running if has_place else waiting).append(promise)
+    return PauseCosts(running, waiting, stretch) if running or waiting else None
+
+
+def _objectives(
+    ticket: Ticket, remaining: int, first: float, step: float, now: Instant
+) -> Iterator[TimeLeft | MeanPace]:
+    """The objectives of a request in the engine.
+
+    `first` is the time to its first token and `step` that of a step with the share that prefills take, both
+    in seconds without a pause.
+    """
+    request, timeline = ticket.request, ticket.timeline
+    slo = request.slo
+
+    def time_left(deadline: Instant, work: float) -> TimeLeft:
+        return TimeLeft(to_seconds(between(now, deadline)) - work)
+
+    if timeline.first_token is None or timeline.last_token is None:
+        if slo.ttft is not None:
+            yield time_left(after(timeline.arrival, slo.ttft), first)
+    else:
+        if slo.tpot is not None:
+            elapsed = to_seconds(between(timeline.first_token, now))
+            done, limit = timeline.output_tokens, request.max_output_tokens
+            yield MeanPace.of(to_seconds(slo.tpot), elapsed, step, done, limit, remaining, ticket.forecast)
+        if slo.gap is not None:
+            yield time_left(after(timeline.last_token, slo.gap), step)
+    if slo.e2e is not None:
+        yield time_left(after(timeline.arrival, slo.e2e), first + step * remaining)
+
+
+def _forecast_seconds(ticket: Ticket, now: Instant) -> float:
+    """The time left of the TTFT forecast that was made at dispatch; 0 if it has passed or there is none."""
+    if (start := ticket.engine_start) is None:
+        return 0.0
+    return max(0.0, to_seconds(start.forecast.median) - to_seconds(between(start.at, now)))
