@@ -205,18 +205,12 @@ def _parts(
     policies, fail_open = policies_of(config, generators.values()), FailOpen(metrics)
     rates, lengths = RateLimiter(policies.tenant_limits), GuardedLengthPredictor(predictor, fail_open)
     dispatcher = Dispatcher(
-        clock,
-        ledger,
-        policies,
-        generators,
-        encoders,
-        lengths,
-        metrics,
-        rates,
-        TenantQueues(policies.tenant_weights),
-        RequestRecorder(clock, remembered=policies.explained_requests),
+        clock, ledger, policies, generators, encoders, lengths, metrics, rates,
+        TenantQueues(policies.tenant_weights), RequestRecorder(clock, remembered=policies.explained_requests),
+    )  # fmt: skip
+    observer = RateObserver(
+        clock, dispatcher.pace_estimators, dispatcher.pause_costs, encoders, metrics, fail_open
     )
-    observer = RateObserver(clock, dispatcher.paces, dispatcher.pause_costs, encoders, metrics, fail_open)
     observer.attach(generators)
     outages = EngineOutages(dispatcher, supervisors)
     timeouts = StartTimeouts(dispatcher, clock, policies.admission.options.max_wait)

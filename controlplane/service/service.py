@@ -127,7 +127,7 @@ class Service:
             if (log := self.status.decision_log) is not None:
                 self._closers["the decision log"] = log.close
                 self.reconfiguration.listeners.append(lambda version: log.record_config(version.config))
-                log.start(self._timer, self.status.owners, self.status.dispatcher.paces[Owner.LLM])
+                log.start(self._timer, self.status.owners, self.status.dispatcher.pace_estimators[Owner.LLM])
             if (tracer := self.status.tracer) is not None:
                 self._closers["tracing"] = tracer.close
                 tracer.start()

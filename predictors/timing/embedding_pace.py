@@ -94,10 +94,10 @@ class ModelPaces(PassPace):
             self._of[model].observe_prefill(prompt_tokens, took)
 
 
-def rate_models(
+def pace_estimators(
     step_cost: StepCost | None, embedders: Iterable[Embedder] = ()
 ) -> dict[Owner, ObservedPace | ReportedPace]:
-    """Step-rate estimators of the LLM and the embedding models, both timed at the gate.
+    """Pace estimators of the LLM and the embedding models, both timed at the gate.
 
     `step_cost` is the prior of the LLM.
     """

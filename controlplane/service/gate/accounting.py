@@ -7,7 +7,7 @@ from controlplane.core.decision import Outcome
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Generator
-from controlplane.core.request import Kind, Owner, Phase, Timeline
+from controlplane.core.request import Kind, Phase, Timeline
 from controlplane.metrics import Metrics
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.policies import Policies
@@ -41,7 +41,7 @@ class Accounting:
         rates: RateLimiter,
         tenants: TenantQueues,
         lengths: GuardedLengthPredictor,
-        paces: Mapping[Owner, ObservedPace | ReportedPace],
+        pace_estimator: ObservedPace | ReportedPace,
         ttft: TtftPredictor,
         generators: Mapping[str, Generator],
         prefixes: PrefixLeases,
@@ -58,7 +58,7 @@ class Accounting:
         self._rates = rates
         self._tenants = tenants
         self._lengths = lengths
-        self._pace = paces[Owner.LLM]
+        self._pace_estimator = pace_estimator
         self._ttft = ttft
         self._generators = generators
         self._rate_guard = lengths.fail_open[Subject.PACE]
@@ -84,7 +84,7 @@ class Accounting:
             with self._rate_guard:
                 self._observe_first_token(ticket, now)
             ticket.move(Phase.DECODE)
-        elif ticket.phase is Phase.DECODE and self._pace.is_timed_by_tokens:
+        elif ticket.phase is Phase.DECODE and self._pace_estimator.is_timed_by_tokens:
             with self._rate_guard:
                 self._observe_gap(timeline, now, steps)
         timeline.stamp_tokens(now, steps)
@@ -98,7 +98,7 @@ class Accounting:
 
     def _observe_gap(self, timeline: Timeline, now: Instant, steps: int) -> None:
         if timeline.last_token is not None:
-            self._pace.observe_step(Duration(between(timeline.last_token, now) // steps))
+            self._pace_estimator.observe_step(Duration(between(timeline.last_token, now) // steps))
 
     def _observe_first_token(self, ticket: Ticket, now: Instant) -> None:
         """Observes the first token since the request was dispatched, or dispatched again."""
@@ -110,7 +110,7 @@ class Accounting:
             self._recorder.first_token(ticket, between(ticket.request.arrival, now))
             took = between(timeline.dispatched, now)
             computed = ticket.request.prompt_tokens - ticket.cached_tokens
-            self._pace.observe_prefill(computed, took)
+            self._pace_estimator.observe_prefill(computed, took)
 
     def end(self, ticket: Ticket, now: Instant, outcome: Outcome | None) -> None:
         """Ends the request; with outcome None it finished, and its timeline says whether in time."""

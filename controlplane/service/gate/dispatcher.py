@@ -40,7 +40,7 @@ from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import DecisionFailed, Ticket
-from predictors.timing.embedding_pace import rate_models
+from predictors.timing.embedding_pace import pace_estimators
 
 
 class Dispatcher:
@@ -77,19 +77,20 @@ class Dispatcher:
         self.ledger = ledger
         self.recorder = recorder
         self.on_not_admitted: Callable[[Owner, Defer | Reject], None] = lambda owner, decision: None
-        self.paces = rate_models(next((g.step_cost for g in generators.values()), None), encoders.values())
+        step_cost = next((generator.step_cost for generator in generators.values()), None)
+        self.pace_estimators = pace_estimators(step_cost, encoders.values())
         self._engine_leases: EngineLeases | None = None
         if (options := policies.engine_options) is not None:
             self._engine_leases = EngineLeases(generators, ledger, self._tickets, options, recorder)
-            self.paces[Owner.LLM] = self._engine_leases.pace
-        self.ttft = TtftPredictor(generators, self.paces, self._tickets)
+            self.pace_estimators[Owner.LLM] = self._engine_leases.pace_estimator
+        self.ttft = TtftPredictor(generators, self.pace_estimators, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
-        parts = (self.paces, self._engine_leases, self.ttft, self.prefixes)
+        parts = (self.pace_estimators, self._engine_leases, self.ttft, self.prefixes)
         self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, encoders, *parts)
         self._retry_spacer = RetrySpacer()
         self.accounting = Accounting(
-            ledger, metrics, rates, tenants, lengths, self.paces, self.ttft, generators, self.prefixes,
-            recorder,
+            ledger, metrics, rates, tenants, lengths, self.pace_estimators[Owner.LLM], self.ttft, generators,
+            self.prefixes, recorder,
         )  # fmt: skip
 
     @property
@@ -132,8 +133,8 @@ class Dispatcher:
 
     def pause_costs(self) -> PauseCost | None:
         """What an embedding pass costs the generations in the engine now; None if there are none."""
-        paces, now = self.paces[Owner.LLM], self._clock.now()
-        return pause_costs(self._tickets.values(), self.ledger, paces, now, self._engine_leases)
+        estimator, now = self.pace_estimators[Owner.LLM], self._clock.now()
+        return pause_costs(self._tickets.values(), self.ledger, estimator, now, self._engine_leases)
 
     def set_policies(self, policies: Policies) -> None:
         """Replaces the policies; waiting requests are ranked and decided again."""
@@ -236,7 +237,7 @@ class Dispatcher:
     def entry_for(self, ticket: Ticket) -> Waiting:
         """The queue entry of a request: its rank, work, footprint and decision deadline."""
         request, footprint = ticket.request, ticket.footprint
-        pace = self.paces[request.kind.owner].pace_of(request.model)
+        pace = self.pace_estimators[request.kind.owner].pace_of(request.model)
         options = self._policies.admission.options
         until = None if ticket.phase is Phase.PREEMPTED else wait_bound(request, footprint, pace, options)
         work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area

@@ -48,7 +48,8 @@ class EngineLeases:
         forwarded before it. The last report may have been on its way when later ones were forwarded."""
         self._options = options
         self.precedes = engine_precedence(options)
-        self.pace = ReportedPace(next((generator.step_cost for generator in generators.values()), None))
+        step_cost = next((generator.step_cost for generator in generators.values()), None)
+        self.pace_estimator = ReportedPace(step_cost)
 
     def set_options(self, options: EngineOptions) -> None:
         """Follows a change of the engine's options; equal ones keep what the size cutoff has learned."""
@@ -71,7 +72,7 @@ class EngineLeases:
         if state.running or state.waiting:
             # Without a request the engine plans no step, and each of its reports is a new object.
             self.planned, self._last_at = self._last_at, now
-        self.pace.pace = state.pace or self.pace.pace
+        self.pace_estimator.pace = pace = state.pace or self.pace_estimator.pace
         held = dict(state.held_bytes or {})
         for name in held.keys() | self._held.keys():
             size, ticket = held.get(name, 0), self._tickets.get(name)
@@ -82,13 +83,13 @@ class EngineLeases:
             elif ticket.blocks_lost is not None:
                 # Only now is it known that the request was preempted and had not finished.
                 done = ticket.request.prompt_tokens + ticket.timeline.output_tokens
-                took = None if self.pace.pace is None else scaled(self.pace.pace.per_prompt_token, done)
+                took = None if pace is None else scaled(pace.per_prompt_token, done)
                 self._recorder.preempted(ticket, Preempted(ticket.blocks_lost, "engine", None, done, took))
                 ticket.blocks_lost = None
             per_step = ticket.footprint.per_step if size else 0
             self._ledger.set_reported(ticket.lease, held=size, per_step=per_step)
         self._held = held
-        if (cutoff := self.precedes.cutoff) is not None and (pace := self.pace.pace) is not None:
+        if (cutoff := self.precedes.cutoff) is not None and pace is not None:
             cutoff.stepped(now, *self._memory(), pace.step)
 
     def has_started(self, ticket: Ticket) -> bool:
@@ -129,6 +130,6 @@ class EngineLeases:
             and entry.request.id not in self._held
         ]
         ahead = sum(entry.work for entry in queued if self.precedes(entry, waiting))
-        if (cutoff := self.precedes.cutoff) is not None and (pace := self.pace.pace) is not None:
+        if (cutoff := self.precedes.cutoff) is not None and (pace := self.pace_estimator.pace) is not None:
             ahead += cutoff.work_ahead(waiting, queued, *self._memory(), pace.step)
         return ahead

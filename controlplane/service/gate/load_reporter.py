@@ -106,7 +106,7 @@ class LoadReporter:
         return {
             name: ModelLoad(
                 owner.value,
-                _token_seconds(self._dispatcher.paces[owner].pace_of(name)),
+                _token_seconds(self._dispatcher.pace_estimators[owner].pace_of(name)),
                 self._token_bytes(name),
             )
             for owner, backends in self._backends.items()

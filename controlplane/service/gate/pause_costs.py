@@ -18,7 +18,7 @@ _MAX_STRETCH = 20.0
 def pause_costs(
     tickets: Iterable[Ticket],
     ledger: MemoryLedger,
-    paces: ObservedPace | ReportedPace,
+    estimator: ObservedPace | ReportedPace,
     now: Instant,
     engine: EngineLeases | None,
 ) -> PauseCost | None:
@@ -27,15 +27,15 @@ def pause_costs(
     Args:
         tickets: in order of arrival.
         ledger: has a lease for each request in the engine.
-        paces: those of the LLM.
+        estimator: of the pace of the LLM.
         now: time from which the pause is.
         engine: knows which requests wait for a place in it; None: none waits.
     """
-    pace = paces.pace
+    pace = estimator.pace
     mean_step = Duration(0) if pace is None else pace.step
     # `own_step` excludes the delay by embedding passes, which are priced one by one.
-    own_step = mean_step if paces.own_step is None else paces.own_step
-    stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - paces.prefill_share))
+    own_step = mean_step if estimator.own_step is None else estimator.own_step
+    stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - estimator.prefill_share))
     step = to_seconds(own_step) * stretch
     per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
     leases = ledger.table(Owner.LLM)

@@ -19,7 +19,7 @@ from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepReports, StepWork
 
-Paces = dict[Owner, ObservedPace | ReportedPace]
+PaceEstimators = dict[Owner, ObservedPace | ReportedPace]
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +33,7 @@ class SnapshotBuilder:
     tickets: Mapping[str, Ticket]
     generators: Mapping[str, Generator]
     encoders: EncoderRegistry
-    paces: Paces
+    pace_estimators: PaceEstimators
     engine_leases: EngineLeases | None
     ttft: TtftPredictor
     prefixes: PrefixLeases
@@ -51,7 +51,7 @@ class SnapshotBuilder:
 
     def preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
         """The decoding requests that can resume by recompute."""
-        pace = self.paces[owner].pace
+        pace = self.pace_estimators[owner].pace
         return tuple(
             ticket.as_running(
                 now, *self.ledger.lease_state(ticket.lease), *self.prefixes.shared(ticket), pace
@@ -63,7 +63,8 @@ class SnapshotBuilder:
     def preemption(self, ticket: Ticket, beneficiary: str | None, now: Instant) -> Preempted:
         """The record of a preemption by the gate, and what it costs; the ticket's lease is still open."""
         done = ticket.request.prompt_tokens + ticket.timeline.output_tokens - self.prefixes.shared(ticket)[0]
-        pace, gainer = self.paces[ticket.request.kind.owner].pace, self.tickets.get(beneficiary or "")
+        pace = self.pace_estimators[ticket.request.kind.owner].pace
+        gainer = self.tickets.get(beneficiary or "")
         return Preempted(
             now,
             "gate",
@@ -77,14 +78,14 @@ class SnapshotBuilder:
     def service_time(self, ticket: Ticket) -> Duration | None:
         """The time for which its owner would be busy with a request; None before any step was observed."""
         owner = ticket.request.kind.owner
-        pace, ceiling = self.paces[owner].pace_of(ticket.request.model), self.ledger.ceiling(owner)
+        pace, ceiling = self.pace_estimators[owner].pace_of(ticket.request.model), self.ledger.ceiling(owner)
         if pace is None:
             return None
         return service_time(ticket.request, ticket.footprint, pace, ceiling, self.slots(owner))
 
     def _embedding_paces(self) -> Mapping[str, Pace | None]:
         """The rate of each embedding model; empty for a single model, whose rate is the owner's."""
-        pace = self.paces[Owner.EMBEDDING]
+        pace = self.pace_estimators[Owner.EMBEDDING]
         return {model: pace.pace_of(model) for model in self.encoders} if len(self.encoders) > 1 else {}
 
     def slots(self, owner: Owner) -> int:
@@ -105,7 +106,7 @@ class SnapshotBuilder:
             largest=self.largest.get(owner, ledger.quota(owner).nominal),
             free_slots=self.slots(owner) + extra_slots - used_slots,
             leases=leases,
-            pace=self.paces[owner].pace,
+            pace=self.pace_estimators[owner].pace,
         )
         if owner is Owner.EMBEDDING:
             return share(
@@ -117,7 +118,8 @@ class SnapshotBuilder:
             )
         free_bytes = ledger.ceiling(owner) - ledger.held(owner)
         planned = None if self.engine_leases is None else self.engine_leases.planned
-        load = decode_load(self.tickets.values(), leases, free_bytes, self.paces[owner], now, planned=planned)
+        reports = self.pace_estimators[owner]
+        load = decode_load(self.tickets.values(), leases, free_bytes, reports, now, planned=planned)
         share = partial(share, decode_load=load, wait_optimism=self.ttft.optimism)
         if self.engine_leases is None:
             return share(preemptible=lambda: self.preemptible(owner, now))
@@ -138,7 +140,7 @@ def decode_load(
     tickets: Iterable[Ticket],
     leases: LeaseTable,
     free_bytes: int,
-    paces: StepReports,
+    reports: StepReports,
     now: Instant,
     *,
     planned: Instant | None = None,
@@ -148,7 +150,7 @@ def decode_load(
     `planned` is when the engine last planned a step whose report has arrived. None until enough steps were
     reported, since an a-priori cost model must not delay requests.
     """
-    if not paces.reports_steps:
+    if not reports.reports_steps:
         return None
     sequences = cells = prefill_tokens = 0
     budgets: list[float] = []
@@ -169,12 +171,12 @@ def decode_load(
             tokens.append(remaining)
             tpots.append(tpot)
             priority.append(request.service_class.priority)
-    steps = paces.steps
+    steps = reports.steps
     return DecodeLoad(
         step=lambda sequences, cells: steps.predict(StepWork(0, sequences, cells)) * 1e9,
         per_prompt_token=steps.per_prompt_token * 1e9,
-        prefill_share=paces.prefill_share,
-        prefill_deviation=paces.prefill_deviation * 1e9,
+        prefill_share=reports.prefill_share,
+        prefill_deviation=reports.prefill_deviation * 1e9,
         sequences=sequences,
         cells=cells,
         prompt_tokens_pending=prefill_tokens,

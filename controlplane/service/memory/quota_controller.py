@@ -223,7 +223,7 @@ class QuotaController:
     def _update_owned(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
         self._recent.fade(now)
-        paces = {owner: self.dispatcher.paces[owner].pace for owner in Owner}
+        paces = {owner: self.dispatcher.pace_estimators[owner].pace for owner in Owner}
         options = self._sharing.options
         self.urgency = urgencies(self.dispatcher.tickets(), paces, self._recent, now, options.urgency)
         self._target = target_next(self._target, self.urgency, self._sharing)

@@ -24,7 +24,7 @@ class RateObserver:
     def __init__(
         self,
         clock: Clock,
-        paces: Mapping[Owner, ObservedPace | ReportedPace],
+        pace_estimators: Mapping[Owner, ObservedPace | ReportedPace],
         pause_costs: Callable[[], PauseCost | None],
         encoders: EncoderRegistry,
         metrics: Metrics,
@@ -32,7 +32,7 @@ class RateObserver:
     ) -> None:
         self._clock = clock
         self._device_time = DeviceTime()
-        self._paces = paces
+        self._pace_estimators = pace_estimators
         self._pause_costs = pause_costs
         self._encoders = encoders
         self._metrics = metrics
@@ -55,8 +55,8 @@ class RateObserver:
     def _added(self, embedder: Embedder) -> None:
         self._attach(embedder)
         with self._fail_open[Subject.PACE]:
-            if isinstance(paces := self._paces[Owner.EMBEDDING], ModelPaces):
-                paces.add(embedder)
+            if isinstance(estimator := self._pace_estimators[Owner.EMBEDDING], ModelPaces):
+                estimator.add(embedder)
 
     def _observe_step(self, done: EngineStep) -> None:
         with self._fail_open[Subject.PACE]:
@@ -64,12 +64,12 @@ class RateObserver:
             # A pass may have ended during the step, before the step is reported.
             is_shared = self._has_pass_ended or any(e.is_computing for e in self._encoders.running)
             self._has_pass_ended = False
-            paces = self._paces[Owner.LLM]
+            estimator = self._pace_estimators[Owner.LLM]
             busy = Duration(done.took - done.waited)
             # A step beside an embedding pass is longer; the difference is the time of the embeddings.
-            alone = Duration(min(busy, seconds(paces.steps.predict(work)))) if is_shared else busy
+            alone = Duration(min(busy, seconds(estimator.steps.predict(work)))) if is_shared else busy
             self._count(Owner.LLM, done.took, alone)
-            paces.observe_work(work, done.took, waited=done.waited, is_alone=not is_shared)
+            estimator.observe_work(work, done.took, waited=done.waited, is_alone=not is_shared)
 
     def _count(self, owner: Owner, took: Duration, alone: Duration) -> None:
         counted = self._device_time.count(owner, self._clock.now(), took, alone)
@@ -88,9 +88,9 @@ class RateObserver:
             self._metrics.batch_tokens.observe(done.padded_tokens)
             self._count(Owner.EMBEDDING, done.elapsed, self._alone(embedder, done))
             self._metrics.handover_time += to_seconds(done.handover)
-            paces = self._paces[Owner.EMBEDDING]
+            estimator = self._pace_estimators[Owner.EMBEDDING]
             # Of a worker that is leaving only the rate over all models learns.
             model = embedder.model if self._encoders.get(embedder.model) is embedder else None
-            paces.observe_prefill(done.tokens, done.elapsed, model=model)
+            estimator.observe_prefill(done.tokens, done.elapsed, model=model)
             for listener in self.on_pass:
                 listener(embedder, done)

@@ -31,12 +31,12 @@ class TtftPredictor:
     def __init__(
         self,
         generators: Mapping[str, Generator],
-        paces: Mapping[Owner, ObservedPace | ReportedPace],
+        pace_estimators: Mapping[Owner, ObservedPace | ReportedPace],
         tickets: Mapping[str, Ticket],
     ) -> None:
         self._tickets = tickets
         self._generators = generators
-        self._paces = paces
+        self._pace_estimators = pace_estimators
         self._model = TtftModel()
         self.calibration = Calibration()
 
@@ -55,7 +55,7 @@ class TtftPredictor:
         `wait` is the predicted wait inside an engine that uses Tandem's scheduler.
         """
         request = ticket.request
-        pace = self._paces[request.kind.owner].pace_of(request.model)
+        pace = self._pace_estimators[request.kind.owner].pace_of(request.model)
         if pace is None:
             return
         if request.kind is Kind.EMBED:
@@ -93,7 +93,8 @@ class TtftPredictor:
     def readings(self, metrics: Metrics) -> Readings:
         """The TPOT forecast, and coverage and error of the TTFT forecasts, in seconds."""
         errors = self.calibration.mean_absolute_error()
-        gaps = {f"{level:g}": self._paces[Owner.LLM].predicted_token_gap(level) for level in _LEVELS}
+        llm = self._pace_estimators[Owner.LLM]
+        gaps = {f"{level:g}": llm.predicted_token_gap(level) for level in _LEVELS}
         return {
             metrics.tpot_forecast: {level: to_seconds(gap) for level, gap in gaps.items() if gap is not None},
             metrics.ttft_coverage: self.calibration.coverage(),

@@ -7,7 +7,7 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import Duration, milliseconds, seconds
 from controlplane.core.request import Owner
-from predictors.timing.embedding_pace import PassPace, rate_models
+from predictors.timing.embedding_pace import PassPace, pace_estimators
 
 LIMIT = 16_000
 FIXED_MS, TOKEN_MS = 15.0, 0.003
@@ -67,7 +67,7 @@ def full_pass(paces) -> float:
 
 def test_embedding_models_start_from_their_profile():
     models = [ScriptedEmbedder(token_seconds=cost, max_input_tokens=100) for cost in (1e-4, 3e-4)]
-    pace = rate_models(None, models)[Owner.EMBEDDING]
+    pace = pace_estimators(None, models)[Owner.EMBEDDING]
     assert pace.pace.per_prompt_token == pytest.approx(seconds(2e-4), rel=5e-3)
     # A full pass dominates: the start-up profile was measured without an LLM on the device.
     pace.observe_prefill(8, milliseconds(8))
@@ -76,6 +76,6 @@ def test_embedding_models_start_from_their_profile():
     for _ in range(8):
         pace.observe_prefill(3_200, milliseconds(3_200))
     assert full_pass(pace) == pytest.approx(milliseconds(3_200), rel=0.1)
-    assert rate_models(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, (
+    assert pace_estimators(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, (
         "nothing is known of its time"
     )

@@ -19,7 +19,7 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
         for _ in range(3):
             await anext(begun)
         unread = await b.ask("a prompt", max_tokens=8, service_class="batch")
-        now, paces = dispatcher._clock.now(), dispatcher.paces[Owner.LLM]
+        now, paces = dispatcher._clock.now(), dispatcher.pace_estimators[Owner.LLM]
         share = dispatcher.snapshots.share(Owner.LLM, 0, now)
         assert share.decode_load is None, "no step was reported"
         for _ in range(16):

@@ -90,7 +90,7 @@ def test_service_time_follows_the_scarcer_of_memory_and_slots():
 def test_a_client_that_leaves_before_dispatch_is_not_charged(bench):
     async def scenario(b):
         dispatcher = b.service.gate.dispatcher
-        dispatcher.paces[Owner.LLM].observe_step(seconds(1))
+        dispatcher.pace_estimators[Owner.LLM].observe_step(seconds(1))
         running = await b.ask()
         delays = []
         for _ in range(3):

@@ -20,7 +20,7 @@ class Bench:
 
     def __init__(self, *, prefill_share: float = 0.0) -> None:
         self.ledger = MemoryLedger({Owner.LLM: Quota(1_000)})
-        self.paces = SimpleNamespace(
+        self.estimator = SimpleNamespace(
             pace=Pace(milliseconds(10), milliseconds(0.1)),
             own_step=milliseconds(10),
             prefill_share=prefill_share,
@@ -45,14 +45,14 @@ class Bench:
 
     def cost(self, *pauses_ms: float) -> list[float]:
         engine = SimpleNamespace(has_started=lambda ticket: ticket not in self.waiting)
-        found = pause_costs(self.tickets, self.ledger, self.paces, NOW, engine)
+        found = pause_costs(self.tickets, self.ledger, self.estimator, NOW, engine)
         assert found is not None
         return found([pause / 1e3 for pause in pauses_ms])
 
 
 def test_nothing_that_runs_means_no_cost():
     bench = Bench()
-    assert pause_costs(bench.tickets, bench.ledger, bench.paces, NOW, None) is None
+    assert pause_costs(bench.tickets, bench.ledger, bench.estimator, NOW, None) is None
 
 
 def test_a_first_token_needs_its_prompt_and_those_before_it():

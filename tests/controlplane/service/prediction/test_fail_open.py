@@ -61,7 +61,7 @@ def test_a_failing_predictor_fails_no_request(bench, caplog, broken, subject):
 @pytest.mark.parametrize("broken", ["observe_step", "observe_prefill"])
 def test_a_failing_rate_model_fails_no_request(bench, caplog, broken):
     async def scenario(b):
-        for pace in b.service.gate.dispatcher.paces.values():
+        for pace in b.service.gate.dispatcher.pace_estimators.values():
             setattr(pace, broken, faulty)
         for _ in range(2):
             assert await read(await b.ask(max_tokens=4)) == 4
@@ -82,7 +82,7 @@ def test_a_failing_ttft_predictor_fails_no_request(bench):
 
 def test_a_failing_rate_model_ends_no_engine(bench):
     async def scenario(b):
-        for pace in b.service.gate.dispatcher.paces.values():
+        for pace in b.service.gate.dispatcher.pace_estimators.values():
             pace.observe_work = pace.observe_prefill = faulty
         b.generator.on_step(EngineStep(1, 1, 1, milliseconds(1)))
         b.embedder.on_pass(EmbeddingPass(1, 1, 1, milliseconds(1)))
