@@ -166,17 +166,11 @@ class Ticket:
         return None if self.predicted_ttft is None else to_milliseconds(self.predicted_ttft)
 
     def as_running(
-        self,
-        now: Instant,
-        held_bytes: int,
-        remaining_steps: int,
-        shared_tokens: int,
-        shared_bytes: int,
-        pace: Pace | None,
+        self, now: Instant, pace: Pace | None, *, freed_bytes: int, remaining_steps: int, shared_tokens: int
     ) -> Running:
-        """The request as a candidate victim; it would recompute its prompt and its output so far.
+        """The request as a candidate victim.
 
-        Not what it shares with other requests: `shared_tokens`, of which its lease holds `shared_bytes`.
+        It would recompute its prompt and its output so far, except the `shared_tokens` of other requests.
         """
         done = self.request.prompt_tokens + self.timeline.output_tokens - shared_tokens
         recompute = Duration(0) if pace is None else scaled(pace.per_prompt_token, done)
@@ -188,7 +182,7 @@ class Ticket:
         return Running(
             request_id=self.request.id,
             priority=self.request.service_class.priority,
-            freed_bytes=held_bytes - shared_bytes,
+            freed_bytes=freed_bytes,
             slack=slack,
             recompute=recompute,
             remaining_steps=remaining_steps,

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from controlplane.core.clock import Duration, Instant, scaled
-from controlplane.core.memory_ledger import Footprint, LeaseTable, MemoryLedger
+from controlplane.core.memory_ledger import Footprint, Lease, LeaseTable, MemoryLedger
 from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Running, Share
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
@@ -53,11 +53,20 @@ class SnapshotBuilder:
         """The decoding requests that can resume by recompute."""
         pace = self.pace_estimators[owner].pace
         return tuple(
-            ticket.as_running(
-                now, *self.ledger.lease_state(ticket.lease), *self.prefixes.shared(ticket), pace
-            )
+            self._running(ticket, ticket.lease, pace, now)
             for ticket in self.tickets.values()
             if ticket.lease is not None and ticket.is_resumable and ticket.phase is Phase.DECODE
+        )
+
+    def _running(self, ticket: Ticket, lease: Lease, pace: Pace | None, now: Instant) -> Running:
+        held_bytes, remaining_steps = self.ledger.lease_state(lease)
+        shared_tokens, shared_bytes = self.prefixes.shared(ticket)
+        return ticket.as_running(
+            now,
+            pace,
+            freed_bytes=held_bytes - shared_bytes,
+            remaining_steps=remaining_steps,
+            shared_tokens=shared_tokens,
         )
 
     def preemption(self, ticket: Ticket, beneficiary: str | None, now: Instant) -> Preempted:
@@ -69,10 +78,10 @@ class SnapshotBuilder:
             now,
             "gate",
             beneficiary,
-            done,
-            None if pace is None else scaled(pace.per_prompt_token, done),
-            None if ticket.lease is None else self.ledger.lease_state(ticket.lease)[0],
-            None if gainer is None else gainer.request.service_class.name,
+            recompute_tokens=done,
+            recompute=None if pace is None else scaled(pace.per_prompt_token, done),
+            freed_bytes=None if ticket.lease is None else self.ledger.lease_state(ticket.lease)[0],
+            beneficiary_class=None if gainer is None else gainer.request.service_class.name,
         )
 
     def service_time(self, ticket: Ticket) -> Duration | None:
