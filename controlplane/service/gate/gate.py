@@ -62,7 +62,7 @@ class Gate:
         self._generators = generators
         self._encoders = encoders
         self._lengths = lengths
-        self._prepare = partial(make_ticket, generators=generators, lengths=lengths)
+        self._new_ticket = partial(make_ticket, generators=generators, lengths=lengths)
         self._rates = rates
         self._start_timeouts = start_timeouts
         self._contention = DeviceContention(generators.values(), encoders)
@@ -73,7 +73,7 @@ class Gate:
         Raises Rejected, or DecisionFailed if a policy raises.
         Cancelling the call while the request waits aborts it; afterwards the stream's `aclose` does.
         """
-        ticket = self._make_ticket(job)
+        ticket = self._traced_ticket(job)
         self.dispatcher.prefixes.arrived(ticket, job)
         await self._admit(ticket)
         self._start_timeouts.forwarded(ticket)
@@ -88,7 +88,7 @@ class Gate:
             return await self._embedded(job)
 
     async def _embedded(self, job: EmbedJob) -> Embedded:
-        request, ticket = job.request, self._make_ticket(job)
+        request, ticket = job.request, self._traced_ticket(job)
         await self._admit(ticket)
         try:
             deadline = request.slo.first_token_deadline(request.arrival)
@@ -108,7 +108,7 @@ class Gate:
         request = job.request
         wait = self._rates.try_charge(request.tenant, self.clock.now(), request.prompt_tokens)
         if wait is not None:
-            ticket = self._make_ticket(job)
+            ticket = self._traced_ticket(job)
             self.dispatcher.register(ticket)
             self.dispatcher.reject_or_evict(ticket, Reject(Reason.RATE_LIMITED, wait))
             ticket.raise_if_failed()
@@ -121,7 +121,7 @@ class Gate:
         reject = self.outages.rejection(job.request.model) or (_CLOSING if self.is_closed else None)
         if reject is not None:
             raise Rejected(job.request, reject)
-        ticket = self._prepare(job)
+        ticket = self._new_ticket(job)
         self.dispatcher.prefixes.arrived(ticket, job)
         self._lengths.withdraw(job.request)
         return self.dispatcher.entry_for(ticket)
@@ -177,8 +177,8 @@ class Gate:
             self._reject_or_enqueue(ticket)
         await self.dispatcher.wait_for_grant(ticket)
 
-    def _make_ticket(self, job: GenerateJob | EmbedJob) -> Ticket:
-        ticket = self._prepare(job)
+    def _traced_ticket(self, job: GenerateJob | EmbedJob) -> Ticket:
+        ticket = self._new_ticket(job)
         ticket.trace = TRACE.get()
         if (collected := TICKETS.get()) is not None:
             collected.append(ticket)

@@ -27,7 +27,7 @@ from controlplane.service.gate.prompt_limits import (
     answer_limit,
     bounded_texts,
     check_prompt_logprobs,
-    least_job,
+    least_embed_job,
     require_special_tokens,
     text_limit,
     truncation_limit,
@@ -106,7 +106,10 @@ class Intake:
         hints: RequestHints,
         arrival: Instant | None = None,
     ) -> GenerateJob:
-        """Renders the chat template. Raises Refused. `arrival` is now unless the caller knows it."""
+        """The job of a conversation, rendered by the model's chat template. Raises Refused, Rejected.
+
+        `arrival` is now unless the caller knows it.
+        """
         arrival = self._clock.now() if arrival is None else arrival
         generator = self._generator(model)
         fields = RequestFields(request_id, caller, hints, arrival, adapter=_adapter(model, generator))
@@ -114,13 +117,13 @@ class Intake:
         (token_ids, prompt), charged = await self._tokenizer.tokenize(
             rendering_length(prompt),
             partial(self._chats.render, generator, prompt),
-            partial(self._untokenized, fields, generator, content_length(prompt), sampling),
+            partial(self._least_generate_job, fields, generator, content_length(prompt), sampling),
         )
         features = chat_features(prompt.messages) if self._keeps_features else None
         if features is not None and self._prompt_vectors is not None:
             features = self._prompt_vectors.with_vector(features, last_user_text(prompt.messages))
         fields = replace(fields, features=features, charged_tokens=charged)
-        return await self._generate(fields, generator, token_ids, max_tokens, sampling, prompt)
+        return await self._generate_job(fields, generator, token_ids, max_tokens, sampling, prompt)
 
     async def completion(
         self,
@@ -136,7 +139,7 @@ class Intake:
         prompts: int = 1,
         arrival: Instant | None = None,
     ) -> GenerateJob:
-        """Tokenizes a text prompt, one of `prompts` in the body. Raises Refused.
+        """The job of one of the `prompts` in a body, a text or token ids. Raises Refused, Rejected.
 
         Without `max_tokens` the limit is `default_max_tokens`, the model's default or what fits the context.
         """
@@ -150,7 +153,7 @@ class Intake:
             token_ids, charged = await self._tokenizer.tokenize(
                 len(prompt),
                 partial(generator.tokenize, prompt),
-                partial(self._untokenized, fields, generator, len(prompt), sampling),
+                partial(self._least_generate_job, fields, generator, len(prompt), sampling),
             )
         else:
             token_ids = prompt
@@ -158,7 +161,7 @@ class Intake:
         if features is not None and self._prompt_vectors is not None and isinstance(prompt, str):
             features = self._prompt_vectors.with_vector(features, prompt)
         fields = replace(fields, features=features, charged_tokens=charged)
-        return await self._generate(
+        return await self._generate_job(
             fields,
             generator,
             token_ids,
@@ -182,7 +185,7 @@ class Intake:
         takes_any_ids: bool = False,
         arrival: Instant | None = None,
     ) -> EmbedJob:
-        """Tokenizes and truncates the inputs. Raises Refused.
+        """The job of the inputs, tokenized and truncated. Raises Refused, Rejected.
 
         Without a `truncation` an input that exceeds the model's limit is refused. `prompt` is the name of the
         prompt that the model puts before texts; token ids are used unchanged, and refused without the special
@@ -224,7 +227,7 @@ class Intake:
             token_ids, charged = await self._tokenizer.tokenize(
                 sum(map(len, bounded)),
                 partial(embedder.tokenize, bounded, prompt=prompt),
-                partial(least_job, self._requests, fields, embedder, bounded),
+                partial(least_embed_job, self._requests, fields, embedder, bounded),
             )
         if truncation is not None and limit is not None:
             token_ids = [embedder.truncate(ids, limit, truncation.side) for ids in token_ids]
@@ -241,7 +244,7 @@ class Intake:
         with self._fail_open[Subject.PROMPT_VECTORS]:
             self._prompt_vectors.store(job.request.model, job.texts, vectors)
 
-    def _untokenized(
+    def _least_generate_job(
         self, fields: RequestFields, generator: Generator, characters: int, sampling: Sampling
     ) -> GenerateJob:
         """A stand-in for the job of a text that is not tokenized yet, to charge its tenant before.
@@ -252,7 +255,7 @@ class Intake:
         request = self._requests.build(fields, Kind.GENERATE, generator.model, least, 1, sampling.n)
         return GenerateJob(request, range(least), sampling)
 
-    async def _generate(
+    async def _generate_job(
         self,
         fields: RequestFields,
         generator: Generator,

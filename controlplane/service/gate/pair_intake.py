@@ -17,7 +17,7 @@ from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.prompt_limits import (
     PromptTokenizer,
     bounded_texts,
-    least_job,
+    least_embed_job,
     truncation_limit,
 )
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
@@ -97,7 +97,7 @@ class PairIntake:
         token_ids, charged = await self._tokenizer.tokenize(
             sum(map(len, bounded)),
             partial(reranker.tokenize, bounded),
-            partial(least_job, self._requests, fields, reranker, bounded),
+            partial(least_embed_job, self._requests, fields, reranker, bounded),
         )
         count = len(texts.queries)
         queries = [ids[: texts.query_tokens] for ids in token_ids[:count]]

@@ -33,21 +33,22 @@ class PromptTokenizer:
         self,
         characters: int,
         work: Callable[[], Awaitable[Tokens]],
-        untokenized: Callable[[], GenerateJob | EmbedJob],
+        least_job: Callable[[], GenerateJob | EmbedJob],
     ) -> tuple[Tokens, int | None]:
-        """The tokens that `work` returns, and how many were charged before. Raises Refused, Rejected.
+        """Runs `work`, which tokenizes so many characters; returns its tokens, and the tokens charged before.
 
-        `untokenized` gives the job of a long text by a lower bound of its tokens.
+        A long text is charged by the job that `least_job` returns, which has a lower bound of its tokens; for
+        a short one nothing (None) is charged. Raises Refused, Rejected.
         """
         if characters <= LONG_TEXT_CHARACTERS:
             return await work(), None
-        job = untokenized()
+        job = least_job()
         self._charge(job)
         found = await self.slots.run(job.request.tenant, work)
         return found, job.request.prompt_tokens
 
     async def in_turn(self, tenant: str, characters: int, work: Callable[[], Awaitable[Tokens]]) -> Tokens:
-        """What `work` returns, for a text of so many characters that nothing is charged for."""
+        """Runs `work` on so many characters without charging the tenant, and returns its result."""
         return await work() if characters <= LONG_TEXT_CHARACTERS else await self.slots.run(tenant, work)
 
 
@@ -108,10 +109,10 @@ def truncation_limit(truncation: TruncationRequest, embedder: Embedder) -> int:
     return most if truncation.tokens is None else truncation.tokens
 
 
-def least_job(
+def least_embed_job(
     requests: RequestBuilder, fields: RequestFields, embedder: Embedder, texts: Sequence[str]
 ) -> EmbedJob:
-    """The job of texts for an embedder by the least tokens that they can have."""
+    """A stand-in for the job of texts that are not tokenized yet: with the least tokens they can have."""
     least = -(-sum(map(len, texts)) // embedder.max_token_characters)
     request = requests.build(fields, Kind.EMBED, embedder.model, least, 0, len(texts))
     return EmbedJob(request, embedder, (range(least),))
