@@ -150,8 +150,8 @@ class Ticket:
         self.phase = moved(self.phase, to)
 
     @property
-    def rank(self) -> int:
-        """The first component of the rank of its last queue entry; 0 if it never waited."""
+    def engine_rank(self) -> int:
+        """Rank in an engine without Tandem's scheduler: the first component of that of its last entry."""
         return 0 if self.entry is None else self.entry.rank[0]
 
     @property

@@ -112,7 +112,7 @@ class TokenStream:
     def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Delta]:
         job, ticket, timeline = self._job, self.ticket, self.ticket.timeline
         handoff = Handoff(
-            ticket.rank,
+            ticket.engine_rank,
             ticket.tenant_delay,
             ticket.forecast,
             len(self._tokens),

@@ -117,8 +117,8 @@ def _ahead(ticket: Ticket, others: Iterable[Ticket], slots: int) -> WorkAhead:
         steps = _remaining_steps(other.forecast, other.timeline.output_tokens, _golden_level(number))
         if other.phase is Phase.DECODE:
             decoding.append(steps)
-        elif other.phase is Phase.PREFILL and other.rank <= ticket.rank:
-            earlier.append((other.rank, steps))
+        elif other.phase is Phase.PREFILL and other.engine_rank <= ticket.engine_rank:
+            earlier.append((other.engine_rank, steps))
             prompt_tokens += other.request.prefill_tokens
     slot_order = [steps for _, steps in sorted(earlier, key=itemgetter(0))]
     return WorkAhead(prompt_tokens, steps_until_slot(decoding, slot_order, slots))
