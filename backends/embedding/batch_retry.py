@@ -131,8 +131,8 @@ class BatchDispatcher:
         if self.budget is not None:
             budget.inherit(self.budget)
         self.budget = budget
-        self._queue.budget_tokens = _WINDOW_PASSES * budget.full_tokens
-        self._queue.pass_tokens = budget.time.model.start_tokens
+        self._queue.window_tokens = _WINDOW_PASSES * budget.full_tokens
+        self._queue.start_tokens = budget.time.model.start_tokens
         self._queue.lanes = budget.lanes
 
     def put(

@@ -1,12 +1,12 @@
 """Forms the next embedding batch: the most urgent input, with inputs that add little padding.
 
-Calls are ordered by `on_time_first`. The window is the longest prefix of their inputs whose tokens fit the
-token budget. It is sorted by length and split into passes. Each pass stays within the budget in padded tokens
-(inputs times the longest of them) and within the caller's limit for that length; a pass also ends where
-padding would cost more than starting another one. Of the pass that contains the most urgent input, as many of
-its most urgent inputs are returned as the caller chooses; the rest stays queued and competes with later
-arrivals. An input therefore waits for at most one budget of
-less urgent tokens. An input above the budget forms a pass alone. Halves of a failed pass come first.
+Calls are ordered by `on_time_first`. The window is the longest prefix of their inputs with at most
+`window_tokens`. It is sorted by length and split into passes. Each pass stays within `window_tokens` in
+padded tokens (inputs times the longest of them) and within the caller's limit for that length; a pass also
+ends where padding would cost more than starting another one. Of the pass that contains the most urgent input,
+as many of its most urgent inputs are returned as the caller chooses; the rest stays queued and competes with
+later arrivals. An input therefore waits for at most one window of less urgent tokens. An input above the
+limit forms a pass alone. Halves of a failed pass come first.
 
 A pass is formed when it is requested; `is_worth_a_pass` tells whether the queue justifies one.
 """
@@ -99,13 +99,13 @@ class BatchQueue(Generic[Caller]):
     that all lanes end at about the same time.
 
     Args:
-        budget_tokens: bound of one pass, in padded tokens.
-        pass_tokens: cost of starting a pass, in tokens computed in the same time.
+        window_tokens: tokens of the queued inputs that the next pass is chosen from; no pass has more.
+        start_tokens: cost of starting a pass, in tokens computed in the same time.
         lanes: passes computed concurrently.
     """
 
-    budget_tokens: int
-    pass_tokens: int = 0
+    window_tokens: int
+    start_tokens: int = 0
     lanes: int = 1
     _calls: list[QueuedCall[Caller]] = field(default_factory=list)
     _retries: deque[Batch[Caller]] = field(default_factory=deque)
@@ -120,7 +120,7 @@ class BatchQueue(Generic[Caller]):
         """
         if any(not item.call.is_discarded for batch in self._retries for item in batch.items):
             return True
-        return self._tokens >= min(_MIN_STARTS_PER_PASS * self.pass_tokens, budget_tokens)
+        return self._tokens >= min(_MIN_STARTS_PER_PASS * self.start_tokens, budget_tokens)
 
     @property
     def calls(self) -> Sequence[QueuedCall[Caller]]:
@@ -173,7 +173,7 @@ class BatchQueue(Generic[Caller]):
         while self._retries:
             items = tuple(i for i in self._retries.popleft().items if not i.call.is_discarded)
             if items:
-                limit = max(1, min(max_inputs(items[0].tokens), self.budget_tokens // items[0].tokens))
+                limit = max(1, min(max_inputs(items[0].tokens), self.window_tokens // items[0].tokens))
                 if len(items) > limit:
                     self._retries.appendleft(Batch(items[limit:]))
                 return Batch(items[:limit])
@@ -207,7 +207,7 @@ class BatchQueue(Generic[Caller]):
         for call in calls:
             for position in call.pending:
                 tokens += call.lengths[position]
-                if window and tokens > self.budget_tokens:
+                if window and tokens > self.window_tokens:
                     return window
                 window.append(Item(call, position))
         return window
@@ -218,12 +218,12 @@ class BatchQueue(Generic[Caller]):
         passes: list[list[Item[Caller]]] = []
         longest = padding = limit = 0
         lane_share = max(
-            _MIN_STARTS_PER_PASS * self.pass_tokens, -(-sum(i.tokens for i in window) // self.lanes)
+            _MIN_STARTS_PER_PASS * self.start_tokens, -(-sum(i.tokens for i in window) // self.lanes)
         )
-        room = self.budget_tokens if self.lanes == 1 else min(self.budget_tokens, lane_share)
+        room = self.window_tokens if self.lanes == 1 else min(self.window_tokens, lane_share)
         for item in sorted(window, key=lambda i: (-i.tokens, i.call.key, i.position)):
             padding += longest - item.tokens
-            if passes and len(passes[-1]) < limit and padding <= self.pass_tokens:
+            if passes and len(passes[-1]) < limit and padding <= self.start_tokens:
                 passes[-1].append(item)
             else:
                 passes.append([item])

@@ -49,8 +49,8 @@ class Model:
 
 
 @given(STEPS, st.integers(1, 400), st.integers(0, 200))
-def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, pass_tokens):
-    queue: BatchQueue[int] = BatchQueue(budget, pass_tokens)
+def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, start_tokens):
+    queue: BatchQueue[int] = BatchQueue(budget, start_tokens)
     model = Model(budget)
     calls: list[QueuedCall[int]] = []
     answered: set[tuple[int, int]] = set()
@@ -89,9 +89,9 @@ def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, pa
             model.check_fresh(batch)
             failed.extend((i.call.caller, i.position) for i in batch.items)
             queue.requeue(batch.halves() or [batch])
-        if not failed and pass_tokens:
+        if not failed and start_tokens:
             waiting = sum(model.lengths[number][position] for number, position in model.waiting)
-            worth = min(8 * pass_tokens, budget)
+            worth = min(8 * start_tokens, budget)
             assert queue.is_worth_a_pass(budget) == (waiting >= worth)
     while take():
         pass
@@ -106,7 +106,7 @@ def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, pa
 
 
 def test_a_large_call_is_split_longest_inputs_first():
-    queue: BatchQueue[str] = BatchQueue(budget_tokens=20, pass_tokens=100)
+    queue: BatchQueue[str] = BatchQueue(window_tokens=20, start_tokens=100)
     queue.put("one", [5, 10, 5, 10, 5], deadline=None)
     batches = []
     while (batch := queue.next_batch()) is not None:
@@ -115,7 +115,7 @@ def test_a_large_call_is_split_longest_inputs_first():
 
 
 def test_batches_follow_deadlines_and_calls_without_one_come_last():
-    queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
+    queue: BatchQueue[str] = BatchQueue(window_tokens=10)
     queue.put("never", [10], deadline=None)
     queue.put("late", [10], deadline=Instant(9))
     queue.put("soon", [10], deadline=Instant(3))
@@ -127,7 +127,7 @@ def test_late_calls_come_last_until_they_are_late_by_a_minute():
     minute = 60 * 10**9
 
     def order(now: int) -> list[str]:
-        queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
+        queue: BatchQueue[str] = BatchQueue(window_tokens=10)
         for caller, deadline in (("first", 3), ("second", 9), ("never", None), ("far", 2 * minute)):
             queue.put(caller, [10], deadline=None if deadline is None else Instant(deadline))
         batches = [queue.next_batch(now=Instant(now)) for _ in range(4)]
@@ -140,22 +140,22 @@ def test_late_calls_come_last_until_they_are_late_by_a_minute():
 
 
 def test_short_inputs_join_a_long_one_only_if_padding_costs_less_than_a_pass():
-    def passes(pass_tokens):
-        queue: BatchQueue[str] = BatchQueue(budget_tokens=1_000, pass_tokens=pass_tokens)
+    def passes(start_tokens):
+        queue: BatchQueue[str] = BatchQueue(window_tokens=1_000, start_tokens=start_tokens)
         queue.put("mixed", [100, 10, 10], deadline=None)
         found = []
         while (batch := queue.next_batch()) is not None:
             found.append([i.tokens for i in batch.items])
         return found
 
-    assert passes(pass_tokens=179) == [[100, 10], [10]]
-    assert passes(pass_tokens=180) == [[100, 10, 10]]
-    assert passes(pass_tokens=0) == [[100], [10, 10]]
+    assert passes(start_tokens=179) == [[100, 10], [10]]
+    assert passes(start_tokens=180) == [[100, 10, 10]]
+    assert passes(start_tokens=0) == [[100], [10, 10]]
 
 
 def test_lanes_share_the_window_by_guided_self_scheduling():
     def sizes(lanes):
-        queue: BatchQueue[str] = BatchQueue(budget_tokens=100, pass_tokens=1, lanes=lanes)
+        queue: BatchQueue[str] = BatchQueue(window_tokens=100, start_tokens=1, lanes=lanes)
         queue.put("one", [10] * 10, deadline=None)
         found = []
         while (batch := queue.next_batch()) is not None:
@@ -167,7 +167,7 @@ def test_lanes_share_the_window_by_guided_self_scheduling():
 
 
 def test_drain_returns_each_call_once_and_empties_the_queue():
-    queue: BatchQueue[str] = BatchQueue(budget_tokens=10)
+    queue: BatchQueue[str] = BatchQueue(window_tokens=10)
     first = queue.put("first", [10, 10, 10], deadline=None)
     second = queue.put("second", [10], deadline=None)
     batch = queue.next_batch()

@@ -18,9 +18,9 @@ MEMORIES = st.builds(
     st.integers(1, 2_000),
     st.integers(0, 500),
 )
-def test_the_estimate_bounds_every_pass_of_a_call(memory, lengths, budget, pass_tokens):
+def test_the_estimate_bounds_every_pass_of_a_call(memory, lengths, budget, start_tokens):
     estimate = memory.batch_bytes(lengths, budget_tokens=budget)
-    queue: BatchQueue[None] = BatchQueue(budget, pass_tokens)
+    queue: BatchQueue[None] = BatchQueue(budget, start_tokens)
     queue.put(None, lengths, deadline=None)
     while (batch := queue.next_batch()) is not None:
         assert memory.pass_bytes(len(batch.items), batch.items[0].tokens) <= estimate
