@@ -99,7 +99,6 @@ class PolicyScheduler(RankedScheduler[P]):
         self._arrived: list[P] = []
         self._queued: dict[RequestState, P] = {}
         self._ranked: list[P] = []
-        self._now = Instant(0)
         self._work: StepWork | None = None
         self._previous_schedule: Instant | None = None
 
@@ -123,7 +122,7 @@ class PolicyScheduler(RankedScheduler[P]):
 
     def arrange(self, now: Instant) -> None:
         """Applies the policy's plan for the next step."""
-        self._now, self._previous_schedule = now, now
+        self._previous_schedule = now
         for sequence in self._arrived:
             self._of[sequence.state] = sequence
             self._enqueue(sequence)
@@ -271,7 +270,7 @@ class PolicyScheduler(RankedScheduler[P]):
     def _enqueue(self, sequence: P) -> None:
         self._queued[sequence.state] = sequence
         self._sharing.waiting.enqueue(sequence)
-        self._policy.enqueue(sequence.state, self._now)
+        self._policy.enqueue(sequence.state)
 
     def _dequeue(self, state: RequestState) -> None:
         sequence = self._queued.pop(state)
@@ -307,7 +306,7 @@ class PolicyScheduler(RankedScheduler[P]):
         options = self.options.changed(changes)
         self._policy, self.options = engine_policy(options), options
         for state in self._queued:
-            self._policy.enqueue(state, self._now)
+            self._policy.enqueue(state)
 
     def set_forecast(self, sequence: P, forecast: LengthForecast) -> None:
         """Replaces the forecast of a sequence."""
@@ -316,6 +315,6 @@ class PolicyScheduler(RankedScheduler[P]):
             self._policy.dequeue(state)
         state.set_forecast(forecast)
         if is_queued:
-            self._policy.enqueue(state, self._now)
+            self._policy.enqueue(state)
         elif sequence.blocks:
             self._batch_view.set_forecast(state)

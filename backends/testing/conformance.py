@@ -178,14 +178,14 @@ def _check_idle_start(factory: Callable[[], EnginePolicy]) -> None:
     late = RequestState(_of_class(service_class, "late", arrival, prompt_tokens=159), 400, "late")
     view = EngineView(_NOW, _PACE, _BLOCK_TOKENS, 10, 0, 0, 64, RunningBatch())
     policy = factory()
-    policy.enqueue(late, _NOW)
+    policy.enqueue(late)
     started = any(late in policy.plan(view).offer for _ in range(_PLANS_UNTIL_IDLE_START))
     assert started, f"an idle engine does not start a request that fits, in {_PLANS_UNTIL_IDLE_START} plans"
 
 
 def _plan(policy: EnginePolicy, waiting: Sequence[RequestState], view: EngineView) -> StepPlan:
     for state in waiting:
-        policy.enqueue(state, _NOW)
+        policy.enqueue(state)
     return policy.plan(view)
 
 

@@ -274,7 +274,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         stamp(request, now)
         if self._sharing is not None:
             self._sharing.waiting.enqueue(request)
-        self.engine_policy.enqueue(request.tandem, now)
+        self.engine_policy.enqueue(request.tandem)
 
     @property
     def malformed(self) -> int:
@@ -333,9 +333,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         """Builds a new policy and moves the waiting requests to it. Raises ValueError."""
         options = self.options.changed(changes)
         self.engine_policy, self.options = engine_policy(options), options
-        now = Instant(self.clock())
         for request in self.waiting:
-            self.engine_policy.enqueue(request.tandem, now)
+            self.engine_policy.enqueue(request.tandem)
 
     def set_forecast(self, name: str, forecast: LengthForecast) -> None:
         """Updates the length forecast of all samples of the client's request `name`, if it is still here."""
@@ -346,7 +345,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             progress.set_forecast(forecast)
             self._tracker.set_forecast(progress)
             if is_waiting:
-                self.engine_policy.enqueue(progress, Instant(self.clock()))
+                self.engine_policy.enqueue(progress)
 
     def facts(self, now: Instant) -> EngineFacts:
         """The counters that the shared state publishes."""

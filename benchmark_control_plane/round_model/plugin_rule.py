@@ -55,7 +55,7 @@ class EnginePolicyRule:
 
     def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:
         at = Instant(seconds(now))
-        self._sync_states(engine, at)
+        self._sync_states(engine)
         view = self._view(engine, at)
         plan = self._policy.plan(view)
         by_id = {self._states[simulated.number].request.id: simulated for simulated in engine.running}
@@ -64,12 +64,12 @@ class EnginePolicyRule:
         preempted = list(engine.waiting)
         offered = [self._waiting[state.request.id] for state in plan.offer]
         for simulated in reversed(preempted):
-            self._enqueue(simulated, at)
+            self._enqueue(simulated)
         places = {state.request.id: place for place, state in enumerate(plan.ranked)}
         engine.running.sort(key=lambda simulated: places.get(self._states[simulated.number].request.id, -1))
         engine.waiting = deque(offered)
 
-    def _sync_states(self, engine: SimulatedScheduler[SteppedRequest], at: Instant) -> None:
+    def _sync_states(self, engine: SimulatedScheduler[SteppedRequest]) -> None:
         """Copies the last step's tokens, starts and preemptions by the engine into the states."""
         for simulated in engine.running:
             state = self._states[simulated.number]
@@ -81,17 +81,17 @@ class EnginePolicyRule:
                 state.stamp(Instant(seconds(simulated.last)), simulated.produced - state.done)
         for simulated in engine.waiting:
             if self._states[simulated.number].request.id not in self._waiting:
-                self._enqueue(simulated, at)
+                self._enqueue(simulated)
         engine.waiting.clear()
         for simulated in self._new:
-            self._enqueue(simulated, at)
+            self._enqueue(simulated)
         self._new.clear()
 
-    def _enqueue(self, simulated: SteppedRequest, at: Instant) -> None:
+    def _enqueue(self, simulated: SteppedRequest) -> None:
         state = self._states[simulated.number]
         state.preemptions = simulated.preemptions
         self._waiting[state.request.id] = simulated
-        self._policy.enqueue(state, at)
+        self._policy.enqueue(state)
 
     def _view(self, engine: SimulatedScheduler[SteppedRequest], at: Instant) -> EngineView:
         running = engine.running

@@ -38,7 +38,7 @@ class AptServe:
         self._columns = ColumnStore(3, np.int64)
         self._weights = ColumnStore(1, np.float64)
 
-    def enqueue(self, state: RequestState, now: Instant) -> None:
+    def enqueue(self, state: RequestState) -> None:
         """Inserts the request by arrival and id."""
         index = bisect_left(self._keys, _key(state))
         self._keys.insert(index, _key(state))

@@ -114,7 +114,7 @@ class StepPlan:
 class EnginePolicy(Protocol):
     """Decides the order of waiting requests and the preemption of running ones inside the engine."""
 
-    def enqueue(self, state: RequestState, now: Instant) -> None:
+    def enqueue(self, state: RequestState) -> None:
         """The request waits from now on: it is new, or was preempted."""
 
     def dequeue(self, state: RequestState) -> None:

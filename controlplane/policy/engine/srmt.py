@@ -116,7 +116,7 @@ class ShortestRemainingMemoryTime:
         self._new: list[RequestState] = []
         self._steps = 0
 
-    def enqueue(self, state: RequestState, now: Instant) -> None:
+    def enqueue(self, state: RequestState) -> None:
         """Adds the request; the next plan puts it into its lane."""
         self._new.append(state)
         self._is_lost[state.request.id] = False

@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from controlplane.core.clock import NO_TIME, Instant
+from controlplane.core.clock import NO_TIME
 from controlplane.core.decision import Admit
 from controlplane.core.pool_view import Share, Waiting
 from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of, waiting_of
@@ -71,7 +71,7 @@ class StaticPriorityPolicy:
         self._blocked: _Blocked | None = None
         self._steps = 0
 
-    def enqueue(self, state: RequestState, now: Instant) -> None:
+    def enqueue(self, state: RequestState) -> None:
         """Adds the request; the next plan ranks it."""
         self._new.append(state)
 

@@ -27,7 +27,7 @@ class Broken:
         self._queue = []
         self._plan = plan
 
-    def enqueue(self, progress, now):
+    def enqueue(self, progress):
         self._queue.append(progress)
 
     def dequeue(self, progress):

@@ -182,7 +182,7 @@ class OfferAll:
     def __init__(self):
         self.states = []
 
-    def enqueue(self, state, now):
+    def enqueue(self, state):
         self.states.append(state)
 
     def dequeue(self, state):

@@ -59,7 +59,7 @@ def plan(
 ) -> StepPlan:
     policy = engine_policy(EngineOptions(ordering=ordering))
     for state in waiting:
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     return policy.plan(view_of(running, free, slots))
 
 
@@ -221,11 +221,11 @@ def test_a_request_without_an_objective_is_served_on_the_aged_share_after_its_pa
     policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=5_000.0))
     small = [waits(f"s{number}", ago_ms=100 * number, prompt=20, predicted=20) for number in range(40)]
     for state in small:
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     young = waits("young", ttft_ms=None, ago_ms=4_900, prompt=60, predicted=300)
     old = waits("old", ttft_ms=None, ago_ms=5_100, prompt=60, predicted=300)
     for state in (young, old):
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     view = EngineView(NOW, PACE, BLOCK, 8, 0, 0, 64, RunningBatch())
     assert policy.plan(view).offer[0] is old
     for state in (young, old, *small):

@@ -69,7 +69,7 @@ def planned(
 ) -> StepPlan:
     policy = engine_policy(EngineOptions().changed({"ordering": ordering, **more}))
     for state in waiting:
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     plan = policy.plan(view)
     for state in plan.offer:
         policy.dequeue(state)
@@ -108,7 +108,7 @@ def test_gate_cycle_and_engine_policy_decide_alike(ordering, batch, slots):
     view = replace(view_of(running, free=40 + batch[2]), free_slots=slots if running else 64)
     policy = engine_policy(EngineOptions(ordering=ordering, look_ahead="all"))
     for state in waiting:
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     plan = policy.plan(view)
     line = [waiting_of(p, footprint_of(p, BLOCK), policy.rank_of(p)) for p in policy.order()]
     # The engine skips a request above the quota; the gate never admits it.
@@ -165,7 +165,7 @@ def test_apt_equals_a_full_sort_by_value(random, counts, free, slots, decay, has
 
     policy = AptServe(decay)
     for state in waiting:
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     plan = policy.plan(view)
     by_rank, victims, free = sorted(running, key=by_value), [], view.free
     while free < 0 and by_rank:
@@ -238,7 +238,7 @@ def test_skipped_requests_could_not_have_started(settle, cut):
         for policy in (ShortestRemainingMemoryTime(options), ExhaustiveSrmt(options)):
             policy._cutoff.size = cut
             for state in waiting:
-                policy.enqueue(state, NOW)
+                policy.enqueue(state)
             plans.append(policy.plan(view))
         assert plans[0] == plans[1]
 
@@ -264,7 +264,7 @@ def test_a_long_prefill_counts_in_the_order():
     long_answer = progress("told", {**base, "prompt": 20, "predicted": 95}, is_running=False)
     policy = engine_policy(EngineOptions(ordering="srmt"))
     for state in (long_prompt, long_answer):
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     view = view_of([], free=100)
     assert policy.plan(view).offer == [long_answer, long_prompt]
     # The order follows the prefill cost only after a clear change.
@@ -285,7 +285,7 @@ def test_equal_requests_go_by_arrival_while_the_prefill_cost_changes():
     arrived = []
     for number, per_token in enumerate((0.15, 0.14, 0.16, 0.15, 0.17, 0.13)):
         arrived.append(progress(f"r{number}", {**life, "ago_ms": 100 - number}, is_running=False))
-        policy.enqueue(arrived[-1], NOW)
+        policy.enqueue(arrived[-1])
         plan = policy.plan(replace(view_of([], free=100), pace=Pace(PACE.step, milliseconds(per_token))))
     assert plan.offer == arrived
 
@@ -296,7 +296,7 @@ def test_a_lost_request_past_its_patience_starts_first_and_is_not_preempted():
     young = [progress(f"y{i}", {**base, "ago_ms": 10, "predicted": 5}, is_running=False) for i in range(4)]
     policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=15_000))
     for state in (old, *young):
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     view = view_of([], free=8)
     assert policy.plan(view).offer[0] is old
     policy.dequeue(old)
@@ -316,7 +316,7 @@ def test_lost_requests_start_only_on_spare_memory(apart_ms, starts):
     lost, *others = arrived
     policy = engine_policy(EngineOptions(ordering="srmt"))
     for state in arrived:
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     runs = progress("runs", {**base, "done": 20, "ago_ms": 200}, is_running=True)
     view = view_of([runs], free=80)
     policy.plan(replace(view, free_slots=0))
@@ -334,7 +334,7 @@ def test_lost_requests_start_smallest_first_and_oldest_first_when_idle():
     )
     policy = engine_policy(EngineOptions(ordering="srmt"))
     for state in (old, small):
-        policy.enqueue(state, NOW)
+        policy.enqueue(state)
     beside = [policy.plan(view_of([runs], free=80)).offer for _ in range(4)]
     assert [small, old] in beside
     assert policy.plan(view_of([], free=14)).offer == [old]

@@ -8,7 +8,7 @@ from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.registry import engine_policy
-from tests.controlplane.policy.engine.test_class_weights import NOW, runs, view_of, waits
+from tests.controlplane.policy.engine.test_class_weights import runs, view_of, waits
 
 
 def full_memory(running: list[RequestState], free: int) -> EngineView:
@@ -20,7 +20,7 @@ def full_memory(running: list[RequestState], free: int) -> EngineView:
 def planned(running: list[RequestState], weight: float = 3.0, free: int = 0) -> StepPlan:
     """The plan with these running and an urgent request of 100 tokens and 50 to come."""
     policy = engine_policy(EngineOptions(ordering="srmt", recompute_weight=weight))
-    policy.enqueue(waits("urgent", ago_ms=1_000), NOW)
+    policy.enqueue(waits("urgent", ago_ms=1_000))
     return policy.plan(full_memory(running, free))
 
 
@@ -63,7 +63,7 @@ def test_shared_blocks_are_not_computed_again():
     view = full_memory([victim], free=0)
     view.running.held[:] = 8
     policy = engine_policy(EngineOptions(ordering="srmt"))
-    policy.enqueue(waits("urgent", ago_ms=1_000), NOW)
+    policy.enqueue(waits("urgent", ago_ms=1_000))
     assert policy.plan(view).preempt == [victim]
 
 
