@@ -175,7 +175,7 @@ def _check_use_ceiling(factory: Callable[[], EnginePolicy], case: str) -> None:
 def _check_idle_start(factory: Callable[[], EnginePolicy]) -> None:
     service_class = ServiceClass("any", Slo(ttft=milliseconds(300)), priority=0, sheddable=False)
     arrival = Instant(_NOW - seconds(9))
-    late = RequestState(_of_class(service_class, "late", arrival, prompt_tokens=159), 400, "late")
+    late = RequestState(_of_class(service_class, "late", arrival, prompt_tokens=159), 400)
     view = EngineView(_NOW, _PACE, _BLOCK_TOKENS, 10, 0, 0, 64, RunningBatch())
     policy = factory()
     policy.enqueue(late)
@@ -208,7 +208,7 @@ def _engine_case(random: Random) -> tuple[list[RequestState], list[RequestState]
 
 
 def _request_state(random: Random, name: str, *, is_running: bool) -> RequestState:
-    state = RequestState(_request(random, name), random.randint(1, 200), name)
+    state = RequestState(_request(random, name), random.randint(1, 200))
     if is_running and (done := random.randint(0, 100)):
         pause = min(milliseconds(100), _NOW - state.request.arrival)
         state.stamp(Instant(state.request.arrival + pause), done)

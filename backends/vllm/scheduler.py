@@ -337,7 +337,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             self.engine_policy.enqueue(request.tandem)
 
     def set_forecast(self, name: str, forecast: LengthForecast) -> None:
-        """Updates the length forecast of all samples of the client's request `name`, if it is still here."""
+        """Updates the length forecast of all samples of the sender's request `name`, if it is still here."""
         for progress in self._intake.samples(name):
             is_waiting = self.waiting.holds(progress.request.id)
             if is_waiting:

@@ -50,7 +50,7 @@ class EnginePolicyRule:
             prompt_tokens=simulated.prompt,
             max_output_tokens=self._context - simulated.prompt,
         )
-        self._states[simulated.number] = RequestState(request, simulated.predicted, name=request.id)
+        self._states[simulated.number] = RequestState(request, simulated.predicted)
         self._new.append(simulated)
 
     def arrange(self, engine: SimulatedScheduler[SteppedRequest], now: float) -> None:

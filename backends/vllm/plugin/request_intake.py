@@ -1,4 +1,4 @@
-"""The policy's states of the requests in vLLM, made from their metadata and found by the client's id."""
+"""The policy's states of the requests in vLLM, made from their metadata and found by the sender's id."""
 
 import logging
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ class RequestIntake:
     def __init__(self, defaults: Defaults) -> None:
         self.malformed = 0
         self._defaults = defaults
-        self._by_client_id: dict[str, list[EngineRequest]] = {}
+        self._by_external_id: dict[str, list[EngineRequest]] = {}
 
     def admit(self, request: Any, now: Instant) -> EngineRequest:
         """The state of a request that has just entered; with bad metadata it gets the defaults."""
         progress = self._engine_request(request, now)
-        self._by_client_id.setdefault(progress.name, []).append(progress)
+        self._by_external_id.setdefault(progress.external_id, []).append(progress)
         return progress
 
     def remove(self, progress: EngineRequest) -> None:
         """Forgets a request that has ended."""
-        siblings = self._by_client_id[progress.name]
+        siblings = self._by_external_id[progress.external_id]
         siblings.remove(progress)
         if not siblings:
-            del self._by_client_id[progress.name]
+            del self._by_external_id[progress.external_id]
 
-    def samples(self, name: str) -> Sequence[EngineRequest]:
-        """All samples of the client's request `name` that are still here."""
-        return self._by_client_id.get(name, ())
+    def samples(self, external_id: str) -> Sequence[EngineRequest]:
+        """All samples of this request of the sender that are still here."""
+        return self._by_external_id.get(external_id, ())
 
     def _engine_request(self, request: Any, now: Instant) -> EngineRequest:
         facts = {"request_id": request.request_id, "prompt_tokens": request.num_prompt_tokens}

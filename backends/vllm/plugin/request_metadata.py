@@ -3,7 +3,7 @@
 `SamplingParams.extra_args["tandem"]` is a mapping. Over HTTP, where `vllm_xargs` is flat, each key has the
 prefix `tandem_` instead. All keys are optional:
 
-- `id`: the client's request id; `class`; `priority` (larger runs earlier); `weight` of the class
+- `id`: the request id of the sender; `class`; `priority` (larger runs earlier); `weight` of the class
   (`1 + priority` by default);
 - `arrival_ns`: arrival on this host's monotonic clock; by default the time when the engine received the
   request;
@@ -39,14 +39,16 @@ _KNOWN = (
 
 @dataclass(eq=False, slots=True)
 class EngineRequest(RequestState):
-    """The policy's state of one request, with its key in the shared state."""
+    """The policy's state of one request in vLLM."""
 
+    external_id: str = field(kw_only=True)
+    """Request id of the sender, usually the gate; all samples have it, while `request.id` is vLLM's."""
     key: int = field(init=False)
-    """`key_of` the client's request id."""
+    """Key of `external_id` in the shared state."""
 
     def __post_init__(self) -> None:
         RequestState.__post_init__(self)
-        self.key = key_of(self.name)
+        self.key = key_of(self.external_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def make_engine_request(
         id=request_id,
         kind=Kind.GENERATE,
         model="",
-        tenant=str(metadata.get("id", request_id)),
+        tenant="",
         service_class=service_class,
         slo=slo,
         arrival=arrival,
@@ -147,7 +149,8 @@ def make_engine_request(
     )
     predicted = max(1, min(round(expected), limit))
     is_guess = not ({"tokens", "quantiles"} & metadata.keys() or defaults.tokens)
-    progress = EngineRequest(request, predicted, request.tenant, forecast, is_guess=is_guess)
+    external_id = str(metadata.get("id", request_id))
+    progress = EngineRequest(request, predicted, forecast, is_guess=is_guess, external_id=external_id)
     if resumed > 0:
         progress.tokens += resumed
         progress.record_first_token(Instant(_integer(metadata, "first_token_ns", now)))

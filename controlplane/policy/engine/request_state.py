@@ -18,13 +18,11 @@ class RequestState:
     """Mutable state of one request.
 
     Written by the host; while the request runs, `RunningBatch` holds newer values and writes them back when
-    the request is read. `predicted` output tokens may be wrong by any factor. `name` is the engine's request
-    id.
+    the request is read. `predicted` output tokens may be wrong by any factor.
     """
 
     request: Request
     predicted: int
-    name: str
     forecast: LengthForecast | None = None
     first_token: Instant | None = None
     last_token: Instant | None = None

@@ -25,7 +25,7 @@ class Block:
 
 def a_state(name: str) -> RequestState:
     request = Request(name, Kind.GENERATE, "m", "t", STANDARD, Slo(), Instant(0), 100, 10)
-    return RequestState(request, 10, name)
+    return RequestState(request, 10)
 
 
 class Cache(RuleBasedStateMachine):

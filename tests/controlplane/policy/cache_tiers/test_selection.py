@@ -33,7 +33,7 @@ def _progress(name, prompt, *, predicted=100):
         max_output_tokens=1_000,
         sequences=1,
     )
-    return RequestState(request, predicted, name)
+    return RequestState(request, predicted)
 
 
 def _view(quota, running=()):

@@ -37,7 +37,7 @@ def waits(
     service_class = ServiceClass("any", slo, priority, sheddable=False, stated_weight=weight)
     arrival = Instant(NOW - milliseconds(ago_ms))
     request = Request(name, Kind.GENERATE, "m", "t", service_class, slo, arrival, prompt, 400)
-    return RequestState(request, predicted, name)
+    return RequestState(request, predicted)
 
 
 def runs(name: str, done: int = 10, **life: float) -> RequestState:
@@ -187,7 +187,7 @@ def test_equal_weights_change_nothing(ordering, seed, weight):
     for each in (1.0, weight):
         chosen = plan(ordering, *random_case(Random(seed), each))
         decided.append(
-            [[state.name for state in part] for part in (chosen.preempt, chosen.offer, chosen.ranked)]
+            [[state.request.id for state in part] for part in (chosen.preempt, chosen.offer, chosen.ranked)]
         )
     assert decided[0] == decided[1]
 

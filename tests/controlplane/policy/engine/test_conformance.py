@@ -49,7 +49,7 @@ def progress(name: str, life: dict, *, is_running: bool) -> RequestState:
     gap = None if life["gap_ms"] is None else milliseconds(life["gap_ms"])
     klass = ServiceClass("any", Slo(ttft=ttft, gap=gap), life["priority"], sheddable=False)
     request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
-    state = RequestState(request, life["predicted"], name)
+    state = RequestState(request, life["predicted"])
     if is_running and life["done"]:
         state.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
     return state

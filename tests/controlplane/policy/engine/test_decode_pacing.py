@@ -25,7 +25,7 @@ def running(*, first=900, done=11, limit=111, **objectives) -> RequestState:
         "r", Kind.GENERATE, "model", "tests", ServiceClass("c", slo, 0, sheddable=True), slo, Instant(0),
         prompt_tokens=8, max_output_tokens=limit,
     )  # fmt: skip
-    progress = RequestState(request, 100, "r")
+    progress = RequestState(request, 100)
     if first is not None:
         progress.first_token, progress.last_token = Instant(first), Instant(990)
         progress.tokens += done

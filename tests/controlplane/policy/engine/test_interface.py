@@ -25,7 +25,7 @@ def view_of(quota: int, use_ceiling: int | None, used: int, growth: int = 0) -> 
 
 def state_of(name: str, needed: int, held: int = 0) -> RequestState:
     request = Request(name, Kind.GENERATE, "m", "t", CLASS, CLASS.slo, Instant(0), needed * BLOCK - 1, 10)
-    state = RequestState(request, 10, name)
+    state = RequestState(request, 10)
     state.held = held
     return state
 

@@ -22,7 +22,7 @@ lives = st.tuples(
 def progress(name: str, life: tuple[int, int, int, int, bool]) -> RequestState:
     prompt, done, predicted, limit, is_foretold = life
     request = Request(name, Kind.GENERATE, "m", "t", ANY, ANY.slo, Instant(0), prompt, limit)
-    one = RequestState(request, predicted, name, FORECAST if is_foretold else None)
+    one = RequestState(request, predicted, FORECAST if is_foretold else None)
     one.tokens += done
     return one
 
@@ -51,7 +51,7 @@ def begun(slo: Slo, *, predicted: int = 100, is_guess: bool = False) -> RequestS
     """A request that arrived at 0 and has ten tokens, the first at 100 and the last at 200."""
     klass = ServiceClass("any", slo, 0, sheddable=False)
     request = Request("r", Kind.GENERATE, "m", "t", klass, slo, Instant(0), 20, 200)
-    state = RequestState(request, predicted, "r", is_guess=is_guess)
+    state = RequestState(request, predicted, is_guess=is_guess)
     state.stamp(Instant(100), 9)
     state.stamp(Instant(200), 1)
     return state

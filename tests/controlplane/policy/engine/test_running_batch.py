@@ -37,7 +37,6 @@ def newcomer(name: str, random: Random) -> RequestState:
     one = RequestState(
         request,
         predicted=random.choice([1, 20, 90]),
-        name=name,
         forecast=forecast(random) if random.random() < 0.6 else None,
         is_guess=random.random() < 0.2,
     )

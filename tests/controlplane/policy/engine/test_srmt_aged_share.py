@@ -22,7 +22,7 @@ ANY = Request("any", Kind.GENERATE, "m", "t", KLASS, KLASS.slo, Instant(0), 1, 1
 
 
 def holding(blocks: int) -> RequestState:
-    one = RequestState(ANY, predicted=1, name="any")
+    one = RequestState(ANY, predicted=1)
     one.held = blocks
     return one
 

@@ -25,7 +25,7 @@ Key = tuple[float, int, str]
 def random_state(name: str, random: Random) -> RequestState:
     arrival, prompt, predicted = Instant(random.randrange(9)), random.randint(1, 200), random.randint(1, 40)
     request = Request(name, Kind.GENERATE, "m", "t", ANY, ANY.slo, arrival, prompt, 100)
-    one = RequestState(request, predicted, name)
+    one = RequestState(request, predicted)
     one.per_block = random.choice([None, None, 32])
     one.is_guess = random.random() < 0.2
     return one
