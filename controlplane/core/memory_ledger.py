@@ -68,17 +68,6 @@ def generate_footprint(
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
-    """A share of the pool in bytes. Raises ValueError if it is negative."""
-
-    nominal: int
-
-    def __post_init__(self) -> None:
-        if self.nominal < 0:
-            raise ValueError(f"{self}: bytes must not be negative; give 0 or more")
-
-
-@dataclass(frozen=True, slots=True)
 class LeaseTable:
     """Open leases of one owner as columns, float64 [n]; row i belongs to `ids[i]`."""
 
@@ -127,7 +116,7 @@ class Lease:
 class _OwnerAccount:
     """Rows of one owner, kept dense by moving the last row into a gap."""
 
-    quota: Quota
+    quota: int = 0
     leases: list[Lease] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     rows: Floats = field(default_factory=lambda: np.zeros((_COLUMNS, _FIRST_SLOTS)))
@@ -146,25 +135,28 @@ class MemoryLedger:
     then no other owner can get it. What leases demand beyond the ceiling is a deficit, not held memory.
     """
 
-    def __init__(self, quotas: Mapping[Owner, Quota]) -> None:
-        self._accounts = {owner: _OwnerAccount(quota) for owner, quota in quotas.items()}
-        self.capacity = self._free = sum(quota.nominal for quota in quotas.values())
+    def __init__(self, quotas: Mapping[Owner, int]) -> None:
+        """The pool has as many bytes as the `quotas` together."""
+        self._accounts = {owner: _OwnerAccount() for owner in quotas}
+        self.capacity = self._free = sum(quotas.values())
+        for owner, quota in quotas.items():
+            self.set_quota(owner, quota)
 
-    def quota(self, owner: Owner) -> Quota:
-        """The owner's present quota."""
+    def quota(self, owner: Owner) -> int:
+        """The owner's present quota in bytes."""
         return self._accounts[owner].quota
 
-    def set_quota(self, owner: Owner, quota: Quota) -> None:
+    def set_quota(self, owner: Owner, quota: int) -> None:
         """Replaces the quota of one owner.
 
         A quota below present use frees nothing; it stops admission until use has fallen, and only then do the
-        others get the difference. Raises ValueError if the nominal quotas exceed the pool.
+        others get the difference. Raises ValueError if it is negative or if the quotas exceed the pool.
         """
-        others = sum(account.quota.nominal for other, account in self._accounts.items() if other is not owner)
-        if others + quota.nominal > self.capacity:
+        others = sum(account.quota for other, account in self._accounts.items() if other is not owner)
+        if quota < 0 or others + quota > self.capacity:
             raise ValueError(
-                f"quota.{owner}.nominal={quota.nominal}: nominal quotas must sum to at most the pool's "
-                f"{self.capacity} bytes; lower it or another quota first"
+                f"quota.{owner}.nominal={quota}: nominal quotas must be 0 or more and sum to at most the "
+                f"pool's {self.capacity} bytes; change it or lower another quota first"
             )
         self._accounts[owner].quota = quota
         self._settle()
@@ -176,7 +168,7 @@ class MemoryLedger:
     def ceiling(self, owner: Owner) -> int:
         """Bytes that the owner may hold now: its quota, but no more than it holds and the pool has free."""
         account = self._accounts[owner]
-        return min(account.quota.nominal, account.held + self._free)
+        return min(account.quota, account.held + self._free)
 
     def held(self, owner: Owner) -> int:
         """Bytes that the owner's leases hold."""
@@ -297,7 +289,7 @@ class MemoryLedger:
         """Covers the deficit of one owner from free memory, as far as its ceiling allows."""
         account = self._accounts[owner]
         missing = account.demanded - account.held
-        if missing > self._free or account.demanded > account.quota.nominal:
+        if missing > self._free or account.demanded > account.quota:
             missing = max(0, min(missing, self.ceiling(owner) - account.held))
         account.held += missing
         self._free -= missing

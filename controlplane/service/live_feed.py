@@ -236,7 +236,7 @@ class LiveFeed:
 
     def _owner(self, owner: Owner) -> dict[str, float]:
         status, ledger = self._status, self._status.ledger
-        quota, controller = ledger.quota(owner).nominal, status.quota_controller
+        quota, controller = ledger.quota(owner), status.quota_controller
         owned = quota if controller is None else controller.owned[owner]
         usable = quota if controller is None else controller.usable[owner]
         return {

@@ -150,7 +150,7 @@ class ServiceStatus:
         ledger = self.ledger
         leases = ledger.table(owner)
         return {
-            "quota_bytes": ledger.quota(owner).nominal,
+            "quota_bytes": ledger.quota(owner),
             "held_bytes": ledger.held(owner),
             "deficit_bytes": ledger.deficit(owner),
             "reserved_bytes": int((leases.base + leases.per_step * leases.steps).sum()),

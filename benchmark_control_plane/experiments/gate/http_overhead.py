@@ -34,7 +34,7 @@ from benchmark_control_plane.common.servers import (
 )
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.decision import Defer, Reason
-from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import DecodeLoad, Pace, PoolView, Queue, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
@@ -133,7 +133,7 @@ def _decision_us(running: int, waiting: int) -> float:
     ordering = EarliestDeadline(OrderingOptions(seconds(1), seconds(10)))
     admission = Admission(AdmissionOptions(2_000, seconds(60), Duration(0)), fits_ahead)
     room = _example(0).footprint.base * (running if waiting else 100 * running)
-    ledger = MemoryLedger({Owner.LLM: Quota(room)})
+    ledger = MemoryLedger({Owner.LLM: room})
     for number in range(running):
         running_request = _example(number)
         ledger.open(running_request.request.id, Owner.LLM, running_request.footprint, priority=1)
@@ -167,7 +167,7 @@ def _decision_us(running: int, waiting: int) -> float:
 
 def record_us(running: int) -> float:
     """Median microseconds to record one decision with its basis, which no number of requests lengthens."""
-    ledger, entry, steps = MemoryLedger({Owner.LLM: Quota(2**40)}), _example(running), StepTime()
+    ledger, entry, steps = MemoryLedger({Owner.LLM: 2**40}), _example(running), StepTime()
     for number in range(running):
         ledger.open(f"r{number}", Owner.LLM, entry.footprint, priority=1)
     column = np.ones(running)

@@ -112,7 +112,7 @@ class SnapshotBuilder:
             ceiling=ledger.ceiling(owner),
             held=ledger.held(owner),
             deficit=ledger.deficit(owner),
-            largest=self.largest.get(owner, ledger.quota(owner).nominal),
+            largest=self.largest.get(owner, ledger.quota(owner)),
             free_slots=self.slots(owner) + extra_slots - used_slots,
             leases=leases,
             pace=self.pace_estimators[owner].pace,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from controlplane.config import Config, ConfigError
 from controlplane.config.pool_and_quota import QuotaSection
 from controlplane.core.device import DeviceMemory
-from controlplane.core.memory_ledger import MemoryLedger, Quota
+from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Owner
 from controlplane.policy.sharing.lending import Sharing, split_among_models
@@ -91,7 +91,7 @@ def ledger_of(
 ) -> MemoryLedger:
     """The ledger of a pool whose quotas change, or of fixed shares. Raises ConfigError."""
     shares = _fixed_shares(generators, embedders, workspace_bytes) if pool is None else pool.sharing.nominal
-    return MemoryLedger({owner: Quota(share) for owner, share in shares.items()})
+    return MemoryLedger(shares)
 
 
 def _fixed_shares(

@@ -19,7 +19,7 @@ from controlplane.core.clock import Clock, Duration, Instant, between, milliseco
 from controlplane.core.decision import Defer, Reason, Reject
 from controlplane.core.device import DeviceMemory
 from controlplane.core.engine_reports import EngineState
-from controlplane.core.memory_ledger import MemoryLedger, Quota
+from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.policy.gate.memory_lookahead import LookAhead
@@ -172,7 +172,7 @@ class QuotaController:
     async def engine_restarted(self) -> None:
         """Applies the LLM's present quota to a new engine, which has its whole cache as quota."""
         self._memory.engine_restarted()
-        llm = self.ledger.quota(Owner.LLM).nominal
+        llm = self.ledger.quota(Owner.LLM)
         await self.engine.order(llm, llm)
 
     def observe_arrival(self, request: Request) -> None:
@@ -251,7 +251,7 @@ class QuotaController:
         return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
-        before, budget = self.ledger.quota(Owner.LLM).nominal, self._budget
+        before, budget = self.ledger.quota(Owner.LLM), self._budget
         usable = self._less_withheld(usable)
         try:
             llm, state = await self._move_llm(usable, before, now)
@@ -342,7 +342,7 @@ class QuotaController:
 
     @property
     def _budget(self) -> int:
-        return self.ledger.quota(Owner.EMBEDDING).nominal
+        return self.ledger.quota(Owner.EMBEDDING)
 
     def _batches_in_flight(self) -> int:
         """The embedding budget; after a cut the former one, until the batches sent under it have ended."""
@@ -371,7 +371,7 @@ class QuotaController:
         split_budget(budget, self.encoders.running)
 
     def _set(self, owner: Owner, nominal: int) -> None:
-        self.ledger.set_quota(owner, Quota(nominal))
+        self.ledger.set_quota(owner, nominal)
         if owner is Owner.EMBEDDING:
             self.dispatcher.cap_footprints(owner, nominal)
 

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from controlplane.config import ConfigError
 from controlplane.core.errors import BackendDown
-from controlplane.core.memory_ledger import Quota
 from controlplane.core.ports import Embedder
 from controlplane.core.request import Owner
 from controlplane.service.encoder_registry import EncoderRegistry
@@ -55,7 +54,7 @@ class WorkspaceQuota:
     """
 
     def __init__(self, encoders: EncoderRegistry, dispatcher: Dispatcher) -> None:
-        self._quota = dispatcher.ledger.quota(Owner.EMBEDDING).nominal
+        self._quota = dispatcher.ledger.quota(Owner.EMBEDDING)
         self._encoders = encoders
         self._dispatcher = dispatcher
         self._reserved = self._withheld = 0
@@ -99,7 +98,7 @@ class WorkspaceQuota:
         """Keeps only `total` bytes reserved; each worker gets its part of the rest."""
         self._reserved = total
         left = self._quota - total
-        self._dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(left))
+        self._dispatcher.ledger.set_quota(Owner.EMBEDDING, left)
         self._dispatcher.cap_footprints(Owner.EMBEDDING, left)
         self._divide()
 

@@ -21,7 +21,6 @@ from controlplane.core.memory_ledger import (
     Lease,
     LedgerInvariantError,
     MemoryLedger,
-    Quota,
     generate_footprint,
 )
 from controlplane.core.request import Owner
@@ -44,7 +43,7 @@ class Ledger(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = MemoryLedger({Owner.LLM: Quota(700), Owner.EMBEDDING: Quota(300)})
+        self.ledger = MemoryLedger({Owner.LLM: 700, Owner.EMBEDDING: 300})
         self.expected: dict[Lease, tuple[int, int, int]] = {}
         self.opened = 0
 
@@ -93,12 +92,11 @@ class Ledger(RuleBasedStateMachine):
         other = next(o for o in Owner if o is not owner)
         wanted = self.ledger.demanded(owner)
         held = {one: self.ledger.held(one) for one in Owner}
-        quota = Quota(nominal)
-        if nominal + self.ledger.quota(other).nominal > POOL:
+        if nominal + self.ledger.quota(other) > POOL:
             with pytest.raises(ValueError, match="sum to at most the pool's 1000 bytes"):
-                self.ledger.set_quota(owner, quota)
+                self.ledger.set_quota(owner, nominal)
         else:
-            self.ledger.set_quota(owner, quota)
+            self.ledger.set_quota(owner, nominal)
         assert self.ledger.demanded(owner) == wanted
         assert all(self.ledger.held(one) >= held[one] for one in Owner), "a lower quota frees no memory"
 
@@ -121,7 +119,7 @@ class Ledger(RuleBasedStateMachine):
             quota, held = ledger.quota(owner), ledger.held(owner)
             other = next(o for o in Owner if o is not owner)
             assert 0 <= held <= ledger.demanded(owner) == held + ledger.deficit(owner)
-            assert ledger.ceiling(owner) <= min(quota.nominal, POOL - ledger.held(other))
+            assert ledger.ceiling(owner) <= min(quota, POOL - ledger.held(other))
             assert ledger.deficit(owner) == 0 or held >= ledger.ceiling(owner), "free memory covers deficits"
             assert ledger.demanded(owner) == sum(
                 base for lease, (base, _, _) in self.expected.items() if lease.owner is owner
@@ -176,7 +174,7 @@ def test_area_is_the_memory_time_of_the_footprint() -> None:
 
 
 def test_hypothetical_tables_leave_the_original_unchanged() -> None:
-    ledger = MemoryLedger({Owner.LLM: Quota(100), Owner.EMBEDDING: Quota(0)})
+    ledger = MemoryLedger({Owner.LLM: 100, Owner.EMBEDDING: 0})
     for name in ("a", "b", "c"):
         ledger.open(name, Owner.LLM, Footprint(10, 1, 5), priority=1)
     table = ledger.table(Owner.LLM)
@@ -187,10 +185,10 @@ def test_hypothetical_tables_leave_the_original_unchanged() -> None:
 
 
 def test_memory_held_above_a_lowered_quota_is_not_available_to_others() -> None:
-    ledger = MemoryLedger({Owner.LLM: Quota(80), Owner.EMBEDDING: Quota(20)})
+    ledger = MemoryLedger({Owner.LLM: 80, Owner.EMBEDDING: 20})
     lease = ledger.open("a", Owner.LLM, Footprint(80), priority=0)
-    ledger.set_quota(Owner.LLM, Quota(30))
-    ledger.set_quota(Owner.EMBEDDING, Quota(70))
+    ledger.set_quota(Owner.LLM, 30)
+    ledger.set_quota(Owner.EMBEDDING, 70)
     assert (ledger.held(Owner.LLM), ledger.ceiling(Owner.EMBEDDING)) == (80, 20)
     with pytest.raises(LedgerInvariantError, match="20 free under the embedding quota"):
         ledger.open("b", Owner.EMBEDDING, Footprint(21), priority=0)
@@ -201,7 +199,7 @@ def test_memory_held_above_a_lowered_quota_is_not_available_to_others() -> None:
 
 
 def test_the_table_grows_beyond_its_first_capacity() -> None:
-    ledger = MemoryLedger({Owner.LLM: Quota(1_000), Owner.EMBEDDING: Quota(0)})
+    ledger = MemoryLedger({Owner.LLM: 1_000, Owner.EMBEDDING: 0})
     leases = [ledger.open(str(i), Owner.LLM, Footprint(i % 7), priority=0) for i in range(200)]
     for lease in leases[::3]:
         ledger.close(lease)
@@ -210,5 +208,5 @@ def test_the_table_grows_beyond_its_first_capacity() -> None:
 
 
 def test_a_quota_is_not_negative() -> None:
-    with pytest.raises(ValueError, match="must not be negative"):
-        Quota(-1)
+    with pytest.raises(ValueError, match="must be 0 or more"):
+        MemoryLedger({Owner.LLM: 2, Owner.EMBEDDING: -1})

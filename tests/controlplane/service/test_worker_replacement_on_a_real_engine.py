@@ -87,7 +87,7 @@ async def test_every_request_is_answered_once_while_minilm_is_replaced():
     service = assemble(parse({"models": {"embeddings": [FIRST]}, "pool": POOL}))
     await service.start()
     ledger, load = service.status.ledger, Load(service)
-    quota = ledger.quota(Owner.EMBEDDING).nominal
+    quota = ledger.quota(Owner.EMBEDDING)
     asking = [asyncio.create_task(load.ask(client)) for client in range(6)]
     try:
         await replaced(load)
@@ -95,7 +95,7 @@ async def test_every_request_is_answered_once_while_minilm_is_replaced():
         load.is_over = True
         await asyncio.gather(*asking)
     ledger.check_integrity()
-    assert (ledger.held(Owner.EMBEDDING), ledger.quota(Owner.EMBEDDING).nominal) == (0, quota)
+    assert (ledger.held(Owner.EMBEDDING), ledger.quota(Owner.EMBEDDING)) == (0, quota)
     assert load.tickets.total() > 100
     assert set(load.tickets.values()) == {1}
     ended = Counter(str(ticket.outcome) for ticket in service.status.dispatcher.recorder.kept)

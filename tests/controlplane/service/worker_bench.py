@@ -78,7 +78,7 @@ class Bench:
 
     @property
     def quota(self) -> int:
-        return self.service.status.ledger.quota(Owner.EMBEDDING).nominal
+        return self.service.status.ledger.quota(Owner.EMBEDDING)
 
 
 def document(config: Config) -> dict[str, Any]:

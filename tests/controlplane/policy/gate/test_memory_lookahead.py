@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.request import Owner
 from controlplane.policy.gate.memory_lookahead import LookAhead
 
@@ -14,7 +14,7 @@ pools = st.lists(footprints, max_size=8)
 
 
 def look_at(pool: list[Footprint]) -> LookAhead:
-    ledger = MemoryLedger({Owner.LLM: Quota(10**6), Owner.EMBEDDING: Quota(0)})
+    ledger = MemoryLedger({Owner.LLM: 10**6, Owner.EMBEDDING: 0})
     for i, footprint in enumerate(pool):
         ledger.open(str(i), Owner.LLM, footprint, priority=0)
     return LookAhead(ledger.table(Owner.LLM))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Instant, after, milliseconds, seconds
 from controlplane.core.decision import Plan, Reason
-from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
@@ -55,7 +55,7 @@ def decided(
     is_shared: bool = False,
 ) -> Plan:
     """The plan with calls h0, h1, ... in flight and w0, w1, ... waiting; `is_shared` with generations."""
-    ledger = MemoryLedger({Owner.EMBEDDING: Quota(1_000)})
+    ledger = MemoryLedger({Owner.EMBEDDING: 1_000})
     calls = []
     for n, (of, tokens) in enumerate(held):
         ledger.open(f"h{n}", Owner.EMBEDDING, Footprint(10, steps=tokens), priority=of.priority)

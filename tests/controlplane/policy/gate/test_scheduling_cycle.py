@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.deadlines import Progress
 from controlplane.core.decision import Admit, Defer, Plan, Reason, Reject
-from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import Pace, PoolView, Queue, Running, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
@@ -76,7 +76,7 @@ def waiting_of(wish: dict[str, Any], index: int, ordering: str) -> Waiting:
 
 
 def share_of(load: list[Footprint], *, preemptible: bool = True, slots: int = 10) -> Share:
-    ledger = MemoryLedger({Owner.LLM: Quota(1_000), Owner.EMBEDDING: Quota(0)})
+    ledger = MemoryLedger({Owner.LLM: 1_000, Owner.EMBEDDING: 0})
     running = []
     for i, footprint in enumerate(load):
         if ledger.demanded(Owner.LLM) + footprint.base > 1_000:
@@ -302,7 +302,7 @@ def test_the_wait_bound_is_earlier_if_waiting_longer_is_pointless() -> None:
 
 
 def test_a_serial_owner_frees_memory_as_it_works():
-    ledger = MemoryLedger({Owner.EMBEDDING: Quota(1_000)})
+    ledger = MemoryLedger({Owner.EMBEDDING: 1_000})
     for name in "abcd":
         ledger.open(name, Owner.EMBEDDING, Footprint(250, steps=1_000), priority=0)
     share = Share(

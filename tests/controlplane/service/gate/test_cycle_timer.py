@@ -6,7 +6,6 @@ import pytest
 
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.decision import Reason
-from controlplane.core.memory_ledger import Quota
 from controlplane.core.request import Owner
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.gate.test_dispatcher import read
@@ -14,7 +13,7 @@ from tests.controlplane.service.gate.test_dispatcher import read
 
 def no_memory_for_a_second_large_request(b):
     """A request runs for 32 s; beside it there is memory for 49 of 160 tokens."""
-    quota = Quota(160 * b.generator.geometry.bytes_per_token)
+    quota = 160 * b.generator.geometry.bytes_per_token
     b.service.gate.dispatcher.ledger.set_quota(Owner.LLM, quota)
     return b.ask("x" * 16, max_tokens=80)
 

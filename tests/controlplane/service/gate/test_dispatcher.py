@@ -9,7 +9,6 @@ from backends.testing.scripted import Script, ScriptedEmbedder, ScriptedGenerato
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
-from controlplane.core.memory_ledger import Quota
 from controlplane.core.request import Owner
 from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.request_jobs import Caller, RequestHints, TruncationRequest
@@ -177,14 +176,14 @@ def test_a_failing_engine_fails_the_request_and_frees_its_lease(bench, script, e
 def test_a_request_larger_than_the_quota_is_rejected_with_its_size(bench):
     async def scenario(b):
         dispatcher = b.service.gate.dispatcher
-        whole = dispatcher.ledger.quota(Owner.LLM).nominal
-        dispatcher.ledger.set_quota(Owner.LLM, Quota(64 * b.generator.geometry.bytes_per_token))
+        whole = dispatcher.ledger.quota(Owner.LLM)
+        dispatcher.ledger.set_quota(Owner.LLM, 64 * b.generator.geometry.bytes_per_token)
         with pytest.raises(Rejected) as caught:
             await b.ask("x" * 100)
         assert caught.value.reject.reason is Reason.NEVER_FITS
         assert caught.value.reject.retry_after is None
         assert "lower max_tokens" in caught.value.reject.detail
-        dispatcher.ledger.set_quota(Owner.LLM, Quota(whole))
+        dispatcher.ledger.set_quota(Owner.LLM, whole)
 
     assert bench(scenario).outcomes == ["rejected"]
 
@@ -192,14 +191,14 @@ def test_a_request_larger_than_the_quota_is_rejected_with_its_size(bench):
 def test_raising_a_quota_starts_waiting_requests(bench):
     async def scenario(b):
         dispatcher = b.service.gate.dispatcher
-        whole = dispatcher.ledger.quota(Owner.LLM).nominal
-        dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
+        whole = dispatcher.ledger.quota(Owner.LLM)
+        dispatcher.ledger.set_quota(Owner.LLM, 160 * b.generator.geometry.bytes_per_token)
         first = await b.ask("x" * 64, max_tokens=64)
         second = asyncio.create_task(b.ask("x" * 64, max_tokens=64))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert len(dispatcher.queued(Owner.LLM)) == 1
-        dispatcher.ledger.set_quota(Owner.LLM, Quota(whole))
+        dispatcher.ledger.set_quota(Owner.LLM, whole)
         dispatcher.decide()
         answer = await second
         assert answer.ticket.queue_ms == 0
@@ -213,7 +212,7 @@ def test_memory_of_one_request_is_predicted_for_the_next(bench):
 
     async def scenario(b):
         dispatcher = b.service.gate.dispatcher
-        dispatcher.ledger.set_quota(Owner.LLM, Quota(160 * b.generator.geometry.bytes_per_token))
+        dispatcher.ledger.set_quota(Owner.LLM, 160 * b.generator.geometry.bytes_per_token)
         first = await b.ask("x" * 32, max_tokens=96)
         second = asyncio.create_task(b.ask("x" * 32, max_tokens=96))
         reading = asyncio.create_task(read(first))

@@ -9,7 +9,6 @@ from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import milliseconds, to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.engine_reports import EngineStep
-from controlplane.core.memory_ledger import Quota
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner, Phase
 from controlplane.service.gate.token_stream import TokenStream
@@ -97,7 +96,7 @@ def test_memory_that_the_engine_can_preempt_delays_no_request(bench):
 
 def test_a_request_larger_than_the_quota_is_rejected(bench):
     async def scenario(b):
-        b.service.gate.dispatcher.ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
+        b.service.gate.dispatcher.ledger.set_quota(Owner.LLM, 4 * BLOCK)
         with pytest.raises(Rejected) as caught:
             await b.ask("x" * 40, max_tokens=60)
         assert caught.value.reject.reason is Reason.NEVER_FITS
@@ -116,7 +115,7 @@ def test_a_lower_quota_frees_memory_only_as_the_engine_frees_blocks(bench):
         await asyncio.sleep(0.15)
         dispatcher.sync_engine_leases()
         assert ledger.held(Owner.LLM) == 7 * BLOCK
-        ledger.set_quota(Owner.LLM, Quota(4 * BLOCK))
+        ledger.set_quota(Owner.LLM, 4 * BLOCK)
         free = ledger.free()
         assert ledger.held(Owner.LLM) == 7 * BLOCK
         await b.generator.set_quota(4 * BLOCK)

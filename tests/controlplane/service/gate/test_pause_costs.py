@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from controlplane.core.clock import Instant, milliseconds
-from controlplane.core.memory_ledger import Footprint, MemoryLedger, Quota
+from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Kind, Owner, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
@@ -19,7 +19,7 @@ class Bench:
     """Requests in an engine with steps of 10 ms and 0.1 ms per prompt token."""
 
     def __init__(self, *, prefill_share: float = 0.0) -> None:
-        self.ledger = MemoryLedger({Owner.LLM: Quota(1_000)})
+        self.ledger = MemoryLedger({Owner.LLM: 1_000})
         self.estimator = SimpleNamespace(
             pace=Pace(milliseconds(10), milliseconds(0.1)),
             own_step=milliseconds(10),

@@ -18,7 +18,6 @@ from benchmark_control_plane.simulator.simulation import (
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.core.generation import Sampling
-from controlplane.core.memory_ledger import Quota
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
 from controlplane.service.memory.quota_controller import QuotaController
@@ -63,7 +62,7 @@ class Bench:
         await self.quota_controller.tick(LoopClock().now())
 
     def quota(self, owner: Owner) -> int:
-        return self.service.gate.dispatcher.ledger.quota(owner).nominal
+        return self.service.gate.dispatcher.ledger.quota(owner)
 
     async def ask(self, name: str, prompt_tokens: int, service_class: str = "standard"):
         job = await self.service.intake.completion(
@@ -374,7 +373,7 @@ def test_capped_footprints_survive_a_change_of_policies():
         dispatcher = bench.service.gate.dispatcher
         tasks = [await bench.embed(name, 4) for name in ("runs", "waits")]
         await bench.embedder.until_runs(1)
-        dispatcher.ledger.set_quota(Owner.EMBEDDING, Quota(100 * KIB))
+        dispatcher.ledger.set_quota(Owner.EMBEDDING, 100 * KIB)
         dispatcher.cap_footprints(Owner.EMBEDDING, 100 * KIB)
         await bench.service.reconfiguration.change({"scheduling": {"ordering": "fcfs"}}, source="test")
         assert [one.footprint.worst for one in dispatcher.queued(Owner.EMBEDDING)] == [100 * KIB]

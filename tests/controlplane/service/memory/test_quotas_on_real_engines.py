@@ -125,12 +125,12 @@ async def killed_beside_ticks(service, generator, ticks, pid):
     await service.reconfiguration.change({"scheduling": {"engine": {"urgency": 0.25}}}, source="test")
     os.kill(pid, signal.SIGKILL)
     await ticks.until(lambda: service.status.impaired() == {"quotas": "backend_down"})
-    assert {owner: quotas(owner).nominal for owner in Owner} == usable == service.quota_controller.owned
+    assert {owner: quotas(owner) for owner in Owner} == usable == service.quota_controller.owned
     with pytest.raises(BackendDown):
         await service.check()
     await ticks.until(lambda: service._supervisors[0].rejection() is None and not service.status.impaired())
     await service.check()
-    assert generator.state().quota_bytes == quotas(Owner.LLM).nominal < generator.kv_bytes
+    assert generator.state().quota_bytes == quotas(Owner.LLM) < generator.kv_bytes
     assert generator._engine.scheduler_client.options.urgency == 0.25
     assert await chat(service, 0) == TOKENS
 
