@@ -22,8 +22,6 @@ from controlplane.service.gate.chat_rendering import ChatRendering, rendering_le
 from controlplane.service.gate.pair_intake import PairIntake
 from controlplane.service.gate.policies import terms_of
 from controlplane.service.gate.prompt_limits import (
-    GrammarChecks,
-    PromptTokenizer,
     answer_limit,
     bounded_texts,
     check_prompt_logprobs,
@@ -32,6 +30,7 @@ from controlplane.service.gate.prompt_limits import (
     text_limit,
     truncation_limit,
 )
+from controlplane.service.gate.prompt_preparation import GrammarChecks, PromptTokenizer
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
 from controlplane.service.gate.text_tokenization import TextTokenization
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject

@@ -14,12 +14,8 @@ from controlplane.core.ports import Reranker, TruncationSide
 from controlplane.core.request import Kind
 from controlplane.core.text_limits import TextLimit
 from controlplane.service.encoder_registry import EncoderRegistry
-from controlplane.service.gate.prompt_limits import (
-    PromptTokenizer,
-    bounded_texts,
-    least_embed_job,
-    truncation_limit,
-)
+from controlplane.service.gate.prompt_limits import bounded_texts, least_embed_job, truncation_limit
+from controlplane.service.gate.prompt_preparation import PromptTokenizer
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
 from controlplane.service.request_jobs import Caller, EmbedJob, RequestHints, TextPairs, TruncationRequest
 

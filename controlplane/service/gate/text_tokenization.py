@@ -14,7 +14,8 @@ from controlplane.core.generation import ChatPrompt
 from controlplane.core.ports import Generator
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS
 from controlplane.service.gate.chat_rendering import ChatRendering, rendering_length
-from controlplane.service.gate.prompt_limits import PromptTokenizer, text_limit
+from controlplane.service.gate.prompt_limits import text_limit
+from controlplane.service.gate.prompt_preparation import PromptTokenizer
 from controlplane.service.gate.request_builder import named_backend
 from controlplane.service.request_jobs import Caller
 
