@@ -42,9 +42,13 @@ class TokenStream:
         self._generator = generator
         self._job = job
         self._tokens: list[int] = []
+        """Output so far of a resumable request."""
         self._decoded = 0
+        """Number of those tokens whose text has arrived."""
         self._repeated = 0
+        """Tokens that a resumed engine generates again, so that they must not be counted."""
         self._lengths: dict[int, int] = {}
+        """Output tokens by choice."""
         self._longest = 0
         self._deltas: AsyncGenerator[Delta] | None = None
         ticket.is_resumable = is_resumable(job)
@@ -70,7 +74,7 @@ class TokenStream:
 
     def take(self, delta: Delta) -> None:
         """Counts a delta that the caller got from the generator itself; this stream then leaves it out."""
-        self._count(self._record(delta))
+        self._count(self._keep_for_resume(delta))
 
     async def aclose(self) -> None:
         """Aborts the request if it has not ended: first in the engine, then its lease."""
@@ -90,7 +94,7 @@ class TokenStream:
                     # The request may have been rejected while its victims left the engine.
                     continue
                 self._deltas = self._start()
-            delta = self._record(await anext(self._deltas))
+            delta = self._keep_for_resume(await anext(self._deltas))
             if delta.finish_reason != "preempted":
                 return delta
             await self._deltas.aclose()
@@ -132,7 +136,8 @@ class TokenStream:
             self._longest = length
             self._host.count_tokens(self.ticket, steps)
 
-    def _record(self, delta: Delta) -> Delta:
+    def _keep_for_resume(self, delta: Delta) -> Delta:
+        """Keeps the tokens of a resumable request, and returns the delta without those that are repeated."""
         if not self.ticket.is_resumable:
             return delta
         self._tokens += delta.token_ids
