@@ -160,7 +160,7 @@ class QuotaController:
         return min(room, self._memory.pool_bytes - self.engine.ceiling) - self._batches_in_flight()
 
     @property
-    def _taken(self) -> int:
+    def _ownerless_bytes(self) -> int:
         """Withheld and reserved bytes, which belong to neither owner."""
         return self.withheld + self.reserved
 
@@ -252,7 +252,7 @@ class QuotaController:
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
         before, budget = self.ledger.quota(Owner.LLM), self._budget
-        usable = self._less_withheld(usable)
+        usable = self._subtract_ownerless(usable)
         try:
             llm, state = await self._move_llm(usable, before, now)
         except Exception:
@@ -260,7 +260,7 @@ class QuotaController:
             raise
         if llm > before:
             self._set(Owner.LLM, llm)
-        room = self._not_withheld(self._memory.workspace_room(state))
+        room = self._embedding_less_ownerless(self._memory.workspace_room(state))
         self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._unclaimed_bytes)), now)
         if usable != self.usable:
             self.moves += 1
@@ -268,19 +268,21 @@ class QuotaController:
         self.usable = usable
         self.dispatcher.decide()
 
-    def _less_withheld(self, usable: Mapping[Owner, int]) -> dict[Owner, int]:
+    def _subtract_ownerless(self, usable: Mapping[Owner, int]) -> dict[Owner, int]:
         """Takes withheld and reserved bytes from the embeddings, whose quota falls at once, then the LLM."""
-        embedding, llm = self._not_withheld(usable[Owner.EMBEDDING]), usable[Owner.LLM]
-        rest, block = self._taken - (usable[Owner.EMBEDDING] - embedding), self._sharing.options.block_bytes
-        spare = max(0, llm - self._sharing.options.lowest) // block * block
+        options, llm = self._sharing.options, usable[Owner.LLM]
+        embedding = self._embedding_less_ownerless(usable[Owner.EMBEDDING])
+        rest = self._ownerless_bytes - (usable[Owner.EMBEDDING] - embedding)
+        block = options.block_bytes
+        spare = max(0, llm - options.lowest) // block * block
         return {Owner.LLM: llm - min(-(-rest // block) * block, spare), Owner.EMBEDDING: embedding}
 
-    def _not_withheld(self, embedding_bytes: int) -> int:
+    def _embedding_less_ownerless(self, embedding_bytes: int) -> int:
         """`embedding_bytes` less the withheld and reserved bytes, but enough for each worker's longest input.
 
         Fewer bytes than that are returned unchanged.
         """
-        return max(min(embedding_bytes, self._least_budget), embedding_bytes - self._taken)
+        return max(min(embedding_bytes, self._least_budget), embedding_bytes - self._ownerless_bytes)
 
     async def _move_llm(
         self, usable: Mapping[Owner, int], before: int, now: Instant
@@ -293,7 +295,7 @@ class QuotaController:
             # The embedding budget is reduced first; the LLM gets what the batches in flight leave.
             self._set_budget(min(usable[Owner.EMBEDDING], self._budget), now)
             block = self._sharing.options.block_bytes
-            free = self._memory.pool_bytes - self._taken - self._batches_in_flight()
+            free = self._memory.pool_bytes - self._ownerless_bytes - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
         found, growth = state, self._predicted_growth(state) if state.used_bytes > llm else 0
         ceiling = use_ceiling(llm, self.engine.ceiling, used=state.used_bytes, growth=growth)
@@ -314,7 +316,7 @@ class QuotaController:
     @property
     def _unclaimed_bytes(self) -> int:
         """Bytes of the pool that the engine may not use and that are not withheld."""
-        return self._not_withheld(self._memory.pool_bytes - self.engine.ceiling)
+        return self._embedding_less_ownerless(self._memory.pool_bytes - self.engine.ceiling)
 
     def _predicted_growth(self, state: EngineState) -> int:
         """Bytes that the running requests need beyond present use until they end, in whole blocks.
