@@ -261,6 +261,7 @@ class Admission:
         return Defer(until, why, wait)
 
     def _is_late_after(self, wait: Duration | None, share: Share, waiting: Waiting, now: Instant) -> bool:
+        """Whether the request has too little time left to be deferred, or less than `wait`."""
         pace = share.pace_of(waiting.request.model)
         latest = latest_start(waiting.request, waiting.footprint, pace)
         if latest is None:
@@ -278,6 +279,7 @@ class Admission:
         return after(now, Duration(wait + work)) > deadline
 
     def _timeout_reason(self, waiting: Waiting) -> Reason:
+        """Whether the wait of a request has ended by `max_wait` or by its objective."""
         cap = after(waiting.request.arrival, self.options.max_wait)
         return Reason.QUEUE_TIMEOUT if waiting.until == cap else Reason.SLO_UNATTAINABLE
 

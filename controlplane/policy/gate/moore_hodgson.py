@@ -63,6 +63,7 @@ def tokens_before(share: Share, request: Request) -> float:
 
 
 def _is_first(held: Request, deadline: Instant | None) -> bool:
+    """Whether a call in flight is computed before one with this deadline."""
     own = held.slo.first_token_deadline(held.arrival)
     return deadline is None or (own is not None and own <= deadline)
 
