@@ -174,10 +174,6 @@ class MemoryLedger:
         """Bytes that the owner's leases hold."""
         return self._accounts[owner].held
 
-    def free(self) -> int:
-        """Bytes of the pool that no owner holds."""
-        return self._free
-
     def deficit(self, owner: Owner) -> int:
         """Bytes demanded but not held."""
         return self._accounts[owner].demanded - self._accounts[owner].held
