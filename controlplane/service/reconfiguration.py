@@ -2,9 +2,8 @@
 
 A change is prepared first: parsed, validated, its policies built, its new workers loaded. Then the engine
 confirms its part. Both may fail and leave all as it was. Then everything in this process is replaced in one
-step of the event loop,
-which cannot fail and during which nothing is decided. A request keeps the classes and limits that it arrived
-under.
+step of the event loop, which cannot fail and during which nothing is decided. A request keeps the classes and
+limits that it arrived under.
 """
 
 import asyncio
@@ -61,7 +60,7 @@ class ConfigVersion:
         return f'"{self.number}-{self.digest[:16]}"'
 
     def to_json(self) -> Document:
-        """What identifies the version."""
+        """Number, hash, ETag, time and source of the version."""
         return {
             "version": self.number,
             "hash": self.digest,
