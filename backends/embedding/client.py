@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from backends.bundled_models import resolve
 from backends.embedding import tokenization
-from backends.embedding.batch_retry import BatchDispatcher, PendingCall
+from backends.embedding.batch_dispatcher import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.handshake import EncoderFacts, EncoderOptions, ModelProperties
 from backends.embedding.ipc import Frame, FrameKind, PassResult

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from backends.embedding.batch_retry import BatchDispatcher
+from backends.embedding.batch_dispatcher import BatchDispatcher
 from backends.embedding.cpu_class import CpuClass, may_leave_idle_class
 from backends.embedding.ipc import Frame, FrameKind, pack_inputs
 from controlplane.core.clock import Instant, between, to_seconds

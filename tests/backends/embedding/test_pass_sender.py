@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from backends.embedding.batch_retry import BatchDispatcher, PendingCall
+from backends.embedding.batch_dispatcher import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.ipc import Frame, FrameKind, PassResult
 from backends.embedding.memory_model import EmbeddingMemory

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedding.batch_retry import BatchDispatcher, PendingCall
+from backends.embedding.batch_dispatcher import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.ipc import PassResult
 from backends.embedding.memory_model import EmbeddingMemory
