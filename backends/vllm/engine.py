@@ -32,12 +32,12 @@ from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.lora_adapters import load_adapters
 from backends.vllm.output_parsing import OutputParser, ParsedConversation, check_parsers
 from backends.vllm.plugin.request_metadata import KEY
-from backends.vllm.plugin.rpc_client import SchedulerClient
 from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.process import bound_to_parent, sockets_in_run_directory, while_alive
 from backends.vllm.prompt_images import chat_images, engine_input
 from backends.vllm.prompt_logits import bound_prompt_logits
 from backends.vllm.sampling import defaults_of, sampling_params, structured_outputs, to_delta, with_validated
+from backends.vllm.scheduler_client import SchedulerClient
 from backends.vllm.stats import EngineStats
 from backends.vllm.step_cost_prior import geometry_of, step_cost_prior
 from backends.vllm.step_watchdog import StepWatchdog, longest_step

@@ -1,7 +1,7 @@
 """The state that the server's client of Tandem's scheduler reads."""
 
-from backends.vllm.plugin.rpc_client import SchedulerClient
 from backends.vllm.plugin.shared_state import SharedState, key_of
+from backends.vllm.scheduler_client import SchedulerClient
 from controlplane.policy.engine.options import EngineOptions
 from tests.backends.vllm.plugin.test_shared_state import facts
 
