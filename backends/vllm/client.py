@@ -102,7 +102,7 @@ class VllmGenerator:
         grammars: GrammarLimits | None = None,
         stall_seconds: float = 300.0,
     ) -> None:
-        self.has_own_scheduler = scheduling is not None
+        self.has_tandem_scheduler = scheduling is not None
         self.has_prefix_cache = False
         self.on_step: Callable[[EngineStep], None] | None = None
         self.on_down: Callable[[str], None] | None = None
@@ -248,7 +248,7 @@ class VllmGenerator:
         handoff: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         """Streams the deltas of one request; closing the generator aborts it in the engine."""
-        metadata = metadata_of(request, handoff) if self.has_own_scheduler else None
+        metadata = metadata_of(request, handoff) if self.has_tandem_scheduler else None
         engine = self._require_engine()
         return engine.generate(
             request.id,
