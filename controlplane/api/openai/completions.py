@@ -20,7 +20,7 @@ from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.service import Service
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default."""
+"""OpenAI's default; as in vLLM, null means it too."""
 
 
 def completion_route(service: Service, endpoints: EndpointFactory) -> Route:
