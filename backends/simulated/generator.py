@@ -78,7 +78,7 @@ class SimulatedGenerator:
         blocks = _pool_blocks(geometry, kv_bytes, max_model_tokens, max_running)
         self.model = model
         self.stall_count = 0
-        self.has_own_scheduler = scheduling is not None
+        self.has_tandem_scheduler = scheduling is not None
         self.has_prefix_cache = has_prefix_cache
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None

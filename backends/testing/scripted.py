@@ -36,7 +36,7 @@ class ScriptedGenerator(ScriptedEngine):
     """A `Generator` that produces scripted tokens.
 
     The first token takes `prefill_seconds` plus `prompt_token_seconds` for each prompt token, each other
-    token `token_seconds`. With `has_own_scheduler` the engine accepts quota and options and records them
+    token `token_seconds`. With `has_tandem_scheduler` the engine accepts quota and options and records them
     for the test, without effect. The coroutine `on_order` runs before each of them and may raise or never
     return.
     """
@@ -54,11 +54,11 @@ class ScriptedGenerator(ScriptedEngine):
         prefill_seconds: float = 0.0,
         prompt_token_seconds: float = 0.0,
         token_seconds: float = 0.0,
-        has_own_scheduler: bool = False,
+        has_tandem_scheduler: bool = False,
         has_prefix_cache: bool = False,
     ) -> None:
         super().__init__(model=model, max_running=max_running, is_stepped=is_stepped, default=default)
-        self.has_own_scheduler = has_own_scheduler
+        self.has_tandem_scheduler = has_tandem_scheduler
         self.has_prefix_cache = has_prefix_cache
         self.step_cost: StepCost | None = None
         self.on_step: Callable[[EngineStep], None] | None = None
@@ -163,7 +163,7 @@ class ScriptedGenerator(ScriptedEngine):
 
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
         """Records a forecast."""
-        if self.has_own_scheduler:
+        if self.has_tandem_scheduler:
             self.forecasts[request_id] = forecast
 
     def set_device_contention(self, *, is_shared: bool) -> None:
@@ -175,10 +175,10 @@ class ScriptedGenerator(ScriptedEngine):
             await self.check()
 
     async def _accept_order(self) -> None:
-        if not self.has_own_scheduler:
+        if not self.has_tandem_scheduler:
             raise Refused(
                 f"scripted engine {self.model!r} takes no quota or options; "
-                "create it with has_own_scheduler=True"
+                "create it with has_tandem_scheduler=True"
             )
         if self.on_order is not None:
             await self.on_order()
@@ -200,10 +200,10 @@ class ScriptedGenerator(ScriptedEngine):
             running=len(running),
             waiting=len(self.live) - len(running),
             preemptions=self._preemptions,
-            quota_bytes=self.quota_bytes if self.has_own_scheduler else None,
-            use_ceiling_bytes=self.use_ceiling_bytes if self.has_own_scheduler else None,
+            quota_bytes=self.quota_bytes if self.has_tandem_scheduler else None,
+            use_ceiling_bytes=self.use_ceiling_bytes if self.has_tandem_scheduler else None,
             ceded_bytes=max(0, self.kv_bytes - max(self.use_ceiling_bytes, used)),
-            held_bytes=held if self.has_own_scheduler else None,
+            held_bytes=held if self.has_tandem_scheduler else None,
             pace=self.pace,
         )
 

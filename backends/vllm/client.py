@@ -102,7 +102,7 @@ class VllmGenerator:
         grammars: GrammarLimits | None = None,
         stall_seconds: float = 300.0,
     ) -> None:
-        self.has_own_scheduler = scheduling is not None
+        self.has_tandem_scheduler = scheduling is not None
         self.has_prefix_cache = False
         self.on_step: Callable[[EngineStep], None] | None = None
         self.on_down: Callable[[str], None] | None = None
@@ -110,7 +110,11 @@ class VllmGenerator:
         self._source = model
         self._arguments = dict(engine_arguments or {})
         self._lora_modules = dict(lora_modules or {})
-        self._parsers = (tool_parser, reasoning_parser, tool_strictness)
+        self._parsers: dict[str, Any] = {
+            "tool_parser": tool_parser,
+            "reasoning_parser": reasoning_parser,
+            "tool_strictness": tool_strictness,
+        }
         self._scheduling = scheduling
         self._hybrid = hybrid
         self._grammars = None if grammars is None else GrammarChecker(grammars)
@@ -248,7 +252,7 @@ class VllmGenerator:
         handoff: Handoff = FIRST_HANDOFF,
     ) -> AsyncGenerator[Delta]:
         """Streams the deltas of one request; closing the generator aborts it in the engine."""
-        metadata = metadata_of(request, handoff) if self.has_own_scheduler else None
+        metadata = metadata_of(request, handoff) if self.has_tandem_scheduler else None
         engine = self._require_engine()
         return engine.generate(
             request.id,
@@ -257,7 +261,7 @@ class VllmGenerator:
             chat,
             adapter=request.adapter,
             rank=handoff.rank,
-            done=handoff.resumed_tokens,
+            resumed_tokens=handoff.resumed_tokens,
             metadata=metadata,
         )
 
@@ -320,7 +324,7 @@ class VllmGenerator:
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return engine_class(
-            model, self.model, self._arguments, *self._parsers, self._scheduling, self._hybrid
+            model, self.model, self._arguments, self._scheduling, self._hybrid, **self._parsers
         )
 
     async def _abort_construction(self) -> None:

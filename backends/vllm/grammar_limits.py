@@ -19,7 +19,8 @@ _REPETITIONS = frozenset(
 )  # fmt: skip
 _PROPERTIES = ("properties", "patternProperties")
 _ALTERNATIVES = ("enum", "anyOf", "oneOf")
-_REPEATED = re.compile(r"(?<!\\)\{(\d*)(?:,(\d*))?\}")
+# An escaped character is matched first, because `\{9}` repeats nothing and `\\{9}` a backslash.
+_REPEATED = re.compile(r"\\.|\{(\d*)(?:,(\d*))?\}", re.DOTALL)
 _NAMES = {
     "json": ("the JSON schema", "response_format"),
     "regex": ("the regular expression", "structured_outputs.regex"),
@@ -114,6 +115,9 @@ class GrammarText:
                 # JSON allows 1e6 for an integer.
                 if isinstance(found := node[key], int | float):
                     self._check_repeat(f"{key}={found:,}", found, limits)
+            if isinstance(named := node.get("patternProperties"), dict):
+                for pattern in named:
+                    self._check_pattern(pattern, limits)
             if isinstance(pattern := node.get("pattern"), str):
                 self._check_pattern(pattern, limits)
 

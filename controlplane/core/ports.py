@@ -76,8 +76,8 @@ class Generator(Protocol):
     that followed another. `on_down` is called with the reason as soon as the engine is known to have died,
     before its streams end; the end by `stop` is no death.
 
-    An engine with a scheduler of its own (`has_own_scheduler`) defers, ranks and preempts before each step.
-    Requests may wait in it, and it supports `set_quota`, `set_options` and `set_device_contention`. Any
+    An engine in which Tandem's scheduler runs (`has_tandem_scheduler`) defers, ranks and preempts before each
+    step. Requests may wait in it, and it supports `set_quota`, `set_options` and `set_device_contention`. Any
     other refuses the first two.
 
     With `has_prefix_cache` requests share the blocks of equal prefixes, and find those of earlier requests.
@@ -89,7 +89,7 @@ class Generator(Protocol):
     model: str
     on_step: Callable[[EngineStep], None] | None
     on_down: Callable[[str], None] | None
-    has_own_scheduler: bool
+    has_tandem_scheduler: bool
     has_prefix_cache: bool
     geometry: KvGeometry
     kv_bytes: int
@@ -163,7 +163,7 @@ class Generator(Protocol):
     ) -> AsyncGenerator[Delta]:
         """Deltas in order; closing the generator aborts the request in the engine.
 
-        If the engine queues and preempts but has no scheduler of its own, the smaller rank goes first and is
+        If the engine queues and preempts without Tandem's scheduler, the smaller rank goes first and is
         preempted last. `chat` is given for conversations, so that reasoning and tool calls can be parsed out
         of the text. `request.adapter` names one of the adapters in `models.chat.lora_modules`. Raises Refused
         for what this engine cannot do, BackendDown, BackendFailed.
@@ -191,14 +191,14 @@ class Generator(Protocol):
     def set_forecast(self, request_id: str, forecast: LengthForecast) -> None:
         """Replaces the forecast of the total output; takes effect soon.
 
-        Ignored for a finished request, and by an engine without a scheduler of its own.
+        Ignored for a finished request, and by an engine without Tandem's scheduler.
         """
 
     def set_device_contention(self, *, is_shared: bool) -> None:
         """Tells the engine whether an embedding pass is under way on the device.
 
-        An engine with a scheduler of its own then delays its next step to the end of the pass, as far as its
-        TPOT objectives allow; any other ignores it.
+        Tandem's scheduler then delays its next step to the end of the pass, as far as its TPOT objectives
+        allow; any other ignores it.
         """
 
     def state(self) -> EngineState:

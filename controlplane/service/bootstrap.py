@@ -174,7 +174,7 @@ def _reconfiguration(
     return Reconfiguration(
         config,
         lambda changed, number: policies_of(changed, generators, version=number),
-        EngineConfigurator([g for g in generators if g.has_own_scheduler], config.engine_options()),
+        EngineConfigurator([g for g in generators if g.has_tandem_scheduler], config.engine_options()),
         replacement,
     )
 

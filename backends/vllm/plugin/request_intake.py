@@ -25,16 +25,16 @@ class RequestIntake:
 
     def admit(self, request: Any, now: Instant) -> EngineRequest:
         """The state of a request that has just entered; with bad metadata it gets the defaults."""
-        progress = self._engine_request(request, now)
-        self._by_external_id.setdefault(progress.external_id, []).append(progress)
-        return progress
+        state = self._engine_request(request, now)
+        self._by_external_id.setdefault(state.external_id, []).append(state)
+        return state
 
-    def remove(self, progress: EngineRequest) -> None:
+    def remove(self, state: EngineRequest) -> None:
         """Forgets a request that has ended."""
-        siblings = self._by_external_id[progress.external_id]
-        siblings.remove(progress)
+        siblings = self._by_external_id[state.external_id]
+        siblings.remove(state)
         if not siblings:
-            del self._by_external_id[progress.external_id]
+            del self._by_external_id[state.external_id]
 
     def samples(self, external_id: str) -> Sequence[EngineRequest]:
         """All samples of this request of the sender that are still here."""

@@ -18,7 +18,7 @@ class Policies:
 
     `version` is the number of that version, and `explained_requests` how many ended requests are remembered.
     `engine_queue` is how many requests may be forwarded to an LLM engine beyond its free slots.
-    `engine_options` are those of the engine's policy; None if it uses its own scheduler.
+    `engine_options` are those of the engine's policy; None if vLLM's own scheduler runs.
     """
 
     admission: Admission
@@ -32,9 +32,9 @@ class Policies:
 
 
 def policies_of(config: Config, generators: Iterable[Generator], *, version: int = 1) -> Policies:
-    """The policies that a configuration names, for engines with or without a scheduler of their own."""
-    has_own = all(generator.has_own_scheduler for generator in generators)
-    engine, queue = config.engine_options() if has_own else None, config.admission.engine_queue
+    """The policies that a configuration names, for engines with or without Tandem's scheduler."""
+    has_scheduler = all(generator.has_tandem_scheduler for generator in generators)
+    engine, queue = config.engine_options() if has_scheduler else None, config.admission.engine_queue
     return Policies(
         config.admission_policy(),
         config.ordering_policy(),

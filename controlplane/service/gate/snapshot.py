@@ -26,7 +26,7 @@ PaceEstimators = dict[Owner, ObservedPace | ReportedPace]
 class SnapshotBuilder:
     """Reads leases, tickets and engines into a view; changes nothing.
 
-    `tickets` is the dispatcher's table. `engine_leases` is None if the engines use their own scheduler.
+    `tickets` is the dispatcher's table. `engine_leases` is None if vLLM's own scheduler runs.
     """
 
     ledger: MemoryLedger

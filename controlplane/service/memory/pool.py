@@ -40,7 +40,7 @@ class SharedPool:
                 f"quota.embedding.min gives {least[Owner.EMBEDDING]} bytes and the longest input takes "
                 f"{one_input}; raise quota.embedding.min or lower max_input_tokens"
             )
-        if not generator.has_own_scheduler:
+        if not generator.has_tandem_scheduler:
             raise ValueError(
                 "quota: this LLM engine has no scheduler that enforces a quota, so quotas cannot change; "
                 "remove quota.policy and borrow"
@@ -58,7 +58,7 @@ def shared_pool(
     if config.static_quota_reason() or device_memory is None or not generators or not embedders:
         return None
     generator = next(iter(generators.values()))
-    if not generator.has_own_scheduler and not section.must_move:
+    if not generator.has_tandem_scheduler and not section.must_move:
         return None
     return divided_pool(section, generator, tuple(embedders.values()), device_memory())
 

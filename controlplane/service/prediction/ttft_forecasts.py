@@ -63,7 +63,7 @@ class TtftPredictor:
             ticket.predicted_ttft = Duration(between(request.arrival, now) + work)
             return
         generator = self._generators[request.model]
-        if generator.has_own_scheduler:
+        if generator.has_tandem_scheduler:
             ahead = WorkAhead(request.prefill_tokens, queue_wait=wait)
         else:
             ahead = _ahead(ticket, self._tickets.values(), generator.max_running)

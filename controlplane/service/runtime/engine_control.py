@@ -36,7 +36,7 @@ async def await_engine(command: Awaitable[None], generator: Generator, name: str
 class EngineConfigurator:
     """Applies new policy options to the engines that schedule by Tandem's policies.
 
-    `options` are those last confirmed; None if the engines use their own scheduler. After a failure the
+    `options` are those last confirmed; None if vLLM's own scheduler runs. After a failure the
     engine's options are unknown, so the next change sends all of them and not only those that differ.
     """
 

@@ -219,7 +219,7 @@ async def test_worker_leaves_the_idle_class_without_generations_and_for_a_deadli
     prompted_model, monkeypatch
 ):
     # On a busy machine the pass in the idle class starves, which is a reason to leave, too.
-    monkeypatch.setattr("backends.embedding.batch_retry._STARVED_SECONDS", BOUND_SECONDS)
+    monkeypatch.setattr("backends.embedding.batch_dispatcher._STARVED_SECONDS", BOUND_SECONDS)
     embedder = WorkerEmbedder(prompted_model, threads=1, idle_cpu_priority=True)
     policies, costs = [], [None, no_cost, no_cost]
     embedder.pause_cost = lambda: costs[len(policies) % 3]

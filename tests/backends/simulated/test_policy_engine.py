@@ -169,7 +169,7 @@ def test_what_an_engine_cannot_do_is_refused():
             await stock.set_quota(BLOCK)
 
     run(ask_stock())
-    assert not stock.has_own_scheduler
+    assert not stock.has_tandem_scheduler
 
 
 def test_a_command_ends_when_the_device_stops():

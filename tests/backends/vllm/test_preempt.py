@@ -42,7 +42,7 @@ async def test_preempting_a_finished_request_does_nothing(tiny_vllm: VllmGenerat
 
 
 async def test_an_engine_with_vllms_own_scheduler_refuses_commands(tiny_vllm: VllmGenerator):
-    assert not tiny_vllm.has_own_scheduler
+    assert not tiny_vllm.has_tandem_scheduler
     with pytest.raises(Refused, match="vLLM's own scheduler; set scheduling"):
         await tiny_vllm.set_quota(tiny_vllm.kv_bytes)
     with pytest.raises(Refused, match="vLLM's own scheduler"):

@@ -96,7 +96,7 @@ async def staged(
         max_running=MAX_RUNNING,
         is_stepped=is_stepped,
         default=HELLO,
-        has_own_scheduler="pool" in sections
+        has_tandem_scheduler="pool" in sections
         or isinstance(sections.get("scheduling", {}).get("engine"), dict),
     )
     embedder = ScriptedEmbedder(

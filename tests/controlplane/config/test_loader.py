@@ -304,7 +304,7 @@ def test_engine_off_keeps_vllms_scheduler(said):
     config = parse({"models": MODELS, "scheduling": {"engine": said}})
     assert config.engine_options() is None
     assert wanted_config(config, {"admission": {"max_waiting": 5}})[0].engine_options() is None
-    own, plain = ScriptedGenerator(has_own_scheduler=True), ScriptedGenerator()
+    own, plain = ScriptedGenerator(has_tandem_scheduler=True), ScriptedGenerator()
     assert [policies_of(config, [one]).engine_queue for one in (own, plain)] == [64, 64]
 
 
@@ -315,7 +315,7 @@ def test_the_engine_policy_is_the_default(said):
 
 def test_an_engine_without_a_scheduler_of_its_own_is_ordered_by_the_gate():
     config = parse({"models": MODELS})
-    own, plain = ScriptedGenerator(has_own_scheduler=True), ScriptedGenerator()
+    own, plain = ScriptedGenerator(has_tandem_scheduler=True), ScriptedGenerator()
     assert [policies_of(config, [one]).engine_queue for one in (own, plain)] == [1_000, 64]
     assert policies_of(config, [plain]).engine_options is None
     stated = parse({"models": MODELS, "admission": {"engine_queue": 3}})

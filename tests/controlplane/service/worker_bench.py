@@ -120,7 +120,7 @@ def play(
                     model="chat",
                     kv_bytes=QUOTA,
                     max_model_tokens=100,
-                    has_own_scheduler=True,
+                    has_tandem_scheduler=True,
                     token_seconds=0.01,
                 )
             ]

@@ -25,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
         (CHAT, {"max_completion_tokens": 60}, 40),
         # OpenAI's default for text completions counts as stated.
         (TEXT, {}, 16),
+        (TEXT, {"max_tokens": None}, 16),
         (TEXT, {"max_tokens": 60}, 40),
     ],
 )

@@ -76,6 +76,6 @@ def test_a_forwarded_request_that_is_evicted_gives_its_place_to_one_that_waits(b
         with pytest.raises(Rejected):
             await forwarded
 
-    generator = slow(has_own_scheduler=True, max_running=1)
+    generator = slow(has_tandem_scheduler=True, max_running=1)
     sections = {"scheduling": {"engine": {}}, "admission": {"engine_queue": 1, "max_wait_ms": 2_000}}
     assert bench(scenario, generator=generator, **sections).outcomes == ["evicted", "aborted", "met"]

@@ -71,7 +71,7 @@ def test_a_prompt_that_the_engine_does_not_start_is_no_backlog(bench, is_ticking
         for answer in (running, waiting):
             await answer.aclose()
 
-    engine = ScriptedGenerator(has_own_scheduler=True, max_running=1, token_seconds=0.1)
+    engine = ScriptedGenerator(has_tandem_scheduler=True, max_running=1, token_seconds=0.1)
     bench(scenario, generator=engine, scheduling={"engine": {"ordering": "srmt"}})
 
 
@@ -93,4 +93,4 @@ def test_a_burst_onto_an_idle_engine_counts_from_the_first_request_on(bench):
         for answer in answers:
             await answer.aclose()
 
-    bench(scenario, generator=ScriptedGenerator(has_own_scheduler=True), scheduling={"engine": {}})
+    bench(scenario, generator=ScriptedGenerator(has_tandem_scheduler=True), scheduling={"engine": {}})

@@ -24,7 +24,8 @@ async def read(answer: TokenStream) -> str:
 
 def ordering(**options: float) -> ScriptedGenerator:
     return ScriptedGenerator(
-        has_own_scheduler=True, **{"max_running": 1, "prefill_seconds": 0.1, "token_seconds": 0.1, **options}
+        has_tandem_scheduler=True,
+        **{"max_running": 1, "prefill_seconds": 0.1, "token_seconds": 0.1, **options},
     )
 
 

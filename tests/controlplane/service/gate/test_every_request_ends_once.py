@@ -77,17 +77,17 @@ async def client(service: Service, wish: dict) -> str:
     return "finished"
 
 
-async def play(plan: list[dict], *, dies_at: float | None, has_own_scheduler: bool) -> None:
+async def play(plan: list[dict], *, dies_at: float | None, has_tandem_scheduler: bool) -> None:
     llm = ScriptedGenerator(
         model="llm", max_running=3, kv_bytes=24 * 16 * 1_024, prefill_seconds=0.05, token_seconds=0.03,
-        has_own_scheduler=has_own_scheduler,
+        has_tandem_scheduler=has_tandem_scheduler,
     )  # fmt: skip
     vectors = ScriptedEmbedder(model="vectors", batch_tokens=256, max_input_tokens=256, call_seconds=0.1)
     content = {
         "models": {"chat": {"model": "llm"}},
         "classes": CLASSES,
         "admission": {"max_wait_ms": 2_000, "max_waiting": 5, "engine_queue": 1},
-        "scheduling": {"engine": {} if has_own_scheduler else "off"},
+        "scheduling": {"engine": {} if has_tandem_scheduler else "off"},
     }
     service = build_service(
         parse(content), [llm], [vectors], workspace_bytes=2 * vectors.workspace_bytes, clock=LoopClock()
@@ -120,6 +120,6 @@ async def play(plan: list[dict], *, dies_at: float | None, has_own_scheduler: bo
 
 @pytest.mark.long
 @settings(max_examples=150, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(plan=plans, dies_at=st.none() | st.floats(0, 4), has_own_scheduler=st.booleans())
-def test_each_request_ends_once_and_holds_nothing(plan, dies_at, has_own_scheduler):
-    run(play(plan, dies_at=dies_at, has_own_scheduler=has_own_scheduler))
+@given(plan=plans, dies_at=st.none() | st.floats(0, 4), has_tandem_scheduler=st.booleans())
+def test_each_request_ends_once_and_holds_nothing(plan, dies_at, has_tandem_scheduler):
+    run(play(plan, dies_at=dies_at, has_tandem_scheduler=has_tandem_scheduler))

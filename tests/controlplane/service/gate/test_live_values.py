@@ -49,7 +49,7 @@ READ_DIRECTLY = {
 
 def read(config: Config) -> object:
     """What the server derives from a configuration."""
-    policies = policies_of(config, [ScriptedGenerator(has_own_scheduler=True)])
+    policies = policies_of(config, [ScriptedGenerator(has_tandem_scheduler=True)])
     admission = policies.admission
     plain = replace(policies, admission=None, ordering=None, engine_options=None)  # type: ignore[arg-type]
     settings = settings_of(config, context_tokens=100)

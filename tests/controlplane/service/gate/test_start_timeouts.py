@@ -33,7 +33,7 @@ async def read(answer: TokenStream) -> str:
 
 def one_at_a_time() -> ScriptedGenerator:
     return ScriptedGenerator(
-        has_own_scheduler=True, max_running=1, prefill_seconds=0.1, token_seconds=0.1, kv_bytes=2**20
+        has_tandem_scheduler=True, max_running=1, prefill_seconds=0.1, token_seconds=0.1, kv_bytes=2**20
     )
 
 

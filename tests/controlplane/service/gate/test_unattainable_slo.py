@@ -22,9 +22,9 @@ async def read(answer) -> int:
 @pytest.fixture(params=["gate", "engine"])
 def played(request, bench):
     """Runs a scenario on an engine with one slot and a known step rate."""
-    has_own_scheduler = request.param == "engine"
+    has_tandem_scheduler = request.param == "engine"
     engine = ScriptedGenerator(
-        max_running=1, prefill_seconds=0.1, token_seconds=0.05, has_own_scheduler=has_own_scheduler
+        max_running=1, prefill_seconds=0.1, token_seconds=0.05, has_tandem_scheduler=has_tandem_scheduler
     )
 
     def play(scenario):
@@ -33,7 +33,7 @@ def played(request, bench):
             assert await read(await b.ask()) == 4
             await scenario(b)
 
-        return bench(known, generator=engine, **(ENGINE if has_own_scheduler else GATE))
+        return bench(known, generator=engine, **(ENGINE if has_tandem_scheduler else GATE))
 
     return play
 
@@ -99,7 +99,9 @@ def test_an_embedding_is_rejected_while_generations_run(bench):
 @pytest.mark.parametrize("explore", [0.0, 0.1])
 def test_explored_requests_are_served_and_counted_by_their_outcome(bench, explore):
     """Of 100 requests that the gate would reject about `explore` are served; all of them are late."""
-    engine = ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=0.05, has_own_scheduler=True)
+    engine = ScriptedGenerator(
+        max_running=1, prefill_seconds=0.1, token_seconds=0.05, has_tandem_scheduler=True
+    )
 
     async def scenario(b):
         b.generator.pace = Pace(milliseconds(50), milliseconds(20))

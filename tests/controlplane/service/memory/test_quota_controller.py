@@ -93,7 +93,7 @@ def play(scenario, *, quota=QUOTA, most_batch_tokens=400, kv_kib=900, memory=Non
 
     async def main():
         generator = ScriptedGenerator(
-            kv_bytes=kv_kib * KIB, max_model_tokens=400, has_own_scheduler=True, is_stepped=True
+            kv_bytes=kv_kib * KIB, max_model_tokens=400, has_tandem_scheduler=True, is_stepped=True
         )
         embedder = ScriptedEmbedder(
             batch_tokens=most_batch_tokens, max_input_tokens=100, is_stepped=True, bytes_per_token=KIB

@@ -21,7 +21,7 @@ def in_force(b):
 
 @pytest.fixture
 def play(bench):
-    return lambda scenario: bench(scenario, generator=ScriptedGenerator(has_own_scheduler=True), **EDF)
+    return lambda scenario: bench(scenario, generator=ScriptedGenerator(has_tandem_scheduler=True), **EDF)
 
 
 def test_an_unresponsive_engine_fails_a_change_and_gets_all_options_next(play):

@@ -178,7 +178,7 @@ def test_a_restarted_engine_gets_the_options_in_force(bench):
         assert b.generator.options.keys() > {"ordering", "look_ahead"}
         assert b.generator.is_sharing
 
-    generator = SlowStart(has_own_scheduler=True)
+    generator = SlowStart(has_tandem_scheduler=True)
     bench(scenario, generator=generator, scheduling={"engine": {"ordering": "edf"}})
 
 
@@ -198,7 +198,7 @@ def test_an_engine_that_refuses_its_options_is_restarted_again(bench):
         assert len(b.generator.started_at) == 3
         assert await read(await b.ask(max_tokens=2)) == "word " * 2
 
-    generator = SlowStart(has_own_scheduler=True)
+    generator = SlowStart(has_tandem_scheduler=True)
     bench(scenario, generator=generator, scheduling={"engine": {"ordering": "edf"}})
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedding.batch_retry import BatchDispatcher, PendingCall
+from backends.embedding.batch_dispatcher import BatchDispatcher, PendingCall
 from backends.embedding.budget import PassBudget
 from backends.embedding.ipc import PassResult
 from backends.embedding.memory_model import EmbeddingMemory
@@ -88,7 +88,7 @@ def test_every_call_completes_once_with_correct_rows(requested, events, tokens, 
     for number, (completed, (lengths, _)) in enumerate(zip(harness.completed, requested, strict=True)):
         assert len(completed) == 1
         absent = harness.rows[number][:, 1] < 0
-        assert harness.calls[number].caller.tokens == np.array(lengths)[absent].sum()
+        assert harness.calls[number].payload.tokens == np.array(lengths)[absent].sum()
         if completed[0] is None:
             expected = [[100 * number + i, n] for i, n in enumerate(lengths)]
             assert harness.rows[number].tolist() == expected
