@@ -299,15 +299,16 @@ class ShortestRemainingMemoryTime:
         waiting, now = self._unstarted, builder.view.now
         if builder.slots > 0 or not len(waiting):
             return
+        # A request of this class weight found no slot. Later ones are larger, smaller weights find fewer.
+        unobtainable = 0.0
         for index in (waiting.due <= now).nonzero()[0][:_SLOT_CANDIDATES].tolist():
             (size, _, _), state = waiting[index]
-            if now < self._passed(state, _SLOT_URGENCY):
+            if state.weight <= unobtainable or now < self._passed(state, _SLOT_URGENCY):
                 continue
-            if self._is_oversized(state, size) or not builder.start_in_slot(
-                state, self._options.preempt_ratio * size
-            ):
-                # Those after it are larger.
+            if self._is_oversized(state, size):
                 return
+            if not builder.start_in_slot(state, self._options.preempt_ratio * size):
+                unobtainable = state.weight
 
     def _startable(self, builder: PlanBuilder, needs: Ints, unobtainable: int) -> Ints:
         """Positions of the unstarted requests that might start."""

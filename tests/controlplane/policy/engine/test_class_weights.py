@@ -98,6 +98,14 @@ def test_each_urgent_request_takes_one_slot_and_those_of_its_own_class_are_left(
     assert found.preempt == batch[::-1] and found.offer == urgent[:3]
 
 
+def test_a_smaller_request_of_a_low_class_keeps_no_higher_class_from_a_slot():
+    low = waits("a-low", prompt=10, predicted=1, ago_ms=URGENT_MS)
+    high = waits("b-high", priority=2, prompt=10, predicted=50, ago_ms=URGENT_MS)
+    running = [runs("runs", predicted=300)]
+    found = plan("srmt", [low, high], running, free=100, slots=0)
+    assert (found.preempt, found.offer) == (running, [high])
+
+
 def test_a_free_slot_is_used_before_one_is_taken():
     urgent = [waits(f"urgent-{n}", priority=2, prompt=10, predicted=5, ago_ms=URGENT_MS) for n in range(2)]
     running = [runs("a", predicted=300)]
