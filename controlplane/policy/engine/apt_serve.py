@@ -43,7 +43,7 @@ class AptServe:
         index = bisect_left(self._keys, _key(state))
         self._keys.insert(index, _key(state))
         self._waiting.insert(index, state)
-        self._columns.put(index, (_since(state), state.tokens, _lost_after(state)))
+        self._columns.put(index, (state.pending_since, state.tokens, _lost_after(state)))
         self._weights.put(index, (state.weight,))
 
     def dequeue(self, state: RequestState) -> None:
@@ -107,16 +107,12 @@ class AptServe:
     def _value(self, state: RequestState, view: EngineView) -> float:
         """Weighted pending seconds per block; the time counts by `decay` if the SLO is missed."""
         counted = self._decay if state.cannot_meet_slo(view.now, _NO_WORK, view.pace.step) else 1.0
-        pending = (view.now - _since(state)) / 1e9 * counted + _LEAST_SECONDS
+        pending = (view.now - state.pending_since) / 1e9 * counted + _LEAST_SECONDS
         return pending * state.weight / view.need(state)
 
 
 def _key(state: RequestState) -> tuple[Instant, str]:
     return (state.request.arrival, state.request.id)
-
-
-def _since(state: RequestState) -> Instant:
-    return state.request.arrival if state.last_token is None else state.last_token
 
 
 def _lost_after(state: RequestState) -> Instant:

@@ -15,10 +15,10 @@ higher class goes first unless it is larger by more than the ratio of the weight
   classes with a smaller weight are preempted.
 - *Timely* requests beyond the cutoff start up to the cutoff times one plus the free share of the memory, or
   in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
-- *Lost* requests (the SLO is missed; without one, `patience` is over): the smallest start if the look-ahead
-  predicts that they stay and all of them fit into the memory that arrivals leave free (`SizeCutoff.spare`).
-  In an idle engine the oldest starts. After `patience` they are served in order of arrival, at any load, on a
-  share of the memory of their own (`aged_share`).
+- *Lost* requests (the SLO is missed; without an objective left to miss, the wait took `patience`): the
+  smallest start if the look-ahead predicts that they stay and all of them fit into the memory that arrivals
+  leave free (`SizeCutoff.spare`). In an idle engine the oldest starts. After `patience` they are served in
+  order of arrival, at any load, on a share of the memory of their own (`aged_share`).
 
 Preempted requests whose next token is not yet due resume first.
 
@@ -193,15 +193,15 @@ class ShortestRemainingMemoryTime:
     def _check_at_last_chance(self, state: RequestState, view: EngineView) -> None:
         if (chance := state.last_chance(view.pace.step)) is not None:
             heappush(self._due, (chance - state.prefill(view.pace), state.request.id))
-        elif state.first_token is None:
-            # Without an objective its wait would never end.
-            heappush(self._due, (state.request.arrival + self._options.starvation, state.request.id))
+        else:
+            # Without an objective left to miss its wait would never end.
+            heappush(self._due, (state.pending_since + self._options.starvation, state.request.id))
 
     def _has_lost(self, state: RequestState, view: EngineView) -> bool:
         if state.cannot_meet_slo(view.now, state.prefill(view.pace), view.pace.step):
             return True
-        has_no_end = state.first_token is None and state.last_chance(view.pace.step) is None
-        return has_no_end and state.request.arrival + self._options.starvation < view.now
+        has_no_end = state.last_chance(view.pace.step) is None
+        return has_no_end and state.pending_since + self._options.starvation < view.now
 
     def _mark_lost(self, state: RequestState) -> None:
         self._is_lost[state.request.id] = True

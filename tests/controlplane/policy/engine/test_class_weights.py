@@ -224,6 +224,20 @@ def test_free_memory_raises_the_largest_size_that_may_start():
     assert SizeCutoff(window=200, share=0.75).largest(0.0) == inf
 
 
+@pytest.mark.parametrize(("waited_ms", "is_served"), [(4_900, False), (5_100, True)])
+def test_a_preempted_request_with_no_objective_left_is_served_on_the_aged_share(waited_ms, is_served):
+    """It met its TTFT, and small requests take every block that becomes free."""
+    policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=5_000.0))
+    paused = waits("paused", ago_ms=waited_ms + 1_000, prompt=60, predicted=300)
+    paused.stamp(Instant(NOW - milliseconds(waited_ms)), 10)
+    policy.enqueue(paused, NOW)
+    running = [runs(f"r{number}", prompt=20, predicted=20) for number in range(4)]
+    found = policy.plan(view_of(running, free=0))
+    assert (found.offer == [paused], len(found.preempt) >= 3) == (is_served, is_served)
+    policy.dequeue(paused)
+    assert policy.waiting() == 0
+
+
 def test_a_request_without_an_objective_is_served_on_the_aged_share_after_its_patience():
     """It is above the cutoff of endless small requests, so only the aged share starts it."""
     policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=5_000.0))
