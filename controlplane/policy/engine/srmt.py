@@ -38,7 +38,7 @@ from controlplane.policy.engine.column_store import Ints
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.plan_builder import LOST_LANE, OVERSIZED_LANE, PlanBuilder, Ranking
 from controlplane.policy.engine.request_state import RequestState, memory_time
-from controlplane.policy.engine.size_cutoff import SizeCutoff
+from controlplane.policy.engine.size_cutoff import FEWEST_ARRIVALS, SizeCutoff
 from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
 
 _START_LOST_EVERY = 4
@@ -90,7 +90,7 @@ class SrmtOptions:
             ("prefill_weight", 0, 10),
             ("recompute_weight", 0, 100),
             ("settle_steps", 0, 1_000),
-            ("size_cutoff_window", 1, 100_000),
+            ("size_cutoff_window", FEWEST_ARRIVALS, 100_000),
         ):
             if not low <= (value := getattr(self, name)) <= high:
                 raise ValueError(f"{name}={value}: must be between {low} and {high}")
