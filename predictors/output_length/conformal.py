@@ -58,7 +58,7 @@ class Conformal:
             top: logarithm of the request's token limit.
         """
         self.outcome_count += 1
-        # An output truncated at the limit carries no information on quantiles beyond it.
+        # The stated forecast ends at the limit, so a quantile beyond the limit bounds every output.
         below = (log_tokens <= adjusted + 1e-9) | (adjusted >= top)
         is_calm = abs(self.covered - LEVELS[UPPER]) < _CALM_MARGIN
         step = np.maximum(

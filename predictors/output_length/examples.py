@@ -98,7 +98,9 @@ class Rows:
 def model_buckets(words: Words) -> npt.NDArray[np.uint16]:
     """Hash bucket of each row's model, the last of the row's own words in `feature_row`."""
     own = words[:, : WIDTH // 2]
-    found: npt.NDArray[np.uint16] = own[np.arange(len(own)), np.maximum(1, np.count_nonzero(own, 1)) - 1]
+    # The hash of a word may be 0 as well as an unused place.
+    last = own.shape[1] - 1 - np.argmax(own[:, ::-1] != 0, 1)
+    found: npt.NDArray[np.uint16] = own[np.arange(len(own)), last]
     return found
 
 

@@ -27,7 +27,8 @@ class Trees:
 
     def predict(self, row: Floats) -> Floats:
         """Shift of each quantile for one row of features, [levels]."""
-        bits = row[self.features] > self.thresholds
+        # Training rows hold single precision, and a split is often a value that many of them have.
+        bits = row.astype(np.float32)[self.features] > self.thresholds
         leaf = bits @ (1 << np.arange(bits.shape[1]))
         found: Floats = self.leaves[np.arange(len(leaf)), leaf].sum(0, dtype=float)
         return found

@@ -175,9 +175,10 @@ class StepReports:
         return max(self._full_steps, default=NO_TIME)
 
     def predicted_token_gap(self, level: float) -> Duration | None:
-        """Quantile of the gap between two tokens of a request, concurrent embedding work included.
+        """Quantile of the gap between two tokens of a request.
 
-        None until enough steps were reported.
+        It includes concurrent embedding work and the time that the engine paced itself on purpose. None until
+        enough steps were reported.
         """
         if not self.reports_steps:
             return None

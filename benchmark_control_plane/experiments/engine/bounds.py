@@ -4,8 +4,9 @@ Neither runs an engine. The fluid bound serves only the requests with the least 
 is always full. The linear program knows all arrivals and lengths, but serves no request before it arrives:
 it chooses the requests to serve, each from one of a few instants within its TTFT objective, without a
 pause, in whole blocks of a pool that is checked once a second. Requests may be served in part, and requests
-outside the window take no memory, so the program serves more than any schedule could. Steps take as long as
-those of a full pool, plus the time to prefill the served prompts.
+outside the window take no memory, so the program serves more than a schedule of these starts could. Other
+starts and pauses are not considered. Steps take as long as those of a full pool, plus the time to prefill the
+served prompts.
 """
 
 import math

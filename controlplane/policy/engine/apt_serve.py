@@ -43,7 +43,7 @@ class AptServe:
         index = bisect_left(self._keys, _key(state))
         self._keys.insert(index, _key(state))
         self._waiting.insert(index, state)
-        self._columns.put(index, (_since(state), state.tokens, _lost_after(state)))
+        self._columns.put(index, (state.pending_since, state.tokens, _lost_after(state)))
         self._weights.put(index, (state.weight,))
 
     def dequeue(self, state: RequestState) -> None:
@@ -69,10 +69,11 @@ class AptServe:
         if slots <= 0 or free <= 0 or not self._keys:
             return plan
         columns = self._columns.filled
-        if not view.has_packed and columns[_TOKENS].min() >= free * view.block_tokens:
+        is_plain = not view.has_packed and not view.has_shared
+        if is_plain and columns[_TOKENS].min() >= free * view.block_tokens:
             # Not even the smallest request fits.
             return plan
-        needs = columns[_TOKENS] // view.per_block(self._waiting) + 1
+        needs = view.needs(columns[_TOKENS], self._waiting)
         counted = np.where(columns[_LOST_AFTER] < view.now, self._decay, 1.0)
         pending = (view.now - columns[_SINCE]) / 1e9 * counted + _LEAST_SECONDS
         values = pending * self._weights.column(0) / needs
@@ -92,7 +93,7 @@ class AptServe:
         """The `count` running requests of least value per block, the least last; more if values tie."""
         running = view.running
         # Right after a token the pending time is 0: the largest holders have the least value.
-        needs = running.tokens // view.per_block(running) + 1
+        needs = view.needs(running.tokens, running)
         values = np.where(running.has_token_of(view.now), _LEAST_SECONDS * running.weight / needs, inf)
         most = float(np.sort(values)[count - 1]) if count <= len(values) else inf
         found: list[tuple[float, tuple[Instant, str], RequestState]] = []
@@ -106,16 +107,12 @@ class AptServe:
     def _value(self, state: RequestState, view: EngineView) -> float:
         """Weighted pending seconds per block; the time counts by `decay` if the SLO is missed."""
         counted = self._decay if state.cannot_meet_slo(view.now, _NO_WORK, view.pace.step) else 1.0
-        pending = (view.now - _since(state)) / 1e9 * counted + _LEAST_SECONDS
+        pending = (view.now - state.pending_since) / 1e9 * counted + _LEAST_SECONDS
         return pending * state.weight / view.need(state)
 
 
 def _key(state: RequestState) -> tuple[Instant, str]:
     return (state.request.arrival, state.request.id)
-
-
-def _since(state: RequestState) -> Instant:
-    return state.request.arrival if state.last_token is None else state.last_token
 
 
 def _lost_after(state: RequestState) -> Instant:

@@ -96,6 +96,13 @@ class EngineView:
         """Blocks that a waiting request takes from the free ones until its next token is computed."""
         return state.tokens // (state.per_block or self.block_tokens) + 1 - state.shared
 
+    def needs(self, tokens: Ints, states: Iterable[RequestState]) -> Ints:
+        """`need` of requests that have these tokens, both int64 [n]."""
+        needs: Ints = tokens // self.per_block(states) + 1
+        if self.has_shared:
+            needs -= np.fromiter((state.shared for state in states), np.int64, len(needs))
+        return needs
+
 
 @dataclass(slots=True)
 class StepPlan:

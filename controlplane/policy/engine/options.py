@@ -52,7 +52,7 @@ class EngineOptions:
     """`srmt`: share of the memory that the size cutoff plans for; larger requests start only when memory is
     free. 0 disables the cutoff. From 0 to 2."""
     size_cutoff_window: int = 600
-    """`srmt`: number of arrivals that the size cutoff is computed from. From 1 to 100000."""
+    """`srmt`: number of arrivals that the size cutoff is computed from. From 30 to 100000."""
     starvation_ms: float = 30_000.0
     """`srmt`: after this time a request that missed its objective is served in order of arrival, on
     `aged_share` of the memory. The gate predicts at least this wait for a request above the size cutoff."""

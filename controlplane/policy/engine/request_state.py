@@ -63,6 +63,11 @@ class RequestState:
         self.predicted = max(1, min(round(forecast.mean), self.request.max_output_tokens))
 
     @property
+    def pending_since(self) -> Instant:
+        """Start of the wait for its next token: its last token, or its arrival."""
+        return self.request.arrival if self.last_token is None else self.last_token
+
+    @property
     def done(self) -> int:
         """Output tokens produced so far."""
         return self.tokens - self.request.prompt_tokens

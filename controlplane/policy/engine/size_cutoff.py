@@ -25,7 +25,8 @@ import numpy as np
 
 from controlplane.core.clock import Duration, Instant, after, to_seconds
 
-_FEWEST = 30
+FEWEST_ARRIVALS = 30
+"""With fewer there is no cutoff."""
 _EVERY = 8
 _USE_MEMORY_STEPS = 128
 _GAIN = 2.0
@@ -62,7 +63,7 @@ class SizeCutoff:
         self._tokens.append(tokens)
         self._weights.append(weight)
         self._arrivals += 1
-        self._is_due = self._is_due or (self._arrivals % _EVERY == 0 and len(self._sizes) >= _FEWEST)
+        self._is_due = self._is_due or (self._arrivals % _EVERY == 0 and len(self._sizes) >= FEWEST_ARRIVALS)
 
     def update(self, now: Instant, memory_tokens: int, step: Duration, use: float) -> None:
         """Recomputes the cutoff if enough requests arrived since, or should have; call once per step.

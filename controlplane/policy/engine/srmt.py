@@ -15,10 +15,10 @@ higher class goes first unless it is larger by more than the ratio of the weight
   classes with a smaller weight are preempted.
 - *Timely* requests beyond the cutoff start up to the cutoff times one plus the free share of the memory, or
   in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
-- *Lost* requests (the SLO is missed; without one, `patience` is over): the smallest start if the look-ahead
-  predicts that they stay and all of them fit into the memory that arrivals leave free (`SizeCutoff.spare`).
-  In an idle engine the oldest starts. After `patience` they are served in order of arrival, at any load, on a
-  share of the memory of their own (`aged_share`).
+- *Lost* requests (the SLO is missed; without an objective left to miss, the wait took `patience`): the
+  smallest start if the look-ahead predicts that they stay and all of them fit into the memory that arrivals
+  leave free (`SizeCutoff.spare`). In an idle engine the oldest starts. After `patience` they are served in
+  order of arrival, at any load, on a share of the memory of their own (`aged_share`).
 
 Preempted requests whose next token is not yet due resume first.
 
@@ -38,7 +38,7 @@ from controlplane.policy.engine.column_store import Ints
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.plan_builder import LOST_LANE, OVERSIZED_LANE, PlanBuilder, Ranking
 from controlplane.policy.engine.request_state import RequestState, memory_time
-from controlplane.policy.engine.size_cutoff import SizeCutoff
+from controlplane.policy.engine.size_cutoff import FEWEST_ARRIVALS, SizeCutoff
 from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
 
 _START_LOST_EVERY = 4
@@ -90,7 +90,7 @@ class SrmtOptions:
             ("prefill_weight", 0, 10),
             ("recompute_weight", 0, 100),
             ("settle_steps", 0, 1_000),
-            ("size_cutoff_window", 1, 100_000),
+            ("size_cutoff_window", FEWEST_ARRIVALS, 100_000),
         ):
             if not low <= (value := getattr(self, name)) <= high:
                 raise ValueError(f"{name}={value}: must be between {low} and {high}")
@@ -193,15 +193,15 @@ class ShortestRemainingMemoryTime:
     def _check_at_last_chance(self, state: RequestState, view: EngineView) -> None:
         if (chance := state.last_chance(view.pace.step)) is not None:
             heappush(self._due, (chance - state.prefill(view.pace), state.request.id))
-        elif state.first_token is None:
-            # Without an objective its wait would never end.
-            heappush(self._due, (state.request.arrival + self._options.starvation, state.request.id))
+        else:
+            # Without an objective left to miss its wait would never end.
+            heappush(self._due, (state.pending_since + self._options.starvation, state.request.id))
 
     def _has_lost(self, state: RequestState, view: EngineView) -> bool:
         if state.cannot_meet_slo(view.now, state.prefill(view.pace), view.pace.step):
             return True
-        has_no_end = state.first_token is None and state.last_chance(view.pace.step) is None
-        return has_no_end and state.request.arrival + self._options.starvation < view.now
+        has_no_end = state.last_chance(view.pace.step) is None
+        return has_no_end and state.pending_since + self._options.starvation < view.now
 
     def _mark_lost(self, state: RequestState) -> None:
         self._is_lost[state.request.id] = True
@@ -299,15 +299,16 @@ class ShortestRemainingMemoryTime:
         waiting, now = self._unstarted, builder.view.now
         if builder.slots > 0 or not len(waiting):
             return
+        # A request of this class weight found no slot. Later ones are larger, smaller weights find fewer.
+        unobtainable = 0.0
         for index in (waiting.due <= now).nonzero()[0][:_SLOT_CANDIDATES].tolist():
             (size, _, _), state = waiting[index]
-            if now < self._passed(state, _SLOT_URGENCY):
+            if state.weight <= unobtainable or now < self._passed(state, _SLOT_URGENCY):
                 continue
-            if self._is_oversized(state, size) or not builder.start_in_slot(
-                state, self._options.preempt_ratio * size
-            ):
-                # Those after it are larger.
+            if self._is_oversized(state, size):
                 return
+            if not builder.start_in_slot(state, self._options.preempt_ratio * size):
+                unobtainable = state.weight
 
     def _startable(self, builder: PlanBuilder, needs: Ints, unobtainable: int) -> Ints:
         """Positions of the unstarted requests that might start."""

@@ -92,10 +92,7 @@ class WaitingIndex(Generic[Key]):
 
     def needs(self, view: EngineView) -> Ints:
         """`EngineView.need` of each request, int64 [n]."""
-        needs = self.tokens // view.per_block(self._listed) + 1
-        if view.has_shared:
-            needs -= np.fromiter([state.shared for state in self._listed], np.int64, len(self._listed))
-        return needs
+        return view.needs(self.tokens, self._listed)
 
     def may_start(self, builder: PlanBuilder, needs: Ints, is_pressed: Bools, unobtainable: int = 0) -> Bools:
         """Whether each request might start, bool [n].

@@ -1,8 +1,9 @@
 """Computes the next quotas from the urgency of both owners, as a pure function: bounded steps, minimums.
 
 Algorithm 2 of the collocation proposal, corrected: urgency is continuous and grows as slack shrinks (the
-printed one drops when a request becomes late); lateness counts up to a cap; minimums win over the step limit;
-a dead-band keeps small changes of urgency from moving memory back and forth. The embeddings get what the LLM
+printed one drops when a request becomes late); a late request counts as one without slack, however late it
+is; minimums win over the step limit; a dead-band keeps small changes of urgency from moving memory back and
+forth. The embeddings get what the LLM
 does not, so the sum is constant. At equal urgency the quotas return exactly to their configured position.
 """
 

@@ -60,9 +60,22 @@ def test_every_recorded_optimum(case: dict[str, Any]) -> None:
 
 def test_shortest_first_is_not_optimal_even_when_all_arrive_at_once() -> None:
     case = GOLDEN["counterexample_semi_online"]
-    found = best_schedule(read_instance(case), seconds=30)
-    assert (found["total_latency"], found["proof"]) == (12, "optimal")
-    assert case["mcsf"] == 13
+    instance = read_instance(case)
+    found = best_schedule(instance, seconds=30)
+    assert (found["total_latency"], found["proof"]) == (case["opt"], "optimal")
+    assert first_violation(instance, case["opt_start"]) is None
+    assert instance.total_latency(case["opt_start"]) == case["opt"] < case["mcsf"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["theorem41"])
+def test_with_hindsight_a_long_request_waits_for_many_short_ones(case: dict[str, Any]) -> None:
+    short = case["short"]
+    jobs = [HindsightJob(case["long"]["a"], case["long"]["s"], case["long"]["o"])]
+    jobs += short["count"] * [HindsightJob(short["a"], short["s"], short["o"])]
+    instance = HindsightInstance(case["M"], tuple(jobs))
+    found = best_schedule(instance, seconds=1)
+    assert first_violation(instance, found["start"]) is None
+    assert found["lower_bound"] <= found["total_latency"] <= case["offline_feasible"] < case["mcsf"]
 
 
 @pytest.mark.parametrize("case", [*EXACT, *LARGE], ids=range(len(EXACT) + len(LARGE)))

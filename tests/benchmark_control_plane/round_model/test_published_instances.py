@@ -10,10 +10,7 @@ from backends.cost_models.step_time import LLAMA2_70B_TP1, STEP_TIME_FORMS, tile
 from benchmark_control_plane.round_model.schedules import PolicySetting, Schedule, run_policy
 from benchmark_control_plane.round_model.workloads import RoundRequest
 
-ROOT = Path(__file__).resolve().parents[3]
-SHARED = ROOT.parent / "shared" / "fixtures" / "scheduling.json"
-GOLDEN = ROOT / "tests" / "golden" / "scheduling.json"
-FIXTURES = json.loads((SHARED if SHARED.exists() else GOLDEN).read_text())
+FIXTURES = json.loads((Path(__file__).parents[2] / "golden/scheduling.json").read_text())
 
 NAMES = {
     "mcsf": "mc-sf",

@@ -39,7 +39,7 @@ def test_shift_sets_is_out_until_coverage_recovers():
     assert covered(conformal, rng.normal(6.0, 0.5, 500))[UPPER] == pytest.approx(0.9, abs=0.02)
 
 
-def test_truncated_outputs_do_not_move_levels_beyond_the_limit():
+def test_outputs_truncated_at_the_limit_move_no_level_far_beyond_it():
     conformal = Conformal()
     for _ in range(500):
         conformal.observe(conformal.adjusted(WRONG), 3.5, 3.5)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from predictors.output_length.checkpoint import Checkpoint, read, save
+from predictors.output_length.examples import feature_row, model_buckets
+from predictors.output_length.features import bucket
 from predictors.output_length.kernel_ridge import _solved
 from predictors.output_length.learned_predictor import LearnedLengths
 from predictors.output_length.quantile_model import MEDIAN, fit
@@ -56,6 +58,12 @@ def test_vectors_improve_forecasts_and_are_optional(asked, tmp_path):
     kept = read(tmp_path / "kept.npz").model
     row = lengths._pending[next(reversed(lengths._pending))].row
     assert kept is not None and kept.predict(row)[MEDIAN] == pytest.approx(lengths.model.predict(row)[MEDIAN])
+
+
+def test_the_model_is_found_behind_a_word_whose_hash_is_0(a_request):
+    assert bucket("class were") == 0
+    rows = [feature_row(a_request(prompt=prompt), 0.0, 0.0) for prompt in ("the class were late", "hello")]
+    assert model_buckets(np.stack([row.words for row in rows])).tolist() == 2 * [bucket("model=llm")]
 
 
 def test_each_column_uses_only_its_own_rows():

@@ -25,6 +25,17 @@ def test_constant_feature_is_never_split():
     assert np.abs(fit_trees(rows, target, start, LEVELS, trees=10).predict(np.ones(1))).max() < 2.0
 
 
+def test_a_value_on_a_split_takes_the_side_that_it_took_in_training():
+    """Training rows are stored in single precision, which rounds log1p(256) down; requests are not."""
+    short, long = np.log1p([256.0, 1_024.0])
+    rows = np.repeat([short, long], 200).astype(np.float32).astype(float)[:, None]
+    target = np.repeat([0.0, 8.0], 200)
+    start = np.tile(np.quantile(target, LEVELS), (400, 1))
+    trees = fit_trees(rows, target, start, LEVELS)
+    assert trees.predict(np.array([short])).tolist() == trees.predict(rows[0]).tolist()
+    assert trees.predict(np.array([long]))[1] > trees.predict(np.array([short]))[1] + 4.0
+
+
 def test_splits_lie_between_the_values_of_a_feature():
     """A split beyond the last value would separate nothing."""
     rng = np.random.default_rng(3)

@@ -59,8 +59,10 @@ def test_recorded_plans(case: dict[str, Any]) -> None:
     assert (plan.tiers > 0).tolist() == [bool(x) for x in case["x"]]
     assert (plan.tiers == 1).tolist() == [bool(y) for y in case["y"]]
     assert plan.value == pytest.approx(case["value"], abs=1e-9)
+    assert case["opt"] / 2 - 1e-9 <= plan.value <= case["opt"] + 1e-9
     blocks = plan_tiers(offers_of(pairs, ratio=0.5, cell_penalty=penalty, whole_blocks=True), case["M"])
     assert blocks.value == pytest.approx(case["value_blocks"], abs=1e-9)
+    assert case["opt_blocks"] / 2 - 1e-9 <= blocks.value <= case["opt_blocks"] + 1e-9
 
 
 @given(

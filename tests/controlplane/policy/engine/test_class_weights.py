@@ -98,6 +98,14 @@ def test_each_urgent_request_takes_one_slot_and_those_of_its_own_class_are_left(
     assert found.preempt == batch[::-1] and found.offer == urgent[:3]
 
 
+def test_a_smaller_request_of_a_low_class_keeps_no_higher_class_from_a_slot():
+    low = waits("a-low", prompt=10, predicted=1, ago_ms=URGENT_MS)
+    high = waits("b-high", priority=2, prompt=10, predicted=50, ago_ms=URGENT_MS)
+    running = [runs("runs", predicted=300)]
+    found = plan("srmt", [low, high], running, free=100, slots=0)
+    assert (found.preempt, found.offer) == (running, [high])
+
+
 def test_a_free_slot_is_used_before_one_is_taken():
     urgent = [waits(f"urgent-{n}", priority=2, prompt=10, predicted=5, ago_ms=URGENT_MS) for n in range(2)]
     running = [runs("a", predicted=300)]
@@ -214,6 +222,20 @@ def test_free_memory_raises_the_largest_size_that_may_start():
     cutoff = cutoff_of((1.0, 1.0))
     assert [cutoff.largest(free) for free in (-0.5, 0.0, 0.5)] == [10_000.0, 10_000.0, 15_000.0]
     assert SizeCutoff(window=200, share=0.75).largest(0.0) == inf
+
+
+@pytest.mark.parametrize(("waited_ms", "is_served"), [(4_900, False), (5_100, True)])
+def test_a_preempted_request_with_no_objective_left_is_served_on_the_aged_share(waited_ms, is_served):
+    """It met its TTFT, and small requests take every block that becomes free."""
+    policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=5_000.0))
+    paused = waits("paused", ago_ms=waited_ms + 1_000, prompt=60, predicted=300)
+    paused.stamp(Instant(NOW - milliseconds(waited_ms)), 10)
+    policy.enqueue(paused, NOW)
+    running = [runs(f"r{number}", prompt=20, predicted=20) for number in range(4)]
+    found = policy.plan(view_of(running, free=0))
+    assert (found.offer == [paused], len(found.preempt) >= 3) == (is_served, is_served)
+    policy.dequeue(paused)
+    assert policy.waiting() == 0
 
 
 def test_a_request_without_an_objective_is_served_on_the_aged_share_after_its_patience():

@@ -120,9 +120,9 @@ def test_gate_cycle_and_engine_policy_decide_alike(ordering, batch, slots):
 
 
 def similar_states(
-    name: str, random: Random, count: int, prompts: list[int], *, has_packed: bool
+    name: str, random: Random, count: int, prompts: list[int], *, has_packed: bool, has_shared: bool
 ) -> list[RequestState]:
-    """Most states got a token at NOW; several share their arrival, their size, or both."""
+    """Most states got a token at NOW; several have equal arrivals or sizes, and some share a block."""
     running = []
     for number in range(count):
         life = {
@@ -138,6 +138,7 @@ def similar_states(
         if state.last_token is not None and random.random() < 0.8:
             state.last_token = NOW
         state.per_block = random.choice([None, 2 * BLOCK]) if has_packed else None
+        state.shared = random.choice([0, 1]) if has_shared else 0
         running.append(state)
     return running
 
@@ -149,13 +150,13 @@ def similar_states(
     free=st.integers(-2 * RANKED, 2 * RANKED),
     slots=st.integers(0, 9),
     decay=st.sampled_from([0.0, 0.4, 1.0]),
-    has_packed=st.booleans(),
+    has=st.fixed_dictionaries({"has_packed": st.booleans(), "has_shared": st.booleans()}),
 )
-def test_apt_equals_a_full_sort_by_value(random, counts, free, slots, decay, has_packed):
-    running = similar_states("r", random, counts[0], [60, 100, 260], has_packed=has_packed)
+def test_apt_equals_a_full_sort_by_value(random, counts, free, slots, decay, has):
+    running = similar_states("r", random, counts[0], [60, 100, 260], **has)
     # The longest prompts exceed every quota.
-    waiting = similar_states("w", random, counts[1], [60, 100, 260, 60_000], has_packed=has_packed)
-    view = replace(view_of(running, free=free), free_slots=slots, has_packed=has_packed)
+    waiting = similar_states("w", random, counts[1], [60, 100, 260, 60_000], **has)
+    view = replace(view_of(running, free=free), free_slots=slots, **has)
 
     def by_value(state: RequestState) -> tuple[float, Instant, str]:
         since = state.request.arrival if state.last_token is None else state.last_token
