@@ -65,7 +65,7 @@ CASES = [
     ({"models": MODELS, "admission": {"defer_threshold_ms": 1e308}}, "threshold_ms=1e+308: should be less"),
     ({"models": MODELS, "scheduling": {"engine": {"starvation_ms": -1}}}, "starvation_ms=-1: a time from 0"),
     ({"models": MODELS, "scheduling": {"engine": {"size_cutoff_window": 10**6}}}, "window=1000000: must"),
-    ({"models": MODELS, "scheduling": {"engine": {"size_cutoff_window": 29}}}, "window=29: must be between 30"),
+    ({"models": MODELS, "scheduling": {"engine": {"size_cutoff_window": 29}}}, "window=29: must be between"),
     ({"models": MODELS, "scheduling": {"engine": {"preempt_ratio": 1e308}}}, "of at most 1000000000"),
     ({"models": MODELS, "scheduling": {"engine": {"missed_decay": 2}}}, "missed_decay=2: a share"),
     ({"models": MODELS, "scheduling": {"engine": {"look_ahead": "nobody"}}}, "all, background or none"),
