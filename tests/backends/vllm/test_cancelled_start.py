@@ -23,7 +23,7 @@ async def test_a_start_is_cancelled_at_once_while_vllm_is_imported(monkeypatch):
     monkeypatch.setattr(client, "_load_engine", load)
     generator = VllmGenerator("any")
     start = asyncio.create_task(generator.start())
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, 60)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(start, 10)
@@ -50,7 +50,7 @@ async def test_an_engine_process_that_starts_after_the_cancellation_is_terminate
     monkeypatch.setattr(client, "_load_engine", lambda: Late)
     generator = VllmGenerator("any")
     start = asyncio.create_task(generator.start())
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, 60)
     start.cancel()
     # Only after the cancelled start has looked for processes once.
     while not generator._is_start_cancelled:  # noqa: ASYNC110 (no event to wait for)

@@ -230,7 +230,7 @@ def test_a_preempted_request_with_no_objective_left_is_served_on_the_aged_share(
     policy = engine_policy(EngineOptions(ordering="srmt", starvation_ms=5_000.0))
     paused = waits("paused", ago_ms=waited_ms + 1_000, prompt=60, predicted=300)
     paused.stamp(Instant(NOW - milliseconds(waited_ms)), 10)
-    policy.enqueue(paused, NOW)
+    policy.enqueue(paused)
     running = [runs(f"r{number}", prompt=20, predicted=20) for number in range(4)]
     found = policy.plan(view_of(running, free=0))
     assert (found.offer == [paused], len(found.preempt) >= 3) == (is_served, is_served)

@@ -83,7 +83,8 @@ def test_a_victim_without_hope_has_no_slack_and_one_that_can_recover_has_none_le
         chat = ticket(Kind.GENERATE, **slo)
         for at in (300, 400):
             chat.timeline.stamp_tokens(Instant(milliseconds(at)), 1)
-        return chat.as_running(Instant(milliseconds(at_ms)), 1, 8, 0, 0, PACES[Owner.LLM]).slack
+        now, pace = Instant(milliseconds(at_ms)), PACES[Owner.LLM]
+        return chat.as_running(now, pace, freed_bytes=1, remaining_steps=8, shared_tokens=0).slack
 
     # Up to 8 tokens of 20 ms to come, instead of 100 ms: behind by at most 560 ms it recovers.
     assert slack_at(450, tpot=100) == milliseconds(50)
