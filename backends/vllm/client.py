@@ -110,7 +110,11 @@ class VllmGenerator:
         self._source = model
         self._arguments = dict(engine_arguments or {})
         self._lora_modules = dict(lora_modules or {})
-        self._parsers = (tool_parser, reasoning_parser, tool_strictness)
+        self._parsers: dict[str, Any] = {
+            "tool_parser": tool_parser,
+            "reasoning_parser": reasoning_parser,
+            "tool_strictness": tool_strictness,
+        }
         self._scheduling = scheduling
         self._hybrid = hybrid
         self._grammars = None if grammars is None else GrammarChecker(grammars)
@@ -257,7 +261,7 @@ class VllmGenerator:
             chat,
             adapter=request.adapter,
             rank=handoff.rank,
-            done=handoff.resumed_tokens,
+            resumed_tokens=handoff.resumed_tokens,
             metadata=metadata,
         )
 
@@ -320,7 +324,7 @@ class VllmGenerator:
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return engine_class(
-            model, self.model, self._arguments, *self._parsers, self._scheduling, self._hybrid
+            model, self.model, self._arguments, self._scheduling, self._hybrid, **self._parsers
         )
 
     async def _abort_construction(self) -> None:

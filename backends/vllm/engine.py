@@ -80,11 +80,12 @@ class VllmEngine:
         model: str,
         served_name: str,
         arguments: Mapping[str, Any],
+        options: EngineOptions | None,
+        hybrid: HybridSetup | None,
+        *,
         tool_parser: str | None,
         reasoning_parser: str | None,
         tool_strictness: str,
-        options: EngineOptions | None,
-        hybrid: HybridSetup | None = None,
     ) -> None:
         check_release()
         check_parsers(tool_parser, reasoning_parser)
@@ -177,7 +178,7 @@ class VllmEngine:
         *,
         adapter: str | None = None,
         rank: int = 0,
-        done: int = 0,
+        resumed_tokens: int = 0,
         metadata: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Delta]:
         """Streams the deltas of one request; closing the generator aborts it in the engine.
@@ -189,30 +190,30 @@ class VllmEngine:
             chat: the conversation, if there is one; its reasoning, calls and images are handled.
             adapter: name of a LoRA adapter.
             rank: priority for vLLM's own scheduler; the smallest runs first.
-            done: number of tokens at the end of the prompt that were generated before a preemption.
+            resumed_tokens: number of tokens at the prompt's end that were generated before a preemption.
             metadata: class, SLO and forecast for Tandem's scheduler.
 
         Raises Refused, BackendDown, BackendFailed.
         """
         with self._translated_errors(), self._tracked(request_id):
             structure = structured_outputs(sampling.structure)
-            conversation = await self._output_parser.async_begin(chat, structure, prompt, done=done)
+            conversation = await self._output_parser.async_begin(
+                chat, structure, prompt, resumed_tokens=resumed_tokens
+            )
             structure = structure if conversation is None else conversation.structured_outputs
             checked = None if structure is None or self.grammars is None else self.grammars.find(structure)
             params = self._params(sampling, structure, conversation, metadata)
             if checked is not None:
                 params = with_validated(params, checked.validated)
             priority = rank if self._has_priorities else 0
-            waiting = (
-                self._output_parser.unparsed_options if conversation is None else conversation.grammar_options
-            )
+            parser = self._output_parser if conversation is None else conversation
             outputs = self._llm.generate(
                 engine_input(prompt, chat),
                 params,
                 request_id,
                 lora_request=None if adapter is None else self._adapters[adapter],
                 priority=priority,
-                **waiting,
+                **parser.grammar_options,
             )
             # Closing vLLM's generator aborts the request in the engine.
             async with aclosing(outputs):
@@ -225,8 +226,8 @@ class VllmEngine:
                         continue
                     # A ValueError raised here is a defect of a parser or of this backend, not of the request.
                     with self._translated_errors(client_errors=()):
-                        for step in _deltas(output, sampling, conversation):
-                            yield step
+                        for delta in _deltas(output, sampling, conversation):
+                            yield delta
 
     def _params(
         self,
@@ -386,8 +387,8 @@ def _deltas(
     output: RequestOutput, sampling: Sampling, conversation: ParsedConversation | None
 ) -> Iterator[Delta]:
     for completion in output.outputs:
-        step = to_delta(output, completion, sampling.logprobs)
-        yield step if conversation is None else conversation.read(step)
+        delta = to_delta(output, completion, sampling.logprobs)
+        yield delta if conversation is None else conversation.read(delta)
 
 
 def _to_refused(error: Exception) -> Refused:

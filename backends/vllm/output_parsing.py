@@ -56,8 +56,8 @@ def _strictness(level: str) -> dict[str, str]:
 class OutputParser:
     """Tool-call and reasoning parsers of one model.
 
-    `unparsed_options` are the arguments of AsyncLLM.generate for a prompt that is not a conversation: it has
-    no reasoning for a grammar to wait for.
+    `grammar_options` are the arguments of AsyncLLM.generate that say when a grammar begins to apply, for
+    output that is not parsed: at once, since it has no reasoning.
     """
 
     def __init__(
@@ -71,10 +71,7 @@ class OutputParser:
         self._turn = asyncio.Lock()
         self._has_tool_parser = tool_parser is not None
         self._has_reasoning_parser = reasoning_parser is not None
-
-        self.unparsed_options: dict[str, Any] = (
-            {"reasoning_ended": True} if self._has_reasoning_parser else {}
-        )
+        self.grammar_options: dict[str, Any] = {"reasoning_ended": True} if self._has_reasoning_parser else {}
         is_harmony = self._has_reasoning_parser and model_config.hf_config.model_type == "gpt_oss"
         self._parser_class = ParserManager.get_parser(
             tool_parser_name=tool_parser,
@@ -93,10 +90,11 @@ class OutputParser:
         structure: StructuredOutputsParams | None,
         prompt: Sequence[int],
         *,
-        done: int = 0,
+        resumed_tokens: int = 0,
     ) -> "ParsedConversation | None":
         """`begin` in an iteration of the event loop of its own if it is costly."""
-        return await self._in_turn(chat, structure, partial(self.begin, chat, structure, prompt, done=done))
+        begin = partial(self.begin, chat, structure, prompt, resumed_tokens=resumed_tokens)
+        return await self._in_turn(chat, structure, begin)
 
     async def async_constraint(
         self, chat: ChatPrompt | None, structure: StructuredOutputsParams | None
@@ -124,19 +122,19 @@ class OutputParser:
         structure: StructuredOutputsParams | None,
         prompt: Sequence[int],
         *,
-        done: int = 0,
+        resumed_tokens: int = 0,
     ) -> "ParsedConversation | None":
         """Starts parsing a conversation; None if it needs no parsing.
 
-        The last `done` tokens of the prompt were generated before a preemption and are parsed first.
+        The last `resumed_tokens` of the prompt were generated before a preemption and are parsed first.
         Raises Refused.
         """
         if chat is None or not self._is_parsed(chat):
             return None
         request = _vllm_request(chat, structure)
-        conversation = ParsedConversation(request, prompt[: len(prompt) - done], self._parser)
-        if done:
-            generated = prompt[len(prompt) - done :]
+        first_resumed = len(prompt) - resumed_tokens
+        conversation = ParsedConversation(request, prompt[:first_resumed], self._parser)
+        if generated := prompt[first_resumed:]:
             text = self._tokenizer.decode(generated, skip_special_tokens=conversation.skip_special_tokens)
             conversation.catch_up(text, generated)
         return conversation
@@ -211,25 +209,25 @@ class ParsedConversation:
         """Parses output that the client has already received for the first sample."""
         self._parse(0, text, token_ids, finished=False)
 
-    def read(self, step: Delta) -> Delta:
+    def read(self, delta: Delta) -> Delta:
         """Returns the delta with its text split into reasoning, content and tool calls."""
-        reason = step.finish_reason
+        reason = delta.finish_reason
         # A preempted request resumes, so a parser that buffers part of a tag keeps waiting for the rest.
         finished = reason not in (None, "preempted")
-        message = self._parse(step.index, step.text, step.token_ids, finished=finished)
+        message = self._parse(delta.index, delta.text, delta.token_ids, finished=finished)
         if message is None:
             calls, reasoning, text = (), "", ""
         else:
             calls = tuple(call.model_dump(exclude_none=True) for call in message.tool_calls or ())
             reasoning, text = message.reasoning or "", message.content or ""
         if calls:
-            self._samples_with_calls.add(step.index)
+            self._samples_with_calls.add(delta.index)
         return replace(
-            step,
+            delta,
             text=text,
             reasoning=reasoning,
             tool_calls=calls,
-            finish_reason=self._finish_reason(step.index, reason),
+            finish_reason=self._finish_reason(delta.index, reason),
         )
 
     def _parse(self, index: int, text: str, token_ids: Sequence[int], *, finished: bool) -> Any:

@@ -37,7 +37,7 @@ async def test_an_engine_process_that_starts_after_the_cancellation_is_terminate
     begun, may_launch = threading.Event(), threading.Event()
 
     class Late:
-        def __init__(self, *_given):
+        def __init__(self, *_given, **_named):
             begun.set()
             assert may_launch.wait(10)
             spawned = multiprocessing.get_context("spawn").Process(

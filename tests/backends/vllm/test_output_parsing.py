@@ -150,8 +150,8 @@ def test_a_grammar_applies_after_the_reasoning(tokenizer, parser):
     conversation = output_parser.begin(QUESTION, StructuredOutputsParams(json_object=True), PROMPT)
     assert conversation.structured_outputs.json_object
     assert conversation.grammar_options["reasoning_ended"] is False
-    assert output_parser.unparsed_options == {"reasoning_ended": True}
-    assert _output_parser(tokenizer).unparsed_options == {}
+    assert output_parser.grammar_options == {"reasoning_ended": True}
+    assert _output_parser(tokenizer).grammar_options == {}
     assert _output_parser(tokenizer).begin(CHAT, None, PROMPT).grammar_options == {}
 
 
@@ -211,7 +211,7 @@ def test_a_resumed_request_is_parsed_on_from_any_token(tokenizer, parser, begin)
         parsed = _parsed(first, before)
         assert _parsed(first, [Delta(0, "", (), "preempted")]) == ("", "")
         prompt = PROMPT + [token for step in before for token in step.token_ids]
-        more = _parsed(output_parser.begin(QUESTION, None, prompt, done=at), after)
+        more = _parsed(output_parser.begin(QUESTION, None, prompt, resumed_tokens=at), after)
         assert (parsed[0] + more[0], parsed[1] + more[1]) == ("Two ones.", "It is 2.")
 
 
