@@ -9,11 +9,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from backends.vllm.plugin.rpc import METHOD
-from backends.vllm.plugin.shared_state import SharedState, StateReading, key_of
+from backends.vllm.plugin.shared_state import EngineFacts, SharedState, StateReading, key_of
 from backends.vllm.process import while_alive
 from controlplane.core.clock import Duration
 from controlplane.core.engine_reports import EngineState, StepCost
@@ -125,10 +125,11 @@ class SchedulerClient:
     # --- state -------------------------------------------------------------------------------
 
     def state(self, *, is_idle: bool) -> EngineState:
-        """The engine's memory and queue lengths; the same object until the engine's next step.
+        """The engine's memory and queue lengths at its latest step; the same object until the next step.
 
-        `is_idle` states that the engine has no request: each call then makes a new object, since the ceded
-        bytes follow from the time. The last of these stands until the next step. Raises TornRead.
+        `is_idle` states that the engine has no request. Each such call makes a new object, because blocks
+        count as ceded once an idle engine has settled; the last one is kept until the next step. Raises
+        TornRead.
         """
         newest = self._shared_state.newest()
         if self._last is not None and self._last[0] == newest and not is_idle:
@@ -137,7 +138,8 @@ class SchedulerClient:
         if reading is None:
             size = self._total * self._block_bytes
             return EngineState(0, size, 0, 0, 0, quota_bytes=size, use_ceiling_bytes=size, held_bytes={})
-        self._last = (newest, self._idle_state(reading) if is_idle else self._state(reading))
+        state = self._state(reading)
+        self._last = newest, self._without_requests(state, reading.facts) if is_idle else state
         return self._last[1]
 
     def waited(self) -> Duration:
@@ -166,23 +168,12 @@ class SchedulerClient:
             pace=_pace(reading),
         )
 
-    def _idle_state(self, reading: StateReading) -> EngineState:
-        facts, size = reading.facts, self._block_bytes
+    def _without_requests(self, state: EngineState, facts: EngineFacts) -> EngineState:
+        """The state after the requests of the latest step have ended; an idle engine publishes none."""
         is_settled = time.monotonic_ns() - facts.at_ns > _IDLE_SETTLED_NS
         ceded = facts.total - facts.use_ceiling if is_settled else facts.ceded
-        return EngineState(
-            used_bytes=0,
-            total_bytes=facts.total * size,
-            running=0,
-            waiting=0,
-            preemptions=facts.preemptions,
-            recompute_tokens=facts.recompute_tokens,
-            waited=Duration(facts.waited_ns),
-            quota_bytes=facts.quota * size,
-            use_ceiling_bytes=facts.use_ceiling * size,
-            ceded_bytes=ceded * size,
-            held_bytes={},
-            pace=_pace(reading),
+        return replace(
+            state, used_bytes=0, running=0, waiting=0, held_bytes={}, ceded_bytes=ceded * self._block_bytes
         )
 
 
