@@ -241,8 +241,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         if plan.preempt:
             self.balloon.withhold_beyond(self.use_ceiling)
         if plan.ranked:
-            self._rank([self.requests[progress.request.id] for progress in plan.ranked[-RANKED:]])
-        self.waiting.open([self.requests[progress.request.id] for progress in offer])
+            self._rank([self.requests[state.request.id] for state in plan.ranked[-RANKED:]])
+        self.waiting.open([self.requests[state.request.id] for state in offer])
 
     def _rank(self, order: list[Any]) -> None:
         for request in self._preemption_order:
@@ -339,14 +339,14 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def set_forecast(self, name: str, forecast: LengthForecast) -> None:
         """Updates the length forecast of all samples of the client's request `name`, if it is still here."""
-        for progress in self._intake.samples(name):
-            is_waiting = self.waiting.holds(progress.request.id)
+        for state in self._intake.samples(name):
+            is_waiting = self.waiting.holds(state.request.id)
             if is_waiting:
-                self.engine_policy.dequeue(progress)
-            progress.set_forecast(forecast)
-            self._tracker.set_forecast(progress)
+                self.engine_policy.dequeue(state)
+            state.set_forecast(forecast)
+            self._tracker.set_forecast(state)
             if is_waiting:
-                self.engine_policy.enqueue(progress, Instant(self.clock()))
+                self.engine_policy.enqueue(state, Instant(self.clock()))
 
     def facts(self, now: Instant) -> EngineFacts:
         """The counters that the shared state publishes."""

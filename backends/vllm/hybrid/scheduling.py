@@ -55,7 +55,7 @@ class AlwaysHidden:
         self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
     ) -> TierChoice:
         """Puts every waiting request on hidden states."""
-        return TierChoice(hidden=frozenset(progress.request.id for progress in waiting))
+        return TierChoice(hidden=frozenset(state.request.id for state in waiting))
 
 
 class GreedyForms:
@@ -168,7 +168,7 @@ class HybridScheduling(_Base):
         leaving = {name: self.requests[name].num_computed_tokens for name in choice.leaving & hidden}
         hidden.update(choice.hidden)
         hidden.difference_update(leaving)
-        for name in [*(progress.request.id for progress in waiting), *leaving]:
+        for name in [*(state.request.id for state in waiting), *leaving]:
             self._set_rows_per_block(name)
         return leaving
 

@@ -25,9 +25,9 @@ _KEY, _COMPUTED = range(2)
 
 def stamp(request: Any, now: Instant) -> None:
     """Records the tokens that a request has gained since it was last stamped."""
-    progress: RequestState = request.tandem
-    if new := request.num_tokens - progress.tokens:
-        progress.stamp(now, new)
+    state: RequestState = request.tandem
+    if new := request.num_tokens - state.tokens:
+        state.stamp(now, new)
 
 
 def require_one_group(kv_cache_config: Any) -> None:
@@ -94,18 +94,18 @@ class BatchTracker:
         self._columns = ColumnStore(2, np.int64)
         self.batch = RunningBatch()
 
-    def index_of(self, running: list[Any], progress: RequestState) -> int:
+    def index_of(self, running: list[Any], state: RequestState) -> int:
         """Index of a running request in `running`. Raises KeyError if it does not run."""
         self.sync(running)
-        return bisect_left(self._numbers, self._number_of[progress])
+        return bisect_left(self._numbers, self._number_of[state])
 
-    def remove(self, progress: RequestState) -> None:
+    def remove(self, state: RequestState) -> None:
         """Removes a request that no longer runs, if it is present."""
-        if (number := self._number_of.pop(progress, None)) is not None:
+        if (number := self._number_of.pop(state, None)) is not None:
             at = bisect_left(self._numbers, number)
             if self._sharing is not None:
                 self._is_stale |= bool(self._sharing)
-                self._sharing.leave(self._requests[at], progress)
+                self._sharing.leave(self._requests[at], state)
             del self._numbers[at], self._requests[at], self._token_ids[at]
             self._columns.drop(at)
             self.batch.pop(at)
@@ -122,32 +122,32 @@ class BatchTracker:
         if running == self._requests:
             return remained
         # A request left without a call of `remove`: rebuild everything.
-        for progress in list(self.batch):
-            self.remove(progress)
+        for state in list(self.batch):
+            self.remove(state)
         self._append(running)
         return 0
 
     def _append(self, started: list[Any]) -> None:
         for request in started:
-            progress, computed = request.tandem, request.num_computed_tokens
+            state, computed = request.tandem, request.num_computed_tokens
             self._requests.append(request)
             # vLLM only appends to this list. Reading its length through the request is three times slower.
             self._token_ids.append(request._all_token_ids)
             self._numbers.append(self._next_number)
-            self._number_of[progress] = self._next_number
+            self._number_of[state] = self._next_number
             self._next_number += 1
-            progress.held = -(-computed // (progress.per_block or self._block_tokens))
+            state.held = -(-computed // (state.per_block or self._block_tokens))
             if self._sharing is not None:
-                self._sharing.start(request, progress, self._states)
+                self._sharing.start(request, state, self._states)
                 self._is_stale |= bool(self._sharing)
-            self.batch.add(progress)
+            self.batch.add(state)
             self._columns.put(len(self._columns), (0, computed))
-            self._columns.column(_KEY).view(np.uint64)[-1] = progress.key
+            self._columns.column(_KEY).view(np.uint64)[-1] = state.key
 
-    def set_forecast(self, progress: EngineRequest) -> None:
+    def set_forecast(self, state: EngineRequest) -> None:
         """Updates the batch after the request's forecast has changed."""
-        if progress in self._number_of:
-            self.batch.set_forecast(progress)
+        if state in self._number_of:
+            self.batch.set_forecast(state)
 
     def stamp(self, running: list[Any], now: Instant, *, is_in_flight: bool) -> None:
         """Records new tokens of all running requests; `is_in_flight` if a step has not finished yet."""

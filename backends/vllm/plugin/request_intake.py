@@ -25,16 +25,16 @@ class RequestIntake:
 
     def admit(self, request: Any, now: Instant) -> EngineRequest:
         """The state of a request that has just entered; with bad metadata it gets the defaults."""
-        progress = self._engine_request(request, now)
-        self._by_client_id.setdefault(progress.name, []).append(progress)
-        return progress
+        state = self._engine_request(request, now)
+        self._by_client_id.setdefault(state.name, []).append(state)
+        return state
 
-    def remove(self, progress: EngineRequest) -> None:
+    def remove(self, state: EngineRequest) -> None:
         """Forgets a request that has ended."""
-        siblings = self._by_client_id[progress.name]
-        siblings.remove(progress)
+        siblings = self._by_client_id[state.name]
+        siblings.remove(state)
         if not siblings:
-            del self._by_client_id[progress.name]
+            del self._by_client_id[state.name]
 
     def samples(self, name: str) -> Sequence[EngineRequest]:
         """All samples of the client's request `name` that are still here."""

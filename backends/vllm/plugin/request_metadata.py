@@ -120,7 +120,16 @@ def make_engine_request(
     max_tokens: int,
     now: Instant,
 ) -> EngineRequest:
-    """Builds the policy's state of a request; `request_id` is vLLM's. Raises ValueError naming a bad key."""
+    """Builds the policy's state of a request. Raises ValueError naming a bad key.
+
+    Args:
+        metadata: what `extract_metadata` found.
+        defaults: values for what it lacks.
+        request_id: vLLM's id; `metadata["id"]` is the gate's, which samples of one request share.
+        prompt_tokens: tokens of the prompt, of which a resumed request has generated the last ones.
+        max_tokens: limit of the tokens still to generate.
+        now: arrival of a request without `arrival_ns`.
+    """
     arrival = Instant(_integer(metadata, "arrival_ns", now))
     slo = _slo(metadata, defaults.slo)
     if "deadline_ns" in metadata:
@@ -138,7 +147,7 @@ def make_engine_request(
         id=request_id,
         kind=Kind.GENERATE,
         model="",
-        tenant=str(metadata.get("id", request_id)),
+        tenant="",
         service_class=service_class,
         slo=slo,
         arrival=arrival,
@@ -147,12 +156,13 @@ def make_engine_request(
     )
     predicted = max(1, min(round(expected), limit))
     is_guess = not ({"tokens", "quantiles"} & metadata.keys() or defaults.tokens)
-    progress = EngineRequest(request, predicted, request.tenant, forecast, is_guess=is_guess)
+    client_id = str(metadata.get("id", request_id))
+    state = EngineRequest(request, predicted, client_id, forecast, is_guess=is_guess)
     if resumed > 0:
-        progress.tokens += resumed
-        progress.record_first_token(Instant(_integer(metadata, "first_token_ns", now)))
-        progress.last_token = Instant(_integer(metadata, "last_token_ns", now))
-    return progress
+        state.tokens += resumed
+        state.record_first_token(Instant(_integer(metadata, "first_token_ns", now)))
+        state.last_token = Instant(_integer(metadata, "last_token_ns", now))
+    return state
 
 
 def parse_forecast(metadata: Mapping[str, Any]) -> LengthForecast | None:
