@@ -33,7 +33,7 @@ from backends.vllm.plugin import rpc
 from backends.vllm.plugin.balloon import balloon_of
 from backends.vllm.plugin.batch_view import BatchTracker, is_ending, require_one_group, stamp
 from backends.vllm.plugin.input_wait import wait_for_input
-from backends.vllm.plugin.offer_queue import OfferQueue, ReturnQueue
+from backends.vllm.plugin.offer_queue import OfferQueue, SkippedQueue
 from backends.vllm.plugin.prefix_sharing import prefix_sharing
 from backends.vllm.plugin.request_intake import RequestIntake
 from backends.vllm.plugin.request_metadata import Defaults, defaults_of
@@ -97,14 +97,14 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._steps_in_flight: deque[StepWork] = deque()
         self._finished_steps: list[StepWork] = []
         self._is_device_shared = False
-        self._times_shared = 0
+        self._passes_begun = 0
         self._previous_used = 0
         self._preemption_order: list[Any] = []
         # Under this policy vLLM preempts the largest `priority`; its priority queue is replaced.
         self.policy = SchedulingPolicy.PRIORITY
         self.waiting = OfferQueue(self._on_enqueue, self._on_dequeue)
         if hasattr(self, "skipped_waiting"):
-            self.skipped_waiting = ReturnQueue(self.waiting)
+            self.skipped_waiting = SkippedQueue(self.waiting)
 
     # --- one step ----------------------------------------------------------------------------
 
@@ -175,9 +175,9 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         """Whether an embedding pass was under way at any time since the last call."""
         if (state := self._shared_state) is None:
             return False
-        was_shared, times, self._times_shared = self._is_device_shared, self._times_shared, state.times_shared
+        was_shared, times, self._passes_begun = self._is_device_shared, self._passes_begun, state.passes_begun
         self._is_device_shared = state.is_device_shared
-        return was_shared or self._is_device_shared or times != self._times_shared
+        return was_shared or self._is_device_shared or times != self._passes_begun
 
     def _is_pass_over(self) -> bool:
         return self._shared_state is None or not self._shared_state.is_device_shared

@@ -92,7 +92,7 @@ class OfferQueue(RequestQueue):  # type: ignore[misc]
         return iter(tuple(self._all.values()))
 
 
-class ReturnQueue(RequestQueue):  # type: ignore[misc]
+class SkippedQueue(RequestQueue):  # type: ignore[misc]
     """vLLM's queue of skipped requests, in releases that have one (0.26 to 0.30); all wait in `waiting`.
 
     There vLLM puts a request whose grammar is not compiled, and one that a step skipped, into a queue of its

@@ -5,7 +5,7 @@ and a checksum; a reader takes the newer half whose checksum matches. A read fai
 overwrites both halves during it, so a stopped or dead writer never blocks a reader. The file's path is passed
 in an environment variable, because vLLM hashes its own configuration into the cache key of compiled graphs.
 After the halves, two bytes go in the other direction: whether an embedding pass is under way on the device,
-and how often one began to be, modulo 256.
+and how often that has become true, modulo 256.
 """
 
 import mmap
@@ -35,15 +35,15 @@ _COLUMN_TYPES = (np.uint64, np.uint32, np.uint32)
 _ROW_SIZE = 16
 _HALF = _HEADER.size + _FACTS.size + _MAX_ROWS * _ROW_SIZE
 _IS_SHARED_OFFSET = 2 * _HALF
-_TIMES_SHARED_OFFSET = _IS_SHARED_OFFSET + 1
-_SIZE = _TIMES_SHARED_OFFSET + 1
+_PASSES_BEGUN_OFFSET = _IS_SHARED_OFFSET + 1
+_SIZE = _PASSES_BEGUN_OFFSET + 1
 _CHECKSUM_SIZE = 4
 _MAX_READ_ATTEMPTS = 100
 _environment_lock = Lock()
 
 Column = Sequence[int] | npt.NDArray[np.integer[Any]]
 Row = tuple[int, int, int]
-"""(key of the request id, tokens, blocks held)."""
+"""(key of the client's request id, tokens in the cache before the next one, blocks held)."""
 
 
 class EngineFacts(NamedTuple):
@@ -88,11 +88,6 @@ class StateReading:
 
     facts: EngineFacts
     rows: tuple[Row, ...]
-
-    def of(self, request_id: str) -> Row | None:
-        """The first row of the request; None if it does not run."""
-        key = key_of(request_id)
-        return next((row for row in self.rows if row[0] == key), None)
 
 
 class TornRead(RuntimeError):
@@ -169,13 +164,13 @@ class SharedState:
     @is_device_shared.setter
     def is_device_shared(self, value: bool) -> None:
         if value:
-            self._memory[_TIMES_SHARED_OFFSET] = (self.times_shared + 1) % 256
+            self._memory[_PASSES_BEGUN_OFFSET] = (self.passes_begun + 1) % 256
         self._memory[_IS_SHARED_OFFSET] = int(value)
 
     @property
-    def times_shared(self) -> int:
-        """How often passes began to be under way, modulo 256; counts those between two reads of the flag."""
-        return self._memory[_TIMES_SHARED_OFFSET]
+    def passes_begun(self) -> int:
+        """How often `is_device_shared` was set, modulo 256; reveals a pass between two reads of the flag."""
+        return self._memory[_PASSES_BEGUN_OFFSET]
 
     def newest(self) -> int:
         """Sequence number of the latest write; 0 before the first."""

@@ -10,14 +10,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 @pytest.fixture
 def queues():
     """A waiting queue and the queue of skipped requests beside it, and what the policy was told."""
-    from backends.vllm.plugin.offer_queue import OfferQueue, ReturnQueue
+    from backends.vllm.plugin.offer_queue import OfferQueue, SkippedQueue
 
     told: list[tuple[str, str]] = []
     waiting = OfferQueue(
         lambda request: told.append(("joined", request.request_id)),
         lambda request: told.append(("left", request.request_id)),
     )
-    return waiting, ReturnQueue(waiting), told
+    return waiting, SkippedQueue(waiting), told
 
 
 def test_a_blocked_request_waits_where_the_policy_sees_it(queues) -> None:

@@ -40,8 +40,7 @@ def test_a_read_returns_what_was_written(tmp_path):
     state.write(facts(5), [key_of("a"), key_of("b")], [17, 3], [2, 1])
     reading = state.read()
     assert reading.facts == facts(5)
-    assert reading.of("a") == (key_of("a"), 17, 2)
-    assert reading.of("other") is None
+    assert reading.rows == ((key_of("a"), 17, 2), (key_of("b"), 3, 1))
     assert state.newest() == 1
 
 
@@ -51,12 +50,12 @@ def test_the_contention_flag_is_independent_of_the_state(tmp_path):
     assert not state.is_device_shared
     writer.is_device_shared = True
     state.write(facts(1), *[[1] * 4_097] * 3)
-    assert state.is_device_shared and state.times_shared == 1
+    assert state.is_device_shared and state.passes_begun == 1
     writer.is_device_shared = False
     assert not state.is_device_shared
     for _ in range(256):
         writer.is_device_shared = True
-    assert state.times_shared == 1
+    assert state.passes_begun == 1
     assert state.read().facts == facts(1)
 
 
