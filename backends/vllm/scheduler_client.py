@@ -149,7 +149,7 @@ class SchedulerClient:
     def _state(self, reading: StateReading) -> EngineState:
         facts, size = reading.facts, self._block_bytes
         held: dict[str, int] = {}
-        for key, _, blocks in reading.rows:
+        for key, blocks in reading.rows:
             # Each sample of a request has a row of its own. A row without a tracked request has just ended.
             if (name := self._request_ids.get(key)) is not None:
                 held[name] = held.get(name, 0) + blocks * size

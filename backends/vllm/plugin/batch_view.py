@@ -185,8 +185,8 @@ class BatchTracker:
         else:
             self._read_computed()
 
-    def rows(self, running: list[Any]) -> tuple[Column, Column, Column]:
-        """Columns for the shared state: key, tokens when last stamped, blocks.
+    def rows(self, running: list[Any]) -> tuple[Column, Column]:
+        """Columns for the shared state: key and blocks of each request.
 
         The blocks add up to those in use: of the readers of a shared block, one carries it.
         """
@@ -196,7 +196,7 @@ class BatchTracker:
         blocks = self.batch.held
         if self._sharing:
             blocks = blocks + self._sharing_columns()[1]
-        return self._columns.column(_KEY).view(np.uint64), self.batch.tokens, blocks
+        return self._columns.column(_KEY).view(np.uint64), blocks
 
     def _read_computed(self) -> None:
         """Reads the computed tokens of all requests from vLLM, and updates the blocks held."""

@@ -31,8 +31,7 @@ ENVIRONMENT = "TANDEM_SHARED_STATE"
 _HEADER = struct.Struct("<IQ")  # checksum of the rest of the half, sequence number
 _FACTS = struct.Struct("<qQQQIIIIIIIIQQI")
 _MAX_ROWS = 4_096
-_COLUMN_TYPES = (np.uint64, np.uint32, np.uint32)
-_ROW_SIZE = 16
+_ROW_SIZE = 12
 _HALF = _HEADER.size + _FACTS.size + _MAX_ROWS * _ROW_SIZE
 _IS_SHARED_OFFSET = 2 * _HALF
 _PASSES_BEGUN_OFFSET = _IS_SHARED_OFFSET + 1
@@ -42,8 +41,8 @@ _MAX_READ_ATTEMPTS = 100
 _environment_lock = Lock()
 
 Column = Sequence[int] | npt.NDArray[np.integer[Any]]
-Row = tuple[int, int, int]
-"""(key of the client's request id, tokens in the cache before the next one, blocks held)."""
+Row = tuple[int, int]
+"""(key of the client's request id, blocks held)."""
 
 
 class EngineFacts(NamedTuple):
@@ -144,11 +143,11 @@ class SharedState:
         """Unmaps the file."""
         self._memory.close()
 
-    def write(self, facts: EngineFacts, keys: Column, tokens: Column, blocks: Column) -> None:
+    def write(self, facts: EngineFacts, keys: Column, blocks: Column) -> None:
         """Publishes the counters and the rows, given by column; only the first 4,096 rows are kept."""
         count = min(len(keys), _MAX_ROWS)
         self._sequence += 1
-        columns = zip((keys, tokens, blocks), _COLUMN_TYPES, strict=True)
+        columns = ((keys, np.uint64), (blocks, np.uint32))
         rows = [np.asarray(column[:count], dtype).tobytes() for column, dtype in columns]
         sequence = self._sequence.to_bytes(_HEADER.size - _CHECKSUM_SIZE, "little")
         payload = b"".join((sequence, _FACTS.pack(*facts, count), *rows))
@@ -197,10 +196,10 @@ class SharedState:
         numbers = struct.unpack_from(
             _columns_format(count), payload, _HEADER.size - _CHECKSUM_SIZE + _FACTS.size
         )
-        rows = zip(numbers[:count], numbers[count : 2 * count], numbers[2 * count :], strict=True)
+        rows = zip(numbers[:count], numbers[count:], strict=True)
         return StateReading(EngineFacts(*facts), tuple(rows))
 
 
 def _columns_format(count: int) -> str:
-    """Struct format of the key, token and block columns of `count` rows, in the host's byte order."""
-    return f"={count}Q{count}I{count}I"
+    """Struct format of the key and block columns of `count` rows, in the host's byte order."""
+    return f"={count}Q{count}I"

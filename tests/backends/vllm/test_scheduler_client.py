@@ -10,7 +10,7 @@ def test_the_state_of_an_idle_engine_stands_until_its_next_step(tmp_path):
     shared = SharedState.create(tmp_path / "state")
     client = SchedulerClient(None, shared, EngineOptions(), total=9, block_bytes=16)
     client.track("a")
-    shared.write(facts(1), [key_of("a")], [17], [2])
+    shared.write(facts(1), [key_of("a")], [2])
     running = client.state(is_idle=False)
     assert (running.running, running.held_bytes) == (2, {"a": 32})
     assert client.state(is_idle=False) is running
@@ -21,5 +21,5 @@ def test_the_state_of_an_idle_engine_stands_until_its_next_step(tmp_path):
     client.track("b")
     assert client.state(is_idle=False).held_bytes == {}
     assert client.state(is_idle=False) is client.state(is_idle=False)
-    shared.write(facts(2), [key_of("b")], [17], [3])
+    shared.write(facts(2), [key_of("b")], [3])
     assert client.state(is_idle=False).held_bytes == {"b": 48}

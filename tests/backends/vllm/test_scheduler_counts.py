@@ -70,12 +70,12 @@ def view_matches_vllm(scheduler) -> bool:
     running = scheduler.running
     tokens = [(one.num_computed_tokens, one.num_tokens + one.num_output_placeholders) for one in running]
     asked = [-(-min(known, done + 256) // BLOCK_TOKENS) + (-done // BLOCK_TOKENS) for done, known in tokens]
-    rows = [column.tolist() for column in scheduler._tracker.rows(running)]
+    keys, blocks = (column.tolist() for column in scheduler._tracker.rows(running))
     assert view.growth == sum(max(0, more) for more in asked)
     assert list(view.running) == [one.tandem for one in running]
-    assert rows[0] == [one.tandem.key for one in running]
-    assert rows[1] == [one.tandem.tokens for one in running] == [one.num_tokens for one in running]
-    assert rows[2] == [-(-done // BLOCK_TOKENS) for done, _ in tokens]
+    assert keys == [one.tandem.key for one in running]
+    assert [one.tandem.tokens for one in running] == [one.num_tokens for one in running]
+    assert blocks == [-(-done // BLOCK_TOKENS) for done, _ in tokens]
     return {one.request.id: one.held for one in view.running} == given
 
 

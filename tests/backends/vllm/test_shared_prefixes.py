@@ -38,7 +38,7 @@ def assert_each_block_counts_once(scheduler) -> None:
     view = scheduler.view(Instant(scheduler.clock()))
     alone = {name: sum(readers[block.block_id] == 1 for block in held) for name, held in blocks.items()}
     assert {one.request.id: one.held for one in view.running} == alone
-    assert sum(scheduler._tracker.rows(scheduler.running)[2].tolist()) == len(readers) == view.used
+    assert sum(scheduler._tracker.rows(scheduler.running)[1].tolist()) == len(readers) == view.used
     asked = [
         max(0, -(-min(one.num_tokens + one.num_output_placeholders, one.num_computed_tokens + 512) // 16)
         - -(-one.num_computed_tokens // 16))

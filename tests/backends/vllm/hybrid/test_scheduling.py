@@ -37,7 +37,7 @@ def _run(engine, hidden, *, requests):
         most = max(most, len(scheduler.running))
         reading = state.read()
         # The rows are what the gate's leases follow.
-        assert sum(blocks for *_, blocks in reading.rows) == reading.facts.used
+        assert sum(blocks for _, blocks in reading.rows) == reading.facts.used
         used_hidden = used_hidden or bool(scheduler.hybrid_cache.hidden)
     assert scheduler.balloon.used == 0
     return finished, most, used_hidden

@@ -31,16 +31,16 @@ def write_many(path: Path, steps: int) -> None:
     state = SharedState(path)
     for step in range(1, steps + 1):
         # A consistent read has the numbers of one step only.
-        state.write(facts(step), *[[step] * (step % 50)] * 3)
+        state.write(facts(step), *[[step] * (step % 50)] * 2)
 
 
 def test_a_read_returns_what_was_written(tmp_path):
     state = SharedState.create(tmp_path / "state")
     assert (state.read(), state.newest()) == (None, 0)
-    state.write(facts(5), [key_of("a"), key_of("b")], [17, 3], [2, 1])
+    state.write(facts(5), [key_of("a"), key_of("b")], [2, 1])
     reading = state.read()
     assert reading.facts == facts(5)
-    assert reading.rows == ((key_of("a"), 17, 2), (key_of("b"), 3, 1))
+    assert reading.rows == ((key_of("a"), 2), (key_of("b"), 1))
     assert state.newest() == 1
 
 
@@ -49,7 +49,7 @@ def test_the_contention_flag_is_independent_of_the_state(tmp_path):
     writer = SharedState(tmp_path / "state")
     assert not state.is_device_shared
     writer.is_device_shared = True
-    state.write(facts(1), *[[1] * 4_097] * 3)
+    state.write(facts(1), *[[1] * 4_097] * 2)
     assert state.is_device_shared and state.passes_begun == 1
     writer.is_device_shared = False
     assert not state.is_device_shared
@@ -73,7 +73,7 @@ def read_along(path: Path, writer, until: int) -> set[int]:
                 step = reading.facts.step
                 seen.add(step)
                 assert reading.facts == facts(step)
-                assert reading.rows == ((step, step, step),) * (step % 50)
+                assert reading.rows == ((step, step),) * (step % 50)
             if not is_writing:
                 break
     finally:
@@ -101,8 +101,8 @@ def test_a_writer_that_exits_does_not_block_readers(tmp_path):
 def test_a_writer_that_died_while_writing_leaves_the_previous_step(tmp_path):
     path = tmp_path / "state"
     state = SharedState.create(path)
-    state.write(facts(1), [], [], [])
-    state.write(facts(2), [7], [7], [7])
+    state.write(facts(1), [], [])
+    state.write(facts(2), [7], [7])
     content = bytearray(path.read_bytes())
     content[content.index((7).to_bytes(8, "little"))] = 8
     path.write_bytes(content)
@@ -111,7 +111,7 @@ def test_a_writer_that_died_while_writing_leaves_the_previous_step(tmp_path):
 
 def test_a_state_without_a_valid_half_raises_torn_read(tmp_path):
     path = tmp_path / "state"
-    SharedState.create(path).write(facts(1), [], [], [])
+    SharedState.create(path).write(facts(1), [], [])
     content = bytearray(path.read_bytes())
     content[content.index((3).to_bytes(4, "little"))] ^= 255
     path.write_bytes(content)
