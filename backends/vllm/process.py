@@ -20,28 +20,28 @@ from backends.supervision import end_with_parent
 from backends.vllm.compat import EngineDeadError
 
 _SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"
-_MEETING_FILE = "get_file_store_init_method"
+_RENDEZVOUS_FILE = "get_file_store_init_method"
 _run_engine_core = EngineCoreProc.run_engine_core
 
 
 def run_engine_core(*args: Any, **kwargs: Any) -> None:
     """Runs EngineCore in a process that exits with its parent; the spawned process imports it by name."""
     end_with_parent()
-    _meet_in_run_directory()
+    _put_rendezvous_file_in_run_directory()
     _run_engine_core(*args, **kwargs)
 
 
-def _meet_in_run_directory() -> None:
-    """Puts the file at which the engine's workers meet beside its sockets.
+def _put_rendezvous_file_in_run_directory() -> None:
+    """Puts the file through which torch.distributed connects the engine's workers beside its sockets.
 
     vLLM names one in the temporary folder (`get_file_store_init_method`); a killed engine leaves it there.
     """
     if (folder := os.environ.get(_SOCKET_FOLDER)) is None:
         return
     for executor in (uniproc_executor, multiproc_executor):
-        # Older releases of vLLM meet at a port.
-        if hasattr(executor, _MEETING_FILE):
-            setattr(executor, _MEETING_FILE, lambda: f"file://{folder}/vllm_dist_{uuid4().hex}")
+        # Older releases of vLLM use a port.
+        if hasattr(executor, _RENDEZVOUS_FILE):
+            setattr(executor, _RENDEZVOUS_FILE, lambda: f"file://{folder}/vllm_dist_{uuid4().hex}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The file at which the workers of an engine meet lies in the run directory, not in the temporary folder."""
+"""The file through which an engine's workers connect is in the run directory, not in the temporary folder."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ NAME = "get_file_store_init_method"
 
 
 @pytest.fixture
-def meetings(monkeypatch) -> list[str]:
-    """Where the executors meet in an engine process that is started next; no engine runs."""
+def files(monkeypatch) -> list[str]:
+    """The files of the executors in an engine process that is started next; no engine runs."""
     from vllm.v1.executor import multiproc_executor, uniproc_executor
 
     from backends.vllm import process
@@ -28,21 +28,21 @@ def meetings(monkeypatch) -> list[str]:
     return found
 
 
-def test_an_engine_meets_where_the_next_server_removes_it(meetings: list[str], monkeypatch):
+def test_it_is_where_the_next_server_removes_it(files: list[str], monkeypatch):
     from backends.vllm.process import run_engine_core, sockets_in_run_directory
 
     monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
     with sockets_in_run_directory():
         run_engine_core()
-    assert len(set(meetings)) == 2
-    for meeting in meetings:
-        assert Path(meeting.removeprefix("file://")).parent == run_directory()
+    assert len(set(files)) == 2
+    for file in files:
+        assert Path(file.removeprefix("file://")).parent == run_directory()
 
 
-def test_it_follows_a_path_that_the_operator_has_set(meetings: list[str], monkeypatch, tmp_path):
+def test_it_follows_a_path_that_the_operator_has_set(files: list[str], monkeypatch, tmp_path):
     from backends.vllm.process import run_engine_core, sockets_in_run_directory
 
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
     with sockets_in_run_directory():
         run_engine_core()
-    assert {Path(meeting.removeprefix("file://")).parent for meeting in meetings} == {tmp_path}
+    assert {Path(file.removeprefix("file://")).parent for file in files} == {tmp_path}
