@@ -306,7 +306,7 @@ class BatchDispatcher:
 
 def _latest_starts(calls: Sequence[QueuedCall[PendingCall]], work: float, now: Instant) -> list[Instant]:
     """Latest starts of calls that can still meet their deadline with `work` seconds before it."""
-    deadlines = {Instant(call.key[1]) for call in calls if not call.key[0]}
+    deadlines = {call.key.deadline for call in calls if not call.key.has_no_deadline}
     return [Instant(due - seconds(2 * work)) for due in deadlines if due - now >= seconds(work)]
 
 

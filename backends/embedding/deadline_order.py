@@ -11,26 +11,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from controlplane.core.clock import Duration, Instant, between, seconds
 from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs
 
-Key = tuple[bool, int, int]
 _MAX_TARDINESS = seconds(60)
 _RATE_MEMORY_PASSES = 32
 
 by_key = attrgetter("key")
 
 
+class Key(NamedTuple):
+    """Sort key of a call: by deadline, then arrival number; calls without a deadline (0 here) last."""
+
+    has_no_deadline: bool
+    deadline: Instant
+    arrival: int
+
+
 def deadline_key(deadline: Instant | None, arrival: int) -> Key:
-    """Sort key of a call: by deadline, then arrival; calls without a deadline last."""
-    return (deadline is None, deadline or 0, arrival)
+    """The key of a call with this deadline, or with none."""
+    return Key(deadline is None, deadline or Instant(0), arrival)
 
 
 def time_left(key: Key, now: Instant) -> Duration | None:
     """Time to the deadline of a call with this key, negative if it has passed; None without a deadline."""
-    return None if key[0] else between(now, Instant(key[1]))
+    return None if key.has_no_deadline else between(now, key.deadline)
 
 
 class Pending(Protocol):
@@ -57,9 +64,9 @@ def on_time_first(calls: Sequence[Entry], now: Instant, ns_per_token: float) -> 
     )
     with_deadline = calls[tardy_end:deadline_end]
     tokens_before = sum(call.tokens for call in calls[:tardy_end])
-    by_name = {str(call.key[2]): call for call in with_deadline}
+    by_name = {str(call.key.arrival): call for call in with_deadline}
     jobs = [
-        DeadlineJob(Instant(call.key[1]), call.key[2], name, call.tokens) for name, call in by_name.items()
+        DeadlineJob(call.key.deadline, call.key.arrival, name, call.tokens) for name, call in by_name.items()
     ]
     late = late_jobs(jobs, now + ns_per_token * tokens_before, ns_per_token)
     return chain(

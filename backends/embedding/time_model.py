@@ -36,12 +36,8 @@ class PassTime:
 
     def seconds(self, inputs: int, padded_length: int) -> float:
         """Duration of a pass."""
-        return self.base + inputs * self._per_input(padded_length)
-
-    def max_inputs(self, padded_length: int, seconds: float) -> int:
-        """Inputs of this length that fit into `seconds`; at least 1."""
-        each = self._per_input(padded_length)
-        return max(1, int((seconds - self.base) / each)) if each > 0 else 2**31
+        each = (self.per_token + self.per_square * padded_length) * padded_length
+        return self.base + inputs * each
 
     @property
     def start_tokens(self) -> int:
@@ -53,9 +49,6 @@ class PassTime:
         if self.per_token <= 0:
             return batch_tokens
         return max(1, min(batch_tokens, _MIN_STARTS_PER_PASS * self.start_tokens))
-
-    def _per_input(self, padded_length: int) -> float:
-        return (self.per_token + self.per_square * padded_length) * padded_length
 
 
 def fit_time_model(points: Sequence[TimePoint]) -> PassTime:
@@ -91,10 +84,6 @@ class ObservedTime:
     def seconds(self, inputs: int, padded_length: int) -> float:
         """Duration of a pass at the current scale."""
         return self.scale * self.model.seconds(inputs, padded_length)
-
-    def max_inputs(self, padded_length: int, seconds: float) -> int:
-        """Inputs of this length that fit into `seconds` at the current scale; at least 1."""
-        return self.model.max_inputs(padded_length, seconds / self.scale)
 
     def observe(self, point: TimePoint) -> None:
         """Updates the scale; one pass changes it by a bounded factor."""

@@ -33,7 +33,7 @@ def on_time(order: list[Call], per_token: float) -> int:
     end, count = 0.0, 0
     for call in order:
         end += per_token * call.tokens
-        count += not call.key[0] and end <= call.key[1]
+        count += not call.key.has_no_deadline and end <= call.key.deadline
     return count
 
 

@@ -35,14 +35,6 @@ def test_fitted_coefficients_are_never_negative(measured):
     assert found.seconds(1, 1) <= found.seconds(2, 1) <= found.seconds(2, 64)
 
 
-@given(TERMS, st.integers(1, 512), st.floats(1e-4, 10), st.floats(0.2, 5))
-def test_max_inputs_is_the_largest_pass_within_the_time(terms, length, limit, scale):
-    time = ObservedTime(PassTime(*terms), scale=scale)
-    most = time.max_inputs(length, limit)
-    assert most == 1 or time.seconds(most, length) <= limit * 1.001
-    assert time.seconds(most + 1, length) > limit * 0.999
-
-
 def test_the_scale_converges_on_a_slower_device():
     time = ObservedTime(PassTime(0.001, 1e-5, 0.0))
     for _ in range(40):
