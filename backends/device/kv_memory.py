@@ -56,7 +56,7 @@ class ElasticMemory:
 
 @dataclass(frozen=True, slots=True)
 class KvLimit:
-    """Content of the segment: `used` blocks are mapped and held, `prealloc` ones mapped in reserve."""
+    """Content of the segment in bytes: the limit, what is mapped and held, and what is mapped in reserve."""
 
     total: int
     used: int

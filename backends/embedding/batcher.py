@@ -5,8 +5,8 @@ token budget. It is sorted by length and split into passes. Each pass stays with
 (inputs times the longest of them) and within the caller's limit for that length; a pass also ends where
 padding would cost more than starting another one. Of the pass that contains the most urgent input, as many of
 its most urgent inputs are returned as the caller chooses; the rest stays queued and competes with later
-arrivals. An input therefore waits for at most one budget of
-less urgent tokens. An input above the budget forms a pass alone. Halves of a failed pass come first.
+arrivals. An input therefore waits for at most one budget of less urgent tokens. An input above the budget
+forms a pass alone. Halves of a failed pass come first.
 
 A pass is formed when it is requested; `is_worth_a_pass` tells whether the queue justifies one.
 """

@@ -313,7 +313,7 @@ class WorkerEmbedder(ModelProperties):
         # Bounded because the first start may include a download.
         self._dispatcher.restart_seconds = min(link.age_seconds, _MAX_BACKOFF_SECONDS)
         self.ready.set()
-        self._sender.worker_ready(link.pid, partial(self._send_frame, link), is_idle=facts.idle_cpu_priority)
+        self._sender.worker_ready(link.pid, partial(self._send_frame, link), may_idle=facts.idle_cpu_priority)
 
     async def _supervise(self, link: WorkerLink) -> None:
         """Processes the frames of one worker after another until cancelled."""
@@ -372,13 +372,13 @@ class WorkerEmbedder(ModelProperties):
         if frame.kind is FrameKind.VECTORS:
             result = PassResult.unpack(frame.payload, self.dimension)
             self.allocator_bytes = result.reserved_bytes
-            finished = self._dispatcher.pass_finished(frame.batch, result, Instant(time.monotonic_ns()))
+            finished = self._dispatcher.pass_finished(frame.number, result, Instant(time.monotonic_ns()))
             if finished is not None and self.on_pass is not None:
                 self.on_pass(finished)
         elif frame.kind in (FrameKind.FAILED, FrameKind.OUT_OF_MEMORY):
             message = frame.payload.decode()
             is_out_of_memory = frame.kind is FrameKind.OUT_OF_MEMORY
-            self._dispatcher.pass_failed(frame.batch, message, is_out_of_memory=is_out_of_memory)
+            self._dispatcher.pass_failed(frame.number, message, is_out_of_memory=is_out_of_memory)
         elif frame.kind is FrameKind.TOKENS:
             self._tokenizations.resolve(frame)
         elif frame.kind is FrameKind.LEAVING:

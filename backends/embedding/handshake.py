@@ -19,8 +19,7 @@ class EncoderOptions:
 
     None leaves the choice to the model (`dtype`, `normalize`, `max_input_tokens`) or to torch (`device`,
     `threads`). A worker with `idle_cpu_priority` is moved into the idle class by the server. One that
-    `scores_pairs` loads a cross-encoder. `environment` is
-    added to that of the server.
+    `scores_pairs` loads a cross-encoder. `environment` is added to that of the server.
     """
 
     model: str

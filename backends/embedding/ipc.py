@@ -1,7 +1,7 @@
 """Length-prefixed frames between server and embedding worker over one socket pair.
 
-A frame is a little-endian header (kind, batch number, payload bytes) and a payload. Token ids are uint32
-after a table of their lengths. Vectors are float32 rows after the pass's nanoseconds, peak bytes and reserved
+A frame is a little-endian header (kind, number, payload bytes) and a payload. Token ids are uint32 after a
+table of their lengths. Vectors are float32 rows after the pass's nanoseconds, peak bytes and reserved
 bytes (0: not measured). All other payloads are UTF-8 text or JSON.
 
 The worker sends MEASURING once its model is loaded, then READY; or LOAD_FAILED. Each BATCH gets one response:
@@ -57,21 +57,21 @@ REQUEST_KIND = {
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message; `batch` is the number that a response repeats."""
+    """One message; a response has the `number` of its request."""
 
     kind: FrameKind
-    batch: int
+    number: int
     payload: bytes
 
     def pack(self) -> bytes:
         """Serializes header and payload."""
-        return HEADER.pack(self.kind, self.batch, len(self.payload)) + self.payload
+        return HEADER.pack(self.kind, self.number, len(self.payload)) + self.payload
 
 
 def unpack_header(head: bytes) -> tuple[FrameKind, int, int]:
-    """Returns (kind, batch number, payload bytes). Raises ValueError for an unknown kind."""
-    kind, batch, size = HEADER.unpack(head)
-    return FrameKind(kind), batch, size
+    """Returns (kind, number, payload bytes). Raises ValueError for an unknown kind."""
+    kind, number, size = HEADER.unpack(head)
+    return FrameKind(kind), number, size
 
 
 def pack_inputs(inputs: Sequence[Ids]) -> bytes:

@@ -45,13 +45,14 @@ class PassSender:
         self._scheduled: asyncio.Handle | None = None
         self._next_check: asyncio.TimerHandle | None = None
 
-    def worker_ready(self, pid: int, send_frame: Callable[[Frame], None], *, is_idle: bool) -> None:
-        """Sends passes with `send_frame` from now on; `is_idle` allows the worker the idle class."""
+    def worker_ready(self, pid: int, send_frame: Callable[[Frame], None], *, may_idle: bool) -> None:
+        """Sends passes with `send_frame` from now on; a worker that `may_idle` enters the idle class."""
         self._send_frame = send_frame
-        self._cpu_class = self._cpu_class_of(pid) if is_idle else None
+        self._cpu_class = self._cpu_class_of(pid) if may_idle else None
         self.schedule()
 
     def _cpu_class_of(self, pid: int) -> CpuClass | None:
+        """The class of a worker that may idle; None, with a warning, if it could not leave it again."""
         found = CpuClass(pid)
         if self._hooks.pause_cost is None:
             found.set(is_idle=True)

@@ -54,7 +54,7 @@ class PendingTokenizations:
 
     def resolve(self, frame: Frame) -> None:
         """Completes the tokenization that `frame` responds to, if it still waits."""
-        response = self._pending.get(frame.batch)
+        response = self._pending.get(frame.number)
         if response is not None and not response.done():
             response.set_result(frame.payload)
 

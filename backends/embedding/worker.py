@@ -51,8 +51,8 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 def _read_ahead(connection: socket.socket, frames: "SimpleQueue[Frame]", texts: "SimpleQueue[Frame]") -> None:
     try:
         while True:
-            kind, batch, size = unpack_header(_receive(connection, HEADER.size))
-            frame = Frame(kind, batch, _receive(connection, size))
+            kind, number, size = unpack_header(_receive(connection, HEADER.size))
+            frame = Frame(kind, number, _receive(connection, size))
             (texts if kind is FrameKind.TEXTS else frames).put(frame)
     except (EOFError, ConnectionError):
         # The server is gone, so the results of a batch in progress would be discarded.
@@ -70,15 +70,15 @@ def _reply(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
     if frame.kind is FrameKind.RELEASE:
         encoder.release()
     if frame.kind in (FrameKind.PING, FrameKind.RELEASE):
-        return Frame(FrameKind.PONG, frame.batch, b""), True
+        return Frame(FrameKind.PONG, frame.number, b""), True
     try:
         lengths, ids = unpack_inputs(frame.payload)
-        return Frame(FrameKind.VECTORS, frame.batch, encoder.run_pass(lengths, ids).pack()), True
+        return Frame(FrameKind.VECTORS, frame.number, encoder.run_pass(lengths, ids).pack()), True
     except Exception as error:
         # Any exception fails only this batch; the server halves it to find the input at fault.
         kind = FrameKind.OUT_OF_MEMORY if is_out_of_memory(error) else FrameKind.FAILED
         message = f"{type(error).__name__}: {error}".encode()
-        return Frame(kind, frame.batch, message), not encoder.is_fatal(error)
+        return Frame(kind, frame.number, message), not encoder.is_fatal(error)
 
 
 def _run_lane(
@@ -116,7 +116,7 @@ def _run_tokenizer(
             # An empty payload reports the failure; the server then tokenizes in its own process.
             payload = b""
         with sending:
-            connection.sendall(Frame(FrameKind.TOKENS, frame.batch, payload).pack())
+            connection.sendall(Frame(FrameKind.TOKENS, frame.number, payload).pack())
 
 
 def _serve(connection: socket.socket, options: EncoderOptions) -> int:

@@ -110,12 +110,12 @@ class WorkerLink:
     async def receive(self) -> Frame | None:
         """Next frame, or None if the worker is gone."""
         try:
-            kind, batch, size = unpack_header(await self._reader.readexactly(HEADER.size))
-            frame = Frame(kind, batch, await self._reader.readexactly(size))
+            kind, number, size = unpack_header(await self._reader.readexactly(HEADER.size))
+            frame = Frame(kind, number, await self._reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
         if kind in REQUEST_KIND:
-            self._watchdog.disarm((REQUEST_KIND[kind], batch))
+            self._watchdog.disarm((REQUEST_KIND[kind], number))
         return frame
 
     def send(self, frame: Frame, *, timeout_seconds: float = 0.0) -> None:
@@ -165,7 +165,7 @@ class WorkerLink:
 def _watchdog_key(frame: Frame) -> Hashable:
     """Deadline that the response to `frame` ends; RELEASE gets the same response as PING."""
     kind = FrameKind.PING if frame.kind is FrameKind.RELEASE else frame.kind
-    return kind, frame.batch
+    return kind, frame.number
 
 
 def _environment(options: EncoderOptions) -> dict[str, str]:

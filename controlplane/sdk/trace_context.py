@@ -11,9 +11,8 @@ def trace_headers(traceparent: str | None) -> dict[str, str]:
     """Headers that continue a trace.
 
     Args:
-        traceparent: the header's value. Without it OpenTelemetry's propagator, where that is installed,
-        passes on
-            its current span.
+        traceparent: the header's value. Without it OpenTelemetry's current span is passed on, where
+            OpenTelemetry is installed.
 
     Raises ValueError for a malformed value.
     """

@@ -30,7 +30,7 @@ def test_results_round_trip():
     assert (found.elapsed_ns, found.peak_bytes, found.reserved_bytes) == (5, 7, 9)
 
 
-def test_header_holds_kind_batch_and_size():
+def test_header_holds_kind_number_and_size():
     packed = Frame(FrameKind.VECTORS, 7, b"abc").pack()
     assert unpack_header(packed[: HEADER.size]) == (FrameKind.VECTORS, 7, 3)
     assert packed[HEADER.size :] == b"abc"

@@ -37,7 +37,7 @@ class Bench:
 
     def send_frame(self, frame: Frame) -> None:
         assert frame.kind is FrameKind.BATCH
-        self.sent.append(frame.batch)
+        self.sent.append(frame.number)
         self.is_sent.set()
 
     def answer(self) -> None:
@@ -48,7 +48,7 @@ class Bench:
 
 async def test_a_pass_is_announced_from_its_start_to_its_end():
     bench = Bench()
-    bench.sender.worker_ready(0, bench.send_frame, is_idle=False)
+    bench.sender.worker_ready(0, bench.send_frame, may_idle=False)
     assert bench.sent == [] and bench.hooks.announced == []
     bench.sender.send()
     bench.sender.send()
@@ -67,7 +67,7 @@ async def test_a_withheld_pass_is_sent_once_it_is_worth_its_cost():
     bench.hooks.pause_cost = pause_cost
     # The last pass ends later, so that no floor accumulates.
     bench.dispatcher._last_end = Instant(2**62)
-    bench.sender.worker_ready(0, bench.send_frame, is_idle=False)
+    bench.sender.worker_ready(0, bench.send_frame, may_idle=False)
     async with asyncio.timeout(30):
         await bench.is_sent.wait()
     assert costs == [], "it was decided again until it cost nothing"
@@ -79,7 +79,7 @@ async def test_a_defect_of_the_sender_fails_the_calls_that_nothing_would_send():
     [call] = bench.dispatcher._queue.drain()
     call.caller.on_done = errors.append
     bench.dispatcher.put(call.caller, deadline=None)
-    bench.sender.worker_ready(0, bench.send_frame, is_idle=False)
+    bench.sender.worker_ready(0, bench.send_frame, may_idle=False)
 
     def pause_cost():
         raise IndexError("list index out of range")
