@@ -136,11 +136,11 @@ class BatchDispatcher:
         self._queue.lanes = budget.lanes
 
     def put(
-        self, caller: PendingCall, *, deadline: Instant | None, weight: float = 1.0
+        self, pending: PendingCall, *, deadline: Instant | None, weight: float = 1.0
     ) -> QueuedCall[PendingCall]:
         """Queues a call of a service class of this weight."""
-        lengths = [len(ids) for ids in caller.inputs]
-        return self._queue.put(caller, lengths, deadline=deadline, weight=weight)
+        lengths = [len(ids) for ids in pending.inputs]
+        return self._queue.put(pending, lengths, deadline=deadline, weight=weight)
 
     def cancel(self, call: QueuedCall[PendingCall]) -> None:
         """Drops the inputs of a call that are not in flight. Idempotent."""
@@ -214,7 +214,7 @@ class BatchDispatcher:
         self._rate.pass_started(sent.at)
         number = next(self._numbers)
         self._in_flight[number] = sent
-        return number, [item.call.caller.inputs[item.position] for item in sent.batch.items]
+        return number, [item.call.payload.inputs[item.position] for item in sent.batch.items]
 
     def pass_finished(self, number: int, result: PassResult, now: Instant) -> EmbeddingPass | None:
         """Writes the rows and updates the models; None if the batch is not in flight any more."""
@@ -227,11 +227,11 @@ class BatchDispatcher:
         budget.memory = budget.memory.raised_to_cover(MemoryPoint(inputs, longest, result.peak_bytes))
         budget.record_success(batch.padded_tokens)
         for item, row in zip(batch.items, result.rows, strict=True):
-            caller = item.call.caller
-            caller.rows[item.position] = row
-            caller.rows_missing -= 1
-            caller.tokens -= item.tokens
-            if caller.rows_missing == 0:
+            pending = item.call.payload
+            pending.rows[item.position] = row
+            pending.rows_missing -= 1
+            pending.tokens -= item.tokens
+            if pending.rows_missing == 0:
                 self._finish(item.call, None)
         # Lanes share the device, so each concurrent pass accounts for its part of the elapsed time.
         concurrent = min(budget.lanes, len(self._in_flight) + 1)
@@ -242,7 +242,7 @@ class BatchDispatcher:
             self._rate.idle()
         handover = 0 if sent.is_ahead else max(0, between(sent.at, now) - result.elapsed_ns)
         elapsed = seconds(result.elapsed_ns / 1e9 / concurrent)
-        requests = {item.call.caller.request_id for item in batch.items}
+        requests = {item.call.payload.request_id for item in batch.items}
         return EmbeddingPass(inputs, tokens, batch.padded_tokens, elapsed, Duration(handover), requests)
 
     def pass_failed(self, number: int, message: str, *, is_out_of_memory: bool) -> None:
@@ -276,9 +276,9 @@ class BatchDispatcher:
         self._in_flight.clear()
         self._rate.idle()
         for call in _calls_of([] if failure_reported else batches):
-            if call.caller.was_retried:
+            if call.payload.was_retried:
                 self._finish(call, BackendDown(reason, retry_after=self.restart_seconds))
-            call.caller.was_retried = True
+            call.payload.was_retried = True
         if was_killed and batches:
             self._record_out_of_memory(max(batch.padded_tokens for batch in batches))
             batches = [part for batch in batches for part in batch.halves() or (batch,)]
@@ -299,9 +299,9 @@ class BatchDispatcher:
 
     def _finish(self, call: QueuedCall[PendingCall], error: Exception | None) -> None:
         self._queue.discard(call)
-        if not call.caller.is_done:
-            call.caller.is_done = True
-            call.caller.on_done(error)
+        if not call.payload.is_done:
+            call.payload.is_done = True
+            call.payload.on_done(error)
 
 
 def _latest_starts(calls: Sequence[QueuedCall[PendingCall]], work: float, now: Instant) -> list[Instant]:

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from backends.embedding.deadline_order import Key, by_key, deadline_key, on_time_first
 from controlplane.core.clock import Instant
 
-Caller = TypeVar("Caller")
+Payload = TypeVar("Payload")
 
 # A pass of fewer tokens than this multiple of its start cost wastes more time than an idle or uneven lane.
 _MIN_STARTS_PER_PASS = 8
@@ -45,14 +45,15 @@ def _whole_pass(_calls: Sequence["QueuedCall[Any]"], items: Sequence["Item[Any]"
 
 
 @dataclass(eq=False, slots=True)
-class QueuedCall(Generic[Caller]):
-    """Inputs of one request.
+class QueuedCall(Generic[Payload]):
+    """Inputs of one request, of these `lengths` in tokens.
 
-    `pending` holds the positions that are not part of any pass yet, longest input first; `tokens` is their
-    sum. `weight` is that of the service class.
+    `payload` belongs to the user of the queue. `pending` holds the positions of the inputs that are not part
+    of any pass yet, longest first, and `tokens` the sum of their lengths. `weight` is that of the service
+    class.
     """
 
-    caller: Caller
+    payload: Payload
     lengths: Sequence[int]
     key: Key
     pending: list[int]
@@ -62,10 +63,10 @@ class QueuedCall(Generic[Caller]):
 
 
 @dataclass(frozen=True, slots=True)
-class Item(Generic[Caller]):
+class Item(Generic[Payload]):
     """Input `position` of one call."""
 
-    call: QueuedCall[Caller]
+    call: QueuedCall[Payload]
     position: int
 
     @property
@@ -75,24 +76,24 @@ class Item(Generic[Caller]):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[Caller]):
+class Batch(Generic[Payload]):
     """Inputs of one forward pass, longest first."""
 
-    items: tuple[Item[Caller], ...]
+    items: tuple[Item[Payload], ...]
 
     @property
     def padded_tokens(self) -> int:
         """Tokens of the pass when all inputs are padded to the longest."""
         return len(self.items) * self.items[0].tokens
 
-    def halves(self) -> tuple["Batch[Caller]", ...]:
+    def halves(self) -> tuple["Batch[Payload]", ...]:
         """Two smaller batches; none if there is only one input."""
         middle = len(self.items) // 2
         return (Batch(self.items[:middle]), Batch(self.items[middle:])) if middle else ()
 
 
 @dataclass(slots=True)
-class BatchQueue(Generic[Caller]):
+class BatchQueue(Generic[Payload]):
     """Queue of calls that are split into batches.
 
     Each of `lanes` takes its share of the window (guided self-scheduling, Polychronopoulos and Kuck 1987), so
@@ -107,8 +108,8 @@ class BatchQueue(Generic[Caller]):
     budget_tokens: int
     pass_tokens: int = 0
     lanes: int = 1
-    _calls: list[QueuedCall[Caller]] = field(default_factory=list)
-    _retries: deque[Batch[Caller]] = field(default_factory=deque)
+    _calls: list[QueuedCall[Payload]] = field(default_factory=list)
+    _retries: deque[Batch[Payload]] = field(default_factory=deque)
     _arrivals: "count[int]" = field(default_factory=count)
     _tokens: int = 0
 
@@ -123,7 +124,7 @@ class BatchQueue(Generic[Caller]):
         return self._tokens >= min(_MIN_STARTS_PER_PASS * self.pass_tokens, budget_tokens)
 
     @property
-    def calls(self) -> Sequence[QueuedCall[Caller]]:
+    def calls(self) -> Sequence[QueuedCall[Payload]]:
         """The calls with inputs that are not part of any pass yet, by deadline."""
         return self._calls
 
@@ -133,17 +134,17 @@ class BatchQueue(Generic[Caller]):
         return bool(self._calls)
 
     def put(
-        self, caller: Caller, lengths: Sequence[int], *, deadline: Instant | None, weight: float = 1.0
-    ) -> QueuedCall[Caller]:
+        self, payload: Payload, lengths: Sequence[int], *, deadline: Instant | None, weight: float = 1.0
+    ) -> QueuedCall[Payload]:
         """Queues a call with inputs of these lengths, in tokens."""
         key = deadline_key(deadline, next(self._arrivals))
         longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-        call = QueuedCall(caller, lengths, key, longest_first, sum(lengths), weight)
+        call = QueuedCall(payload, lengths, key, longest_first, sum(lengths), weight)
         insort(self._calls, call, key=by_key)
         self._tokens += call.tokens
         return call
 
-    def discard(self, call: QueuedCall[Caller]) -> None:
+    def discard(self, call: QueuedCall[Payload]) -> None:
         """Drops all inputs of a call that are not part of a pass yet. Idempotent."""
         call.is_discarded = True
         if call.pending:
@@ -151,7 +152,7 @@ class BatchQueue(Generic[Caller]):
             call.pending, call.tokens = [], 0
             self._remove_call(call)
 
-    def requeue(self, batches: Sequence[Batch[Caller]]) -> None:
+    def requeue(self, batches: Sequence[Batch[Payload]]) -> None:
         """Makes these batches the next ones, in this order; inputs of discarded calls are left out then."""
         self._retries.extendleft(reversed(batches))
 
@@ -161,7 +162,7 @@ class BatchQueue(Generic[Caller]):
         now: Instant = _EPOCH,
         ns_per_token: float = 0.0,
         choose_size: ChooseSize = _whole_pass,
-    ) -> Batch[Caller] | None:
+    ) -> Batch[Payload] | None:
         """Removes and returns the next batch, or None if no input is queued or `choose_size` takes none.
 
         Args:
@@ -192,7 +193,7 @@ class BatchQueue(Generic[Caller]):
         self._remove(chosen)
         return Batch(tuple(chosen))
 
-    def drain(self) -> list[QueuedCall[Caller]]:
+    def drain(self) -> list[QueuedCall[Payload]]:
         """Empties the queue and returns every call that still had inputs in it, once."""
         left = {id(c): c for c in self._calls}
         left |= {id(i.call): i.call for b in self._retries for i in b.items if not i.call.is_discarded}
@@ -201,8 +202,8 @@ class BatchQueue(Generic[Caller]):
             self.discard(call)
         return list(left.values())
 
-    def _window(self, calls: Sequence[QueuedCall[Caller]]) -> list[Item[Caller]]:
-        window: list[Item[Caller]] = []
+    def _window(self, calls: Sequence[QueuedCall[Payload]]) -> list[Item[Payload]]:
+        window: list[Item[Payload]] = []
         tokens = 0
         for call in calls:
             for position in call.pending:
@@ -213,9 +214,9 @@ class BatchQueue(Generic[Caller]):
         return window
 
     def _split_into_passes(
-        self, window: list[Item[Caller]], max_inputs: MaxInputs
-    ) -> list[list[Item[Caller]]]:
-        passes: list[list[Item[Caller]]] = []
+        self, window: list[Item[Payload]], max_inputs: MaxInputs
+    ) -> list[list[Item[Payload]]]:
+        passes: list[list[Item[Payload]]] = []
         longest = padding = limit = 0
         lane_share = max(
             _MIN_STARTS_PER_PASS * self.pass_tokens, -(-sum(i.tokens for i in window) // self.lanes)
@@ -231,8 +232,8 @@ class BatchQueue(Generic[Caller]):
                 limit = min(max_inputs(longest), room // longest)
         return passes
 
-    def _remove(self, items: list[Item[Caller]]) -> None:
-        taken: dict[int, tuple[QueuedCall[Caller], set[int]]] = {}
+    def _remove(self, items: list[Item[Payload]]) -> None:
+        taken: dict[int, tuple[QueuedCall[Payload], set[int]]] = {}
         self._tokens -= sum(item.tokens for item in items)
         for item in items:
             taken.setdefault(id(item.call), (item.call, set()))[1].add(item.position)
@@ -242,5 +243,5 @@ class BatchQueue(Generic[Caller]):
             if not call.pending:
                 self._remove_call(call)
 
-    def _remove_call(self, call: QueuedCall[Caller]) -> None:
+    def _remove_call(self, call: QueuedCall[Payload]) -> None:
         del self._calls[bisect_left(self._calls, call.key, key=by_key)]

@@ -88,7 +88,7 @@ def test_every_call_completes_once_with_correct_rows(requested, events, tokens, 
     for number, (completed, (lengths, _)) in enumerate(zip(harness.completed, requested, strict=True)):
         assert len(completed) == 1
         absent = harness.rows[number][:, 1] < 0
-        assert harness.calls[number].caller.tokens == np.array(lengths)[absent].sum()
+        assert harness.calls[number].payload.tokens == np.array(lengths)[absent].sum()
         if completed[0] is None:
             expected = [[100 * number + i, n] for i, n in enumerate(lengths)]
             assert harness.rows[number].tolist() == expected

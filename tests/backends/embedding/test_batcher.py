@@ -37,7 +37,7 @@ class Model:
 
     def check_fresh(self, batch: Batch[int]) -> None:
         """Checks a batch taken from the queue and removes its items from the model."""
-        items = [(i.call.caller, i.position) for i in batch.items]
+        items = [(i.call.payload, i.position) for i in batch.items]
         most_urgent = min(self.waiting.values())
         assert most_urgent in [self.waiting[i] for i in items]
         # No input overtakes more than one budget of more urgent tokens.
@@ -64,7 +64,7 @@ def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, pa
         tokens = [i.tokens for i in batch.items]
         assert tokens == sorted(tokens, reverse=True)
         assert all(not i.call.is_discarded for i in batch.items)
-        names = [(i.call.caller, i.position) for i in batch.items]
+        names = [(i.call.payload, i.position) for i in batch.items]
         if not failed:
             model.check_fresh(batch)
         else:
@@ -87,7 +87,7 @@ def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, pa
             failed[:] = [name for name in failed if name[0] != gone]
         elif action == "fail" and not failed and (batch := queue.next_batch()) is not None:
             model.check_fresh(batch)
-            failed.extend((i.call.caller, i.position) for i in batch.items)
+            failed.extend((i.call.payload, i.position) for i in batch.items)
             queue.requeue(batch.halves() or [batch])
         if not failed and pass_tokens:
             waiting = sum(model.lengths[number][position] for number, position in model.waiting)
@@ -119,7 +119,7 @@ def test_batches_follow_deadlines_and_calls_without_one_come_last():
     queue.put("never", [10], deadline=None)
     queue.put("late", [10], deadline=Instant(9))
     queue.put("soon", [10], deadline=Instant(3))
-    order = [batch.items[0].call.caller for _ in range(3) if (batch := queue.next_batch())]
+    order = [batch.items[0].call.payload for _ in range(3) if (batch := queue.next_batch())]
     assert order == ["soon", "late", "never"]
 
 
@@ -131,7 +131,7 @@ def test_late_calls_come_last_until_they_are_late_by_a_minute():
         for caller, deadline in (("first", 3), ("second", 9), ("never", None), ("far", 2 * minute)):
             queue.put(caller, [10], deadline=None if deadline is None else Instant(deadline))
         batches = [queue.next_batch(now=Instant(now)) for _ in range(4)]
-        return [batch.items[0].call.caller for batch in batches if batch is not None]
+        return [batch.items[0].call.payload for batch in batches if batch is not None]
 
     assert order(3) == ["first", "second", "far", "never"]
     assert order(4) == ["second", "far", "first", "never"]
@@ -173,7 +173,7 @@ def test_drain_returns_each_call_once_and_empties_the_queue():
     batch = queue.next_batch()
     assert batch is not None
     queue.requeue([batch])
-    assert sorted(call.caller for call in queue.drain()) == ["first", "second"]
+    assert sorted(call.payload for call in queue.drain()) == ["first", "second"]
     assert first.is_discarded
     assert second.is_discarded
     assert queue.next_batch() is None

@@ -77,8 +77,8 @@ async def test_a_withheld_pass_is_sent_once_it_is_worth_its_cost():
 async def test_a_defect_of_the_sender_fails_the_calls_that_nothing_would_send():
     bench, errors = Bench(), []
     [call] = bench.dispatcher._queue.drain()
-    call.caller.on_done = errors.append
-    bench.dispatcher.put(call.caller, deadline=None)
+    call.payload.on_done = errors.append
+    bench.dispatcher.put(call.payload, deadline=None)
     bench.sender.worker_ready(0, bench.send_frame, may_idle=False)
 
     def pause_cost():
