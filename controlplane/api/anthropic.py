@@ -45,21 +45,21 @@ def anthropic_routes(service: Service, endpoints: EndpointFactory) -> list[Route
     ]
 
 
-async def _serve(service: Service, ask: ParsedRequest[MessagesRequest], send: Send) -> None:
-    encoder = partial(MessageEncoder, f"msg_{ask.request_id}", ask.body.model)
-    await serve_chat(service, ask, ask.body.chat, send, encoder=encoder, names=_FIELDS)
+async def _serve(service: Service, request: ParsedRequest[MessagesRequest], send: Send) -> None:
+    encoder = partial(MessageEncoder, f"msg_{request.request_id}", request.body.model)
+    await serve_chat(service, request, request.body.chat, send, encoder=encoder, names=_FIELDS)
 
 
-async def _count(service: Service, ask: ParsedRequest[CountTokensRequest], send: Send) -> None:
-    tokens = await counted_tokens(service, ask, ask.body.chat, names=_FIELDS)
+async def _count(service: Service, request: ParsedRequest[CountTokensRequest], send: Send) -> None:
+    tokens = await counted_tokens(service, request, request.body.chat, names=_FIELDS)
     await send_json(send, orjson.dumps({"input_tokens": tokens}), [])
 
 
 class MessageEncoder(ItemEncoder):
     """Builds one message, as a whole or as Anthropic's sequence of events."""
 
-    def __init__(self, message_id: str, model: str, shown: ShownParts, tally: UsageCounter) -> None:
-        super().__init__(shown, tally)
+    def __init__(self, message_id: str, model: str, shown: ShownParts, counter: UsageCounter) -> None:
+        super().__init__(shown, counter)
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
     def answer(self) -> dict[str, object]:
@@ -101,7 +101,7 @@ class MessageEncoder(ItemEncoder):
         return {"stop_reason": "end_turn", "stop_sequence": None}
 
     def _usage(self) -> dict[str, object]:
-        prompt, cached, output = self.tally.counts
+        prompt, cached, output = self.counter.counts
         # Anthropic counts cached tokens apart.
         return {
             "input_tokens": prompt - cached,

@@ -55,21 +55,21 @@ def cohere_routes(service: Service, endpoints: EndpointFactory) -> list[Route]:
     ]
 
 
-async def _chat(service: Service, ask: ParsedRequest[CohereChatRequest], send: Send) -> None:
-    body = ask.body
-    encoder = partial(CohereEncoder, ask.request_id, has_plan=body.may_call)
+async def _chat(service: Service, request: ParsedRequest[CohereChatRequest], send: Send) -> None:
+    body = request.body
+    encoder = partial(CohereEncoder, request.request_id, has_plan=body.may_call)
     names = {"response_format.json_schema.schema": body.schema_field}
-    await serve_chat(service, ask, body.chat, send, encoder=encoder, names=names)
+    await serve_chat(service, request, body.chat, send, encoder=encoder, names=names)
 
 
-async def _embed(service: Service, ask: ParsedRequest[CohereEmbedRequest], send: Send) -> None:
-    body = ask.body
+async def _embed(service: Service, request: ParsedRequest[CohereEmbedRequest], send: Send) -> None:
+    body = request.body
     side = _SIDES.get(body.truncate)
     with renamed_fields(_EMBED_FIELDS):
         try:
             job, embedded, vectors = await computed_vectors(
                 service,
-                ask,
+                request,
                 body.texts,
                 truncation=None if side is None else TruncationRequest(body.max_tokens, side),
                 prompt=_prompt(service, body),
@@ -83,7 +83,7 @@ async def _embed(service: Service, ask: ParsedRequest[CohereEmbedRequest], send:
         for kind in dict.fromkeys(body.embedding_types or ["float"])
     ]
     tail = {
-        "id": ask.request_id,
+        "id": request.request_id,
         "texts": body.texts,
         "response_type": "embeddings_by_type",
         "meta": _meta("2") | {"billed_units": {"input_tokens": job.request.prompt_tokens}},
@@ -99,18 +99,18 @@ def _prompt(service: Service, body: CohereEmbedRequest) -> str | None:
     return None if embedder is None else next((name for name in names if name in embedder.prompts), None)
 
 
-async def _tokenize(service: Service, ask: ParsedRequest[CohereTokenizeRequest], send: Send) -> None:
-    body = ask.body
+async def _tokenize(service: Service, request: ParsedRequest[CohereTokenizeRequest], send: Send) -> None:
+    body = request.body
     with renamed_fields({"prompt": "text"}):
         found = await service.intake.tokenization.text(
-            ask.caller, body.model, body.text, add_special_tokens=False, has_strings=True
+            request.caller, body.model, body.text, add_special_tokens=False, has_strings=True
         )
     reply = {"tokens": found.token_ids, "token_strings": found.strings, "meta": _meta("1")}
     await send_json(send, orjson.dumps(reply), [])
 
 
-async def _detokenize(service: Service, ask: ParsedRequest[CohereDetokenizeRequest], send: Send) -> None:
-    text = await service.intake.tokenization.decoded(ask.caller, ask.body.model, ask.body.tokens)
+async def _detokenize(service: Service, request: ParsedRequest[CohereDetokenizeRequest], send: Send) -> None:
+    text = await service.intake.tokenization.decoded(request.caller, request.body.model, request.body.tokens)
     await send_json(send, orjson.dumps({"text": text, "meta": _meta("1")}), [])
 
 
@@ -124,8 +124,8 @@ class CohereEncoder(ItemEncoder):
     With `has_plan` the reasoning is the plan of the tool calls, otherwise a part of the content.
     """
 
-    def __init__(self, answer_id: str, shown: ShownParts, tally: UsageCounter, *, has_plan: bool) -> None:
-        super().__init__(shown, tally)
+    def __init__(self, answer_id: str, shown: ShownParts, counter: UsageCounter, *, has_plan: bool) -> None:
+        super().__init__(shown, counter)
         self._id = answer_id
         self._has_logprobs = shown.has_logprobs
         self._has_plan = has_plan
@@ -194,7 +194,7 @@ class CohereEncoder(ItemEncoder):
             reason = "MAX_TOKENS"
         elif output.can_run_calls:
             reason = "TOOL_CALL"
-        prompt, cached, tokens = self.tally.counts
+        prompt, cached, tokens = self.counter.counts
         counts = {"input_tokens": prompt, "output_tokens": tokens}
         return {
             "finish_reason": reason,

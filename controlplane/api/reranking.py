@@ -44,13 +44,13 @@ def rerank_routes(service: Service, endpoints: EndpointFactory) -> list[Route]:
 
 
 async def _rerank(
-    service: Service, ask: ParsedRequest[RerankRequest] | ParsedRequest[EitherRerankRequest], send: Send
+    service: Service, request: ParsedRequest[RerankRequest] | ParsedRequest[EitherRerankRequest], send: Send
 ) -> None:
-    body = ask.body
+    body = request.body
     # The either form has checked that there are documents.
     documents = [body.documents] if isinstance(body.documents, str) else body.documents or []
-    texts = _cut(body, TextPairs([body.query], [_text(document) for document in documents]))
-    job, scored = await _scored(service, ask, texts, _truncation(body))
+    texts = _limited(body, TextPairs([body.query], [_text(document) for document in documents]))
+    job, scored = await _scored(service, request, texts, _truncation(body))
     scores = _column(body, scored.vectors)
     tokens = job.request.prompt_tokens
     results: list[dict[str, object]] = []
@@ -61,7 +61,7 @@ async def _rerank(
             result["document"] = {"text": document} if isinstance(document, str) else document
         results.append(result)
     reply = {
-        "id": f"rerank-{ask.request_id}",
+        "id": f"rerank-{request.request_id}",
         "model": job.request.model,
         "results": results,
         "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
@@ -71,10 +71,10 @@ async def _rerank(
     await send_json(send, json.dumps(reply, ensure_ascii=False).encode(), ticket_headers([scored.ticket]))
 
 
-async def _rerank_either(service: Service, ask: ParsedRequest[EitherRerankRequest], send: Send) -> None:
-    body = ask.body
+async def _rerank_either(service: Service, request: ParsedRequest[EitherRerankRequest], send: Send) -> None:
+    body = request.body
     if body.texts is None:
-        await _rerank(service, ask, send)
+        await _rerank(service, request, send)
         return
     truncation: TruncationRequest | None = _truncation(body)
     if body.truncate is False:
@@ -83,7 +83,7 @@ async def _rerank_either(service: Service, ask: ParsedRequest[EitherRerankReques
         is_left = body.truncation_direction.lower() == "left"
         truncation = TruncationRequest(_truncation(body).tokens, "left" if is_left else "right")
     texts = TextPairs([body.query], body.texts, document_field="texts")
-    _, scored = await _scored(service, ask, texts, truncation)
+    _, scored = await _scored(service, request, texts, truncation)
     # text-embeddings-inference applies the logistic function to the logits of every model.
     logits = scored.vectors[:, _LOGIT]
     scores = logits if body.raw_scores else _logistic(logits)
@@ -95,14 +95,14 @@ async def _rerank_either(service: Service, ask: ParsedRequest[EitherRerankReques
     await send_json(send, orjson.dumps(reply), ticket_headers([scored.ticket]))
 
 
-async def _score(service: Service, ask: ParsedRequest[ScoreRequest], send: Send) -> None:
-    body = ask.body
+async def _score(service: Service, request: ParsedRequest[ScoreRequest], send: Send) -> None:
+    body = request.body
     first, second = body.sides
-    texts = _cut(body, TextPairs(body.texts(first), body.texts(second), first, second))
-    job, scored = await _scored(service, ask, texts, _truncation(body))
+    texts = _limited(body, TextPairs(body.texts(first), body.texts(second), first, second))
+    job, scored = await _scored(service, request, texts, _truncation(body))
     tokens = job.request.prompt_tokens
     reply = {
-        "id": f"score-{ask.request_id}",
+        "id": f"score-{request.request_id}",
         "object": "list",
         "created": int(time.time()),
         "model": job.request.model,
@@ -116,17 +116,17 @@ async def _score(service: Service, ask: ParsedRequest[ScoreRequest], send: Send)
 
 
 async def _scored(
-    service: Service, ask: ParsedRequest[Any], texts: TextPairs, truncation: TruncationRequest | None
+    service: Service, request: ParsedRequest[Any], texts: TextPairs, truncation: TruncationRequest | None
 ) -> tuple[EmbedJob, Embedded]:
     """Scores the pairs; an error names the field of the document at fault."""
     job = await service.intake.pairs.job(
-        ask.request_id,
-        ask.caller,
-        ask.body.model,
+        request.request_id,
+        request.caller,
+        request.body.model,
         texts,
-        ask.hints,
+        request.hints,
         truncation=truncation,
-        arrival=ask.arrival,
+        arrival=request.arrival,
     )
     try:
         return job, await service.gate.embed(job)
@@ -142,7 +142,7 @@ def _truncation(body: PairFields) -> TruncationRequest:
     return TruncationRequest(tokens, side)
 
 
-def _cut(body: PairFields, texts: TextPairs) -> TextPairs:
+def _limited(body: PairFields, texts: TextPairs) -> TextPairs:
     # 0 sets no limit.
     return replace(
         texts,

@@ -20,14 +20,15 @@ def tokenize_routes(service: Service, endpoints: EndpointFactory) -> list[Route]
     ]
 
 
-async def _tokenize(service: Service, ask: ParsedRequest[TokenizeRequest], send: Send) -> None:
-    body, tokenization = ask.body, service.intake.tokenization
+async def _tokenize(service: Service, request: ParsedRequest[TokenizeRequest], send: Send) -> None:
+    body, tokenization = request.body, service.intake.tokenization
     has_strings = bool(body.return_token_strs)
     if body.prompt is None:
-        found = await tokenization.chat(ask.caller, body.model, chat_prompt(body), has_strings=has_strings)
+        prompt = chat_prompt(body)
+        found = await tokenization.chat(request.caller, body.model, prompt, has_strings=has_strings)
     else:
         found = await tokenization.text(
-            ask.caller,
+            request.caller,
             body.model,
             body.prompt,
             add_special_tokens=body.add_special_tokens is not False,
@@ -42,6 +43,6 @@ async def _tokenize(service: Service, ask: ParsedRequest[TokenizeRequest], send:
     await send_json(send, orjson.dumps(reply), [])
 
 
-async def _detokenize(service: Service, ask: ParsedRequest[DetokenizeRequest], send: Send) -> None:
-    text = await service.intake.tokenization.decoded(ask.caller, ask.body.model, ask.body.tokens)
+async def _detokenize(service: Service, request: ParsedRequest[DetokenizeRequest], send: Send) -> None:
+    text = await service.intake.tokenization.decoded(request.caller, request.body.model, request.body.tokens)
     await send_json(send, orjson.dumps({"prompt": text}), [])

@@ -155,12 +155,12 @@ class Choice(ABC):
 
 
 async def collect(
-    gate: Gate, jobs: Sequence[GenerateJob], tally: UsageCounter, add: Callable[[Delta], object]
+    gate: Gate, jobs: Sequence[GenerateJob], counter: UsageCounter, add: Callable[[Delta], object]
 ) -> list[Ticket]:
     """Runs the jobs to their end, counts and adds each delta, and returns the tickets."""
     async with opened_answers(gate, jobs) as (tickets, deltas):
         async for delta in deltas:
-            tally.count(delta)
+            counter.count(delta)
             add(delta)
     return tickets
 
@@ -172,7 +172,7 @@ async def send_whole(
     *,
     head: Mapping[str, object],
     choices: Sequence[Choice],
-    tally: UsageCounter,
+    counter: UsageCounter,
 ) -> None:
     """Runs the jobs to their end and sends one JSON response.
 
@@ -182,9 +182,9 @@ async def send_whole(
         jobs: one per prompt.
         head: fields before `choices`.
         choices: collectors, by choice index.
-        tally: counts the usage.
+        counter: counts the usage.
     """
-    tickets = await collect(gate, jobs, tally, lambda delta: choices[delta.index].add(delta))
+    tickets = await collect(gate, jobs, counter, lambda delta: choices[delta.index].add(delta))
     shown = [choice.to_json(index) for index, choice in enumerate(choices)]
-    reply = {**head, "choices": shown, "usage": tally.usage()}
+    reply = {**head, "choices": shown, "usage": counter.usage()}
     await send_json(send, orjson.dumps(reply), ticket_headers(tickets))

@@ -25,20 +25,20 @@ ParsedChat = ParsedRequest[ChatCompletionRequest]
 
 def chat_route(service: Service, endpoints: EndpointFactory) -> Route:
     """The route of chat completions."""
-    return endpoints.route("/v1/chat/completions", ChatCompletionRequest, partial(_serve, service, endpoints))
+    return endpoints.route("/v1/chat/completions", ChatCompletionRequest, partial(_serve, service))
 
 
-async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, send: Send) -> None:
-    body = ask.body
-    job = await chat_job(service, ask, body)
+async def _serve(service: Service, request: ParsedChat, send: Send) -> None:
+    body = request.body
+    job = await chat_job(service, request, body)
     model = service.config.models.chat
-    tally = UsageCounter(
+    counter = UsageCounter(
         job.request.prompt_tokens,
         n=job.sampling.n,
         has_reasoning=model is not None and model.reasoning_parser is not None,
     )
     head = {
-        "id": f"chatcmpl-{ask.request_id}",
+        "id": f"chatcmpl-{request.request_id}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": body.model,
@@ -46,7 +46,7 @@ async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, 
     shown = ShownParts.of(body)
     if not body.stream:
         choices = [ChatChoice(shown) for _ in range(job.sampling.n)]
-        await send_whole(send, service.gate, [job], head=head, choices=choices, tally=tally)
+        await send_whole(send, service.gate, [job], head=head, choices=choices, counter=counter)
         return
     envelope = Envelope(
         head | {"object": "chat.completion.chunk"},
@@ -57,23 +57,22 @@ async def _serve(service: Service, endpoints: EndpointFactory, ask: ParsedChat, 
         send,
         service.gate,
         [job],
-        encoder=ChunkEncoder(envelope, ChatChunkFormat(shown), tally),
-        tally=tally,
-        overload_status=ask.settings.overload_status,
+        encoder=ChunkEncoder(envelope, ChatChunkFormat(shown), counter),
+        overload_status=request.settings.overload_status,
     )
 
 
-async def chat_job(service: Service, ask: ParsedRequest[Any], body: ChatCompletionRequest) -> GenerateJob:
-    """The job of `body`, which is that of `ask` or what it maps onto. Raises Problem, Refused, Rejected."""
+async def chat_job(service: Service, request: ParsedRequest[Any], chat: ChatCompletionRequest) -> GenerateJob:
+    """The job of `chat`, the request's body or what that maps onto. Raises Problem, Refused, Rejected."""
     return await service.intake.chat(
-        ask.request_id,
-        ask.caller,
-        body.model,
-        chat_prompt(body),
-        max_tokens=body.most_tokens,
-        sampling=chat_sampling(body),
-        hints=ask.hints,
-        arrival=ask.arrival,
+        request.request_id,
+        request.caller,
+        chat.model,
+        chat_prompt(chat),
+        max_tokens=chat.stated_max_tokens,
+        sampling=chat_sampling(chat),
+        hints=request.hints,
+        arrival=request.arrival,
     )
 
 
@@ -122,7 +121,7 @@ class ChatChunkFormat:
         self._shown = shown
         self._begun: set[int] = set()
 
-    def choice(self, delta: Delta) -> dict[str, object] | None:
+    def choice(self, delta: Delta) -> dict[str, object]:
         """Returns the chunk's choice for `delta`."""
         delta = self._shown.filtered(delta)
         fields: dict[str, object] = {}

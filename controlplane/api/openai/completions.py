@@ -25,7 +25,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def completion_route(service: Service, endpoints: EndpointFactory) -> Route:
     """The route of text completions."""
-    return endpoints.route("/v1/completions", CompletionRequest, partial(_serve, service, endpoints))
+    return endpoints.route("/v1/completions", CompletionRequest, partial(_serve, service))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,50 +39,47 @@ class EchoedPrompt:
     first_token: str = ""
 
 
-async def _serve(
-    service: Service, endpoints: EndpointFactory, ask: ParsedRequest[CompletionRequest], send: Send
-) -> None:
-    body = ask.body
-    jobs = await _jobs(service, ask)
-    echoes = await _echoes(service, ask, jobs)
+async def _serve(service: Service, request: ParsedRequest[CompletionRequest], send: Send) -> None:
+    body = request.body
+    jobs = await _jobs(service, request)
+    echoes = await _echoes(service, request, jobs)
     n, prompt_tokens = jobs[0].sampling.n, sum(job.request.prompt_tokens for job in jobs)
-    tally = UsageCounter(prompt_tokens, n=n, has_output=body.most_tokens != 0)
+    counter = UsageCounter(prompt_tokens, n=n, has_output=body.stated_max_tokens != 0)
     head = {
-        "id": f"cmpl-{ask.request_id}",
+        "id": f"cmpl-{request.request_id}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": body.model,
     }
     if not body.stream:
         choices = [CompletionChoice(body, echo) for echo in echoes for _ in range(n)]
-        await send_whole(send, service.gate, jobs, head=head, choices=choices, tally=tally)
+        await send_whole(send, service.gate, jobs, head=head, choices=choices, counter=counter)
         return
     envelope = Envelope(head, has_usage=body.wants_usage_chunk, has_running_usage=body.wants_running_usage)
     await send_stream(
         send,
         service.gate,
         jobs,
-        encoder=ChunkEncoder(envelope, CompletionChunkFormat(body, echoes), tally),
-        tally=tally,
-        overload_status=ask.settings.overload_status,
+        encoder=ChunkEncoder(envelope, CompletionChunkFormat(body, echoes), counter),
+        overload_status=request.settings.overload_status,
     )
 
 
-async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list[GenerateJob]:
-    body = ask.body
+async def _jobs(service: Service, request: ParsedRequest[CompletionRequest]) -> list[GenerateJob]:
+    body = request.body
     sampling = completion_sampling(body)
     return [
         await service.intake.completion(
-            ask.request_id,
-            ask.caller,
+            request.request_id,
+            request.caller,
             body.model,
             prompt,
             # Engines compute a prompt for a token after it, which is then left out.
-            max_tokens=None if body.most_tokens is None else max(1, body.most_tokens),
+            max_tokens=None if body.stated_max_tokens is None else max(1, body.stated_max_tokens),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             sampling=sampling,
-            hints=ask.hints,
-            arrival=ask.arrival,
+            hints=request.hints,
+            arrival=request.arrival,
             prompts=len(body.prompts),
         )
         for prompt in body.prompts
@@ -90,16 +87,16 @@ async def _jobs(service: Service, ask: ParsedRequest[CompletionRequest]) -> list
 
 
 async def _echoes(
-    service: Service, ask: ParsedRequest[CompletionRequest], jobs: Sequence[GenerateJob]
+    service: Service, request: ParsedRequest[CompletionRequest], jobs: Sequence[GenerateJob]
 ) -> list[EchoedPrompt]:
     """What precedes the choices of each prompt."""
-    body = ask.body
+    body = request.body
     if not body.echo:
         return [EchoedPrompt()] * len(jobs)
     echoes = []
     with renamed_fields({"tokens": "prompt"}):
         for prompt, job in zip(body.prompts, jobs, strict=True):
-            decoded = partial(service.intake.tokenization.decoded, ask.caller, body.model)
+            decoded = partial(service.intake.tokenization.decoded, request.caller, body.model)
             text = prompt if isinstance(prompt, str) else await decoded(prompt)
             echoes.append(EchoedPrompt(text, await decoded(job.prompt[:1])))
     return echoes
@@ -107,7 +104,7 @@ async def _echoes(
 
 def _shown(body: CompletionRequest, delta: Delta) -> Delta:
     """The part of `delta` that the client asked for: with `max_tokens: 0` no output."""
-    return delta if body.most_tokens != 0 else replace(delta, text="", token_ids=(), logprobs=())
+    return delta if body.stated_max_tokens != 0 else replace(delta, text="", token_ids=(), logprobs=())
 
 
 def _prompt_tokens(delta: Delta) -> tuple[TokenLogprob, ...]:
@@ -126,7 +123,7 @@ class CompletionChunkFormat:
         self._echoes = echoes
         self._offsets: dict[int, int] = {}
 
-    def choice(self, delta: Delta) -> dict[str, object] | None:
+    def choice(self, delta: Delta) -> dict[str, object]:
         """Returns the chunk's choice for `delta`."""
         body, delta = self._body, _shown(self._body, delta)
         echo = EchoedPrompt()

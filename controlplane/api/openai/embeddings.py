@@ -29,23 +29,23 @@ def embedding_route(service: Service, endpoints: EndpointFactory) -> Route:
     return endpoints.route("/v1/embeddings", EmbeddingRequest, partial(_serve, service))
 
 
-async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: Send) -> None:
-    body = ask.body
+async def _serve(service: Service, request: ParsedRequest[EmbeddingRequest], send: Send) -> None:
+    body = request.body
     job, embedded, vectors = await computed_vectors(
         service,
-        ask,
+        request,
         body.inputs,
-        truncation=_cut(body),
+        truncation=_truncation(body),
         prompt=body.prompt_name,
         dimensions=body.dimensions,
-        takes_any_ids=_takes_any_ids(ask),
+        takes_any_ids=_takes_any_ids(request),
     )
     values = await encoded_vectors(vectors, is_base64=body.encoding_format == "base64")
     rows = (b'{"object":"embedding","index":%d,"embedding":%b}' % row for row in enumerate(values))
     tokens = job.request.prompt_tokens
     tail = {
         # As in vLLM; OpenAI's object has neither.
-        "id": f"embd-{ask.request_id}",
+        "id": f"embd-{request.request_id}",
         "created": int(time.time()),
         "model": body.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -56,7 +56,7 @@ async def _serve(service: Service, ask: ParsedRequest[EmbeddingRequest], send: S
 
 async def computed_vectors(
     service: Service,
-    ask: ParsedRequest[Any],
+    request: ParsedRequest[Any],
     inputs: Sequence[str] | Sequence[Sequence[int]],
     *,
     truncation: TruncationRequest | None,
@@ -64,20 +64,20 @@ async def computed_vectors(
     dimensions: int | None,
     takes_any_ids: bool = False,
 ) -> tuple[EmbedJob, Embedded, Vectors]:
-    """Admits and computes the inputs of `ask`; the vectors have so many `dimensions` if any are stated.
+    """Admits and computes the inputs of `request`; the vectors have so many `dimensions` if any are stated.
 
     Raises Problem, Refused, Rejected, BackendDown, BackendFailed.
     """
     job = await service.intake.embeddings(
-        ask.request_id,
-        ask.caller,
-        ask.body.model,
+        request.request_id,
+        request.caller,
+        request.body.model,
         inputs,
-        ask.hints,
+        request.hints,
         truncation=truncation,
         prompt=prompt,
         takes_any_ids=takes_any_ids,
-        arrival=ask.arrival,
+        arrival=request.arrival,
     )
     if dimensions is not None:
         _check_dimensions(job.embedder, dimensions)
@@ -89,9 +89,9 @@ async def computed_vectors(
     return job, embedded, vectors
 
 
-def _takes_any_ids(ask: ParsedRequest[EmbeddingRequest]) -> bool:
+def _takes_any_ids(request: ParsedRequest[EmbeddingRequest]) -> bool:
     """Whether body or header state that token ids are meant as they are. Raises Problem for another value."""
-    stated = [value for name, value in ask.headers if name == HEADER_TOKEN_IDS.encode()]
+    stated = [value for name, value in request.headers if name == HEADER_TOKEN_IDS.encode()]
     for value in stated:
         if value != b"as-given":
             raise Problem(
@@ -101,10 +101,10 @@ def _takes_any_ids(ask: ParsedRequest[EmbeddingRequest]) -> bool:
                 param=HEADER_TOKEN_IDS,
                 code="invalid_value",
             )
-    return bool(stated) or ask.body.token_ids is not None
+    return bool(stated) or request.body.token_ids is not None
 
 
-def _cut(body: EmbeddingRequest) -> TruncationRequest | None:
+def _truncation(body: EmbeddingRequest) -> TruncationRequest | None:
     wanted, side = body.truncate_prompt_tokens, body.truncation_side
     if wanted is None and side is not None:
         raise Problem(

@@ -4,7 +4,6 @@ An item is the reasoning, a text or one function call. Each is complete before t
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -76,8 +75,11 @@ class OutputItems:
             return False
         return True
 
-    def add(self, delta: Delta) -> Iterator[ItemChange]:
-        """Adds `delta` and yields what it changes. Raises BackendFailed if a completed call continues."""
+    def add(self, delta: Delta) -> list[ItemChange]:
+        """Adds `delta` and returns what it changes. Raises BackendFailed if a completed call continues."""
+        return list(self._grow_all(delta))
+
+    def _grow_all(self, delta: Delta) -> Iterator[ItemChange]:
         # The text of a token may arrive later than its log probability.
         self._held += delta.logprobs
         calls = self._shown.calls(delta)
@@ -96,11 +98,10 @@ class OutputItems:
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
-    def close(self) -> Iterator[ItemChange]:
+    def close(self) -> list[ItemChange]:
         """Completes the last item; an answer without any has one empty text."""
-        if not self.items:
-            yield self._open("text")
-        yield ItemChange("closed", self.items[-1])
+        opened = [] if self.items else [self._open("text")]
+        return [*opened, ItemChange("closed", self.items[-1])]
 
     def _grow_calls(self, calls: Iterable[Mapping[str, Any]]) -> Iterator[ItemChange]:
         for call in calls:
@@ -145,9 +146,9 @@ class OutputItems:
 class ItemEncoder(ABC):
     """Encodes one answer, as a whole or as a sequence of events."""
 
-    def __init__(self, shown: ShownParts, tally: UsageCounter) -> None:
+    def __init__(self, shown: ShownParts, counter: UsageCounter) -> None:
         self.output = OutputItems(shown)
-        self.tally = tally
+        self.counter = counter
 
     @abstractmethod
     def begin(self) -> bytes:
@@ -180,45 +181,45 @@ class ItemEncoder(ABC):
 
 async def serve_chat(
     service: Service,
-    ask: ParsedRequest[Any],
+    request: ParsedRequest[Any],
     chat: ChatCompletionRequest,
     send: Send,
     *,
     encoder: Callable[[ShownParts, UsageCounter], ItemEncoder],
     names: Mapping[str, str],
 ) -> None:
-    """Runs the chat that `ask` maps onto and sends the answer, buffered or streamed.
+    """Runs the chat that `request` maps onto and sends the answer, buffered or streamed.
 
     Args:
         service: runs the chat.
-        ask: the request in its own protocol.
+        request: the request in its own protocol.
         chat: the same request to chat.
         send: ASGI send.
         encoder: makes the encoder of the answer.
         names: chat's names of fields in errors, and those of the protocol.
     """
     with renamed_fields(names):
-        job = await chat_job(service, ask, chat)
-        tally = UsageCounter(job.request.prompt_tokens, n=1)
-        built = encoder(ShownParts.of(chat), tally)
+        job = await chat_job(service, request, chat)
+        counter = UsageCounter(job.request.prompt_tokens, n=1)
+        built = encoder(ShownParts.of(chat), counter)
         if chat.stream:
-            status = ask.settings.overload_status
-            await send_stream(send, service.gate, [job], encoder=built, tally=tally, overload_status=status)
+            status = request.settings.overload_status
+            await send_stream(send, service.gate, [job], encoder=built, overload_status=status)
             return
-        tickets = await collect(
-            service.gate, [job], tally, lambda delta: deque(built.output.add(delta), maxlen=0)
-        )
-        deque(built.output.close(), maxlen=0)
+        tickets = await collect(service.gate, [job], counter, built.output.add)
+        built.output.close()
         await send_json(send, orjson.dumps(built.answer()), ticket_headers(tickets))
 
 
 async def counted_tokens(
-    service: Service, ask: ParsedRequest[Any], chat: ChatCompletionRequest, *, names: Mapping[str, str]
+    service: Service, request: ParsedRequest[Any], chat: ChatCompletionRequest, *, names: Mapping[str, str]
 ) -> int:
-    """The prompt tokens of the chat that `ask` maps onto; `names` as in `serve_chat`."""
+    """The prompt tokens of the chat that `request` maps onto; `names` as in `serve_chat`."""
     with renamed_fields(names):
         prompt = chat_prompt(chat)
-        found = await service.intake.tokenization.chat(ask.caller, ask.body.model, prompt, has_strings=False)
+        found = await service.intake.tokenization.chat(
+            request.caller, request.body.model, prompt, has_strings=False
+        )
     return len(found.token_ids)
 
 

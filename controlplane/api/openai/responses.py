@@ -46,13 +46,13 @@ def responses_routes(service: Service, endpoints: EndpointFactory) -> list[Route
     ]
 
 
-async def _serve(service: Service, ask: ParsedRequest[ResponsesRequest], send: Send) -> None:
-    encoder = partial(ResponseEncoder, ask.request_id, ask.body)
-    await serve_chat(service, ask, ask.body.chat, send, encoder=encoder, names=_FIELDS)
+async def _serve(service: Service, request: ParsedRequest[ResponsesRequest], send: Send) -> None:
+    encoder = partial(ResponseEncoder, request.request_id, request.body)
+    await serve_chat(service, request, request.body.chat, send, encoder=encoder, names=_FIELDS)
 
 
-async def _count(service: Service, ask: ParsedRequest[InputTokensRequest], send: Send) -> None:
-    tokens = await counted_tokens(service, ask, ask.body.chat, names=_FIELDS)
+async def _count(service: Service, request: ParsedRequest[InputTokensRequest], send: Send) -> None:
+    tokens = await counted_tokens(service, request, request.body.chat, names=_FIELDS)
     await send_json(send, orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens}), [])
 
 
@@ -60,9 +60,9 @@ class ResponseEncoder(ItemEncoder):
     """Builds one response, as a whole or as OpenAI's sequence of events."""
 
     def __init__(
-        self, request_id: str, body: ResponsesRequest, shown: ShownParts, tally: UsageCounter
+        self, request_id: str, body: ResponsesRequest, shown: ShownParts, counter: UsageCounter
     ) -> None:
-        super().__init__(shown, tally)
+        super().__init__(shown, counter)
         self._request_id = request_id
         self._number = 0
         self._head = _head(f"resp_{request_id}", body)
@@ -107,12 +107,12 @@ class ResponseEncoder(ItemEncoder):
         return self._head | state
 
     def _usage(self) -> dict[str, object]:
-        prompt, cached, output = self.tally.counts
+        prompt, cached, output = self.counter.counts
         return {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": output,
-            "output_tokens_details": {"reasoning_tokens": self.tally.reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.counter.reasoning_tokens},
             "total_tokens": prompt + output,
         }
 

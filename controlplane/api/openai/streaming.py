@@ -55,16 +55,21 @@ def _usage(usage: object) -> bytes:
 class Format(Protocol):
     """Turns deltas into the choices of chunks."""
 
-    def choice(self, delta: Delta) -> dict[str, object] | None:
-        """Returns the choice for `delta`, or None if the client sees nothing of it."""
+    def choice(self, delta: Delta) -> dict[str, object]:
+        """Returns the choice for `delta`."""
         ...
 
 
 class EventEncoder(Protocol):
-    """Encodes the output of a request as server-sent events; an empty part is not sent."""
+    """Encodes the output of a request as server-sent events; an empty part is not sent.
+
+    `counter` counts the deltas, each before it is encoded.
+    """
+
+    counter: UsageCounter
 
     def begin(self) -> bytes:
-        """The events before the first delta, which has been counted already."""
+        """The events before the first delta; asked for again if there is nothing to send yet."""
         ...
 
     def encode(self, delta: Delta) -> bytes:
@@ -83,27 +88,23 @@ class EventEncoder(Protocol):
 class ChunkEncoder:
     """The chunks of chat and text completions, which end with [DONE]."""
 
-    def __init__(self, envelope: Envelope, form: Format, tally: UsageCounter) -> None:
+    def __init__(self, envelope: Envelope, form: Format, counter: UsageCounter) -> None:
         self._envelope = envelope
         self._form = form
-        self._tally = tally
+        self.counter = counter
 
     def begin(self) -> bytes:
         """Nothing: the first chunk has the first token."""
         return b""
 
     def encode(self, delta: Delta) -> bytes:
-        """The chunk of `delta`, if the client sees any of it."""
-        choice = self._form.choice(delta)
-        if choice is None:
-            return b""
-        return self._envelope.choice(
-            choice, self._tally.usage() if self._envelope.has_running_usage else None
-        )
+        """The chunk of `delta`."""
+        usage = self.counter.usage() if self._envelope.has_running_usage else None
+        return self._envelope.choice(self._form.choice(delta), usage)
 
     def end(self) -> bytes:
         """The usage, if it is asked for, and [DONE]."""
-        return self._envelope.usage(self._tally.usage()) + _DONE if self._envelope.has_usage else _DONE
+        return self._envelope.usage(self.counter.usage()) + _DONE if self._envelope.has_usage else _DONE
 
     def fail(self, failure: Failure) -> bytes:
         """An error event."""
@@ -123,7 +124,6 @@ async def send_stream(
     jobs: Sequence[GenerateJob],
     *,
     encoder: EventEncoder,
-    tally: UsageCounter,
     overload_status: int,
 ) -> None:
     """Runs the jobs and sends their deltas as events.
@@ -132,8 +132,7 @@ async def send_stream(
         send: ASGI send.
         gate: runs the jobs.
         jobs: one per prompt.
-        encoder: encodes the events.
-        tally: counts the usage.
+        encoder: counts the usage and encodes the events.
         overload_status: status of a rejection because of load.
 
     Raises whatever fails before the first event; later failures become an error event.
@@ -141,14 +140,9 @@ async def send_stream(
     has_begun = False
     try:
         async with opened_answers(gate, jobs) as (tickets, deltas):
-            opening: bytes | None = None
             async for delta in deltas:
-                tally.count(delta)
-                if opening is None:
-                    opening = encoder.begin()
-                event = encoder.encode(delta)
-                if not has_begun:
-                    event = opening + event
+                encoder.counter.count(delta)
+                event = encoder.encode(delta) if has_begun else encoder.begin() + encoder.encode(delta)
                 if not event:
                     continue
                 if not has_begun:

@@ -200,8 +200,8 @@ class Generation(Objectives):
         )
 
     @property
-    def most_tokens(self) -> int | None:
-        """The limit of output tokens, if the client states one."""
+    def stated_max_tokens(self) -> int | None:
+        """The limit of output tokens that the client states under either name, if any."""
         return self.max_completion_tokens or self.max_tokens
 
     @model_validator(mode="after")

@@ -176,10 +176,10 @@ def test_completion_logprobs():
 
 
 def test_cached_tokens_are_counted_once_per_prompt():
-    tally = UsageCounter(10, n=2)
+    counter = UsageCounter(10, n=2)
     for index in range(4):
-        tally.count(Delta(index, "a", (1, 2), cached_tokens=3))
-    assert tally.usage() == {
+        counter.count(Delta(index, "a", (1, 2), cached_tokens=3))
+    assert counter.usage() == {
         "prompt_tokens": 10,
         "completion_tokens": 8,
         "total_tokens": 18,
@@ -188,8 +188,8 @@ def test_cached_tokens_are_counted_once_per_prompt():
 
 
 def test_reasoning_tokens_of_all_choices_are_counted_up_to_the_end_of_the_reasoning():
-    tally = UsageCounter(10, n=2, has_reasoning=True)
-    assert tally.usage()["completion_tokens_details"] == {"reasoning_tokens": 0}
+    counter = UsageCounter(10, n=2, has_reasoning=True)
+    assert counter.usage()["completion_tokens_details"] == {"reasoning_tokens": 0}
     for delta in (
         Delta(0, "", (1, 2), reasoning="Hm"),
         Delta(1, "", (1,), reasoning="Hm"),
@@ -199,8 +199,8 @@ def test_reasoning_tokens_of_all_choices_are_counted_up_to_the_end_of_the_reason
         Delta(0, "b", (5,)),
         Delta(1, "b", (2, 3)),
     ):
-        tally.count(delta)
-    assert tally.usage() == {
+        counter.count(delta)
+    assert counter.usage() == {
         "prompt_tokens": 10,
         "completion_tokens": 8,
         "total_tokens": 18,
