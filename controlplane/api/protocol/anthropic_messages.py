@@ -21,14 +21,17 @@ from controlplane.api.protocol.types import (
     CLOSED,
     MAX_PARTS,
     MAX_STOPS,
+    FunctionName,
     Ignored,
     ResponseFormat,
     Text,
+    as_parts,
     check_tool_choice,
     conflict,
     encoded,
     expecting,
     image_part,
+    named_tool,
 )
 
 # Members of a block without which it means nothing.
@@ -49,10 +52,6 @@ _BILLING_HEADER = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def _as_blocks(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
 class TextBlock(TypedDict, total=False):
     """A text. `cache_control` is ignored: prefix caching is automatic."""
 
@@ -63,9 +62,7 @@ class TextBlock(TypedDict, total=False):
     citations: Any
 
 
-Texts = Annotated[
-    list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_blocks)
-]  # fmt: skip
+Texts = Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(as_parts)]
 
 
 class ImageSource(TypedDict):
@@ -106,7 +103,7 @@ class InputMessage(TypedDict):
     content: Annotated[
         list[ContentBlock],
         Field(min_length=1, max_length=MAX_PARTS, fail_fast=True),
-        BeforeValidator(_as_blocks),
+        BeforeValidator(as_parts),
     ]
 
 
@@ -115,7 +112,7 @@ class ClientTool(TypedDict, total=False):
 
     __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Annotated[Literal["custom"], expecting('"custom"; server tools are not supported')] | None
-    name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
+    name: Required[FunctionName]
     description: str
     input_schema: Required[dict[str, Any]]
     strict: bool
@@ -212,11 +209,7 @@ class CountTokensRequest(Objectives):
         choice: Any = self.tool_choice
         config: Any = self.output_config or {}
         last, form = self.chat_messages[-1], config.get("format")
-        named = (
-            {"type": "function", "function": {"name": choice["name"]}}
-            if choice and "name" in choice
-            else None
-        )
+        named = named_tool(choice["name"]) if choice and "name" in choice else None
         return MessagesChat.model_construct(
             model=self.model,
             messages=self.chat_messages,

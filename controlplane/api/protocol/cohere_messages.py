@@ -29,6 +29,7 @@ from controlplane.api.protocol.types import (
     Text,
     Tool,
     ToolCall,
+    as_parts,
     check_tool_choice,
     conflict,
     encoded,
@@ -46,10 +47,6 @@ _PARTS_OF = {
 _PART_TYPES = ("text", "image_url", "thinking", "document")
 _PART_RULE = '"text", "image_url", "thinking" or "document"; other content is not passed on to the model'
 _CHOICES = {"REQUIRED": "required", "NONE": "none"}
-
-
-def _as_parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 class ToolDocument(TypedDict, total=False):
@@ -78,7 +75,7 @@ class ConversationTurn(TypedDict, total=False):
     role: Required[Literal["system", "user", "assistant", "tool"]]
     content: Annotated[
         Annotated[list[MessagePart], Field(max_length=MAX_PARTS, fail_fast=True)] | None,
-        BeforeValidator(_as_parts),
+        BeforeValidator(as_parts),
     ]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None
     tool_call_id: Text

@@ -23,6 +23,7 @@ from controlplane.api.protocol.requests import (
 from controlplane.api.protocol.responses_items import InputItem, as_items, check_items, messages_of
 from controlplane.api.protocol.types import (
     CLOSED,
+    FunctionName,
     Ignored,
     ResponseFormat,
     Strict,
@@ -31,6 +32,7 @@ from controlplane.api.protocol.types import (
     conflict,
     encoded,
     expecting,
+    named_tool,
 )
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -46,7 +48,7 @@ class FunctionTool(TypedDict, total=False):
             Literal["function"], expecting('"function"; built-in tools are not supported, offer functions')
         ]
     ]
-    name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
+    name: Required[FunctionName]
     description: str | None
     parameters: dict[str, Any] | None
     strict: bool | None
@@ -151,7 +153,7 @@ class InputTokensRequest(Objectives):
             model=self.model,
             messages=self.messages,
             tools=[{"type": "function", "function": _function(tool)} for tool in self.tools or ()] or None,
-            tool_choice=_named(choice["name"]) if isinstance(choice, dict) else choice,
+            tool_choice=named_tool(choice["name"]) if isinstance(choice, dict) else choice,
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=_response_format(self.text),
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
@@ -234,10 +236,6 @@ class ResponsesRequest(InputTokensRequest):
                 **{name: getattr(self, name) for name in ("temperature", "top_p", "stream")},
             }
         )
-
-
-def _named(name: str) -> Any:
-    return {"type": "function", "function": {"name": name}}
 
 
 def _function(tool: FunctionTool) -> Any:

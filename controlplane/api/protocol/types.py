@@ -78,7 +78,13 @@ def check_tool_choice(choice: object, named: str | None, tools: Collection[str])
         raise conflict("tool_choice", "requires a call but tools is empty; add a tool")
 
 
+def as_parts(value: Any) -> Any:
+    """The parts of a content, which may be written as one string."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
 Text = Annotated[str, Field(min_length=1)]
+FunctionName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
 Stops = Annotated[
     Text | Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
     expecting(f"a non-empty string or a list of at most {MAX_STOPS} of them"),
@@ -235,7 +241,7 @@ class FunctionSpec(TypedDict, total=False):
     """A function that the model may call."""
 
     __pydantic_config__ = CLOSED  # type: ignore[misc]
-    name: Required[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]]
+    name: Required[FunctionName]
     description: str | None
     parameters: dict[str, Any] | None
     strict: bool | None
@@ -259,6 +265,11 @@ class NamedTool(TypedDict):
     __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Literal["function"]
     function: _Named
+
+
+def named_tool(name: str) -> dict[str, Any]:
+    """The `tool_choice` that requires this function."""
+    return {"type": "function", "function": {"name": name}}
 
 
 ToolChoice = Annotated[
