@@ -134,12 +134,15 @@ class HostProbe:
 
     def _rescan(self) -> None:
         for pid in processes_of(os.getpid()):
-            if pid not in self._files:
-                try:
-                    if (_PROC / str(pid) / "comm").read_text("utf-8", "replace").strip() != UNCOUNTED_NAME:
-                        self._files[pid] = os.open(_PROC / str(pid) / "statm", os.O_RDONLY)
-                except OSError:
-                    continue  # the process has exited
+            try:
+                name = (_PROC / str(pid) / "comm").read_text("utf-8", "replace").strip()
+                if name != UNCOUNTED_NAME and pid not in self._files:
+                    self._files[pid] = os.open(_PROC / str(pid) / "statm", os.O_RDONLY)
+            except OSError:
+                continue  # the process has exited
+            if name == UNCOUNTED_NAME and pid in self._files:
+                # It was found while it still imported what it runs, under its parent's name.
+                os.close(self._files.pop(pid))
 
     def _resident(self, pid: int) -> int:
         try:

@@ -9,7 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from backends.device import probe as device_probe
-from backends.device.probe import GpuProbe, HostProbe, free_gpu_bytes, memory_bytes, open_probe, processes_of
+from backends.device.probe import (
+    UNCOUNTED_NAME,
+    GpuProbe,
+    HostProbe,
+    free_gpu_bytes,
+    memory_bytes,
+    open_probe,
+    processes_of,
+)
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.results import environment
 from controlplane.core.device import DeviceReading
@@ -61,6 +69,27 @@ def test_a_process_started_later_is_found():
         assert readings[-1] - readings[0] > 60 * MIB
     finally:
         probe.close()
+
+
+@pytest.mark.long
+def test_a_process_that_takes_the_uncounted_name_late_is_left_out():
+    """A new process has another name until it has imported what it runs."""
+    code = (
+        f"block = bytearray(b'x') * (64 * {MIB}); print(flush=True); input()\n"
+        f"open('/proc/self/comm', 'w').write('{UNCOUNTED_NAME}'); print(flush=True); input()"
+    )
+    probe = HostProbe()
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        child.stdout.readline()
+        named_otherwise = probe.read().own_bytes
+        child.stdin.write("\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        readings = [probe.read().own_bytes for _ in range(101)]
+        child.stdin.write("\n")
+    probe.close()
+    assert named_otherwise - readings[-1] > 60 * MIB
 
 
 class Refused(Exception):
