@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from controlplane.api.auth import require_admin, require_router
 from controlplane.api.errors import Problem
+from controlplane.api.operations.configuration import switch
 from controlplane.api.operations.health import json_response
 from controlplane.service.service import Service
 
@@ -38,7 +39,7 @@ def admin_routes(service: Service) -> APIRouter:
         Tokens by tenant and the digest of the prefix cache make it larger, and are added on demand.
         """
         require_router(request)
-        tenants, prefixes = _flag(request, "tenants"), _flag(request, "prefixes")
+        tenants, prefixes = (switch(request.query_params, name) for name in ("tenants", "prefixes"))
         load = service.load_reporter
         body = load.whole(has_tenants=tenants, has_prefixes=prefixes) if tenants or prefixes else load.text()
         return Response(body, media_type="application/json")
@@ -63,12 +64,3 @@ def _since(given: str) -> int:
         )
         raise Problem(400, message, param="since", code="invalid_value")
     return int(given)
-
-
-def _flag(request: Request, name: str) -> bool:
-    """A query parameter that is true, false or absent. Raises Problem (400) for another value."""
-    value = request.query_params.get(name, "false")
-    if value not in ("true", "false"):
-        message = f"{name}={value[:40]!r}: should be true or false"
-        raise Problem(400, message, param=name, code="invalid_value")
-    return value == "true"

@@ -47,7 +47,7 @@ def config_routes(service: Service) -> APIRouter:
                 content,
                 source=_source(request, "PUT /admin/config"),
                 expected=_expected(request),
-                is_dry_run=_switch(options, "dry_run"),
+                is_dry_run=switch(options, "dry_run"),
                 guard=_guard(options),
             )
         )
@@ -63,7 +63,7 @@ def config_routes(service: Service) -> APIRouter:
                 number,
                 source=_source(request, "POST /admin/config/rollback"),
                 expected=_expected(request),
-                is_dry_run=_switch(options, "dry_run"),
+                is_dry_run=switch(options, "dry_run"),
             )
         )
 
@@ -129,10 +129,12 @@ def _options(request: Request, *known: str) -> dict[str, str]:
     return found
 
 
-def _switch(options: Mapping[str, str], name: str) -> bool:
-    value = options.get(name, "false")
+def switch(parameters: Mapping[str, str], name: str) -> bool:
+    """A query parameter that is true, false or absent. Raises Problem (400) for another value."""
+    value = parameters.get(name, "false")
     if value not in _SWITCH:
-        raise Problem(400, f"{name}={value!r}: should be true or false", param=name, code="invalid_value")
+        message = f"{name}={value[:40]!r}: should be true or false"
+        raise Problem(400, message, param=name, code="invalid_value")
     return _SWITCH[value]
 
 
