@@ -98,11 +98,11 @@ class BatchDispatcher:
         return self.budget is not None and self._queue.has_calls and len(self._in_flight) < self.budget.lanes
 
     def latest_start(self, now: Instant) -> Instant | None:
-        """When embedding work needs the CPU at full priority, to meet a deadline or because it starves.
+        """Time from which embedding work needs the CPU at full priority; it may have passed.
 
-        The time at which the calls due until some deadline need half of the time left to it, or a batch in
-        flight has taken four times the predicted time up to its end and 50 ms. None without such calls and
-        batches. It may have passed.
+        The earliest of two kinds of time: when half of what is left to a deadline is the predicted time of
+        the calls due until then, and when a batch in flight starves, that is, has taken 50 ms more than four
+        times its predicted time, earlier batches included. None without deadlines and batches in flight.
         """
         if self.budget is None:
             return None

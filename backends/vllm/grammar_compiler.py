@@ -30,6 +30,18 @@ from backends.vllm.grammar_limits import GrammarLimits
 Reply = dict[str, Any]
 Check = Callable[[dict[str, Any]], Reply]
 
+_NICENESS = 10
+_CHUNK_BYTES = 1 << 16
+# The child may have to wait for a core; it is ended then only if it makes no progress.
+_WALL_FACTOR = 10
+# Tokens generated to measure the cost per token, and the multiple of the limit after which one is ended.
+_STEPS = 32
+_STEP_FACTOR = 10
+_OBJECT = {"json_object": True}
+_REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
+# The engine's limit for regular expressions is of wall time, and it may run more slowly than this process.
+_REGEX_MARGIN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
@@ -47,19 +59,6 @@ class CompileLimits:
         # Both end the process, as none of them has a handler.
         signal.setitimer(signal.ITIMER_PROF, self.cpu_seconds)
         signal.setitimer(signal.ITIMER_REAL, _WALL_FACTOR * self.cpu_seconds)
-
-
-_NICENESS = 10
-_CHUNK_BYTES = 1 << 16
-# The child may have to wait for a core; it is ended then only if it makes no progress.
-_WALL_FACTOR = 10
-# Tokens generated to measure the cost per token, and the multiple of the limit after which one is ended.
-_STEPS = 32
-_STEP_FACTOR = 10
-_OBJECT = {"json_object": True}
-_REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
-# The engine's limit for regular expressions is of wall time, and it may run more slowly than this process.
-_REGEX_MARGIN = 4
 
 
 def run(parent: Connection, path: str, limits: GrammarLimits) -> None:

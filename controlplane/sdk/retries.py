@@ -49,8 +49,6 @@ def spaced(retry_after: float) -> float:
 RETRIED = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 
 DEFAULT_RETRIES = Retries()
-
-
 NO_RETRIES = Retries(most=0)
 
 

@@ -20,7 +20,7 @@ from controlplane.policy.engine.request_state import RequestState
 
 _LOOKUPS_PER_STEP = 8
 
-Running = Callable[[], Sequence[RequestState]]
+RunningStates = Callable[[], Sequence[RequestState]]
 
 
 class SharedBlocks:
@@ -42,7 +42,7 @@ class SharedBlocks:
     def __len__(self) -> int:
         return len(self._readers)
 
-    def start(self, state: RequestState, running: Running) -> None:
+    def start(self, state: RequestState, running: RunningStates) -> None:
         """Adds a request that has started; `running` gives the requests that started before it."""
         state.shared = state.carried = state.cached = 0
         other: RequestState | None = None
@@ -198,7 +198,7 @@ class PrefixSharing:
     def __bool__(self) -> bool:
         return len(self.blocks) > 0 or self.waiting.has_hits
 
-    def start(self, request: Any, state: RequestState, running: Running) -> None:
+    def start(self, request: Any, state: RequestState, running: RunningStates) -> None:
         """Adds a request that has started; `running` gives the requests that started before it."""
         self.blocks.start(state, running)
         if not state.shared:
