@@ -17,8 +17,8 @@ looked up.
   deliver it, and `_preempt_request` takes one more argument, which is passed on. A request preempted outside
   `schedule()` must therefore not restart in the same step; Tandem's scheduler never offers it in that step.
 - In 0.26 to 0.30 a request that a step skipped, or whose grammar is not compiled yet, waits in
-  `skipped_waiting`, from which vLLM would start it without an offer; `SkippedQueue` takes its place. From 0.32
-  on it waits in `kv_holding_waiting` or, marked, in `waiting`.
+  `skipped_waiting`, from which vLLM would start it without an offer; `SkippedQueue` takes its place. From
+  0.32 on it waits in `kv_holding_waiting` or, marked, in `waiting`.
 - Up to 0.32 a step schedules no further request after a running request that preempted itself; 0.33
   continues with the next. Tandem's plan frees the blocks first, so this happens only if memory still runs
   out.
