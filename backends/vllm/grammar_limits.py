@@ -19,7 +19,8 @@ _REPETITIONS = frozenset(
 )  # fmt: skip
 _PROPERTIES = ("properties", "patternProperties")
 _ALTERNATIVES = ("enum", "anyOf", "oneOf")
-_REPEATED = re.compile(r"(?<!\\)\{(\d*)(?:,(\d*))?\}")
+# An escaped character is matched first, because `\{9}` repeats nothing and `\\{9}` a backslash.
+_REPEATED = re.compile(r"\\.|\{(\d*)(?:,(\d*))?\}", re.DOTALL)
 _NAMES = {
     "json": ("the JSON schema", "response_format"),
     "regex": ("the regular expression", "structured_outputs.regex"),

@@ -46,6 +46,7 @@ REFUSED = [
     ("regex", "a" * 200_000, "max_grammar", "200,000 bytes"),
     ("regex", "(a{1,100}b){2,100000}", "max_grammar_repeat", "{2,100000}"),
     ("regex", "a{" + "9" * 5_000 + "}", "max_grammar_repeat", "{99999"),
+    ("regex", r"\\{99999}", "max_grammar_repeat", "{99999}"),
     ("grammar", 'root ::= "' + "a" * 65_536 + '"', "max_grammar", "bytes"),
 ]
 
@@ -70,7 +71,7 @@ def test_a_grammar_beyond_a_limit_is_refused(kind: str, value: object, key: str,
         ("json", {"properties": {"enum": {"type": "string"}, "pattern": {"type": "integer"}}}),
         ("json", '{"type": "string"}'),
         ("choice", [str(at) for at in range(5_000)]),
-        ("regex", r"a{5000}\{99999\}"),
+        ("regex", r"a{5000}\{99999\}\\\{99999}"),
         ("grammar", 'root ::= "{99999}"'),
         ("structural_tag", "{}"),
     ],
