@@ -115,6 +115,9 @@ class GrammarText:
                 # JSON allows 1e6 for an integer.
                 if isinstance(found := node[key], int | float):
                     self._check_repeat(f"{key}={found:,}", found, limits)
+            if isinstance(named := node.get("patternProperties"), dict):
+                for pattern in named:
+                    self._check_pattern(pattern, limits)
             if isinstance(pattern := node.get("pattern"), str):
                 self._check_pattern(pattern, limits)
 

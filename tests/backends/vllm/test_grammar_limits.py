@@ -38,6 +38,7 @@ REFUSED = [
     ("json", {"type": "string", "maxLength": 1_000_000}, "max_grammar_repeat", "maxLength=1,000,000"),
     ("json", {"items": {"minItems": 1e6}}, "max_grammar_repeat", "minItems=1,000,000"),
     ("json", {"type": "string", "pattern": "a{9999}"}, "max_grammar_repeat", "{9999}"),
+    ("json", {"patternProperties": {"^a{9999}$": {}}}, "max_grammar_repeat", "{9999}"),
     ("json", {"enum": [str(at) for at in range(5_001)]}, "max_grammar_choices", "5,001 values of one enum"),
     ("json", json.dumps({"type": "string", "maxLength": 1_000_000}), "max_grammar_repeat", "maxLength"),
     ("structural_tag", json.dumps({"format": an_object(1_001)}), "max_grammar_properties", "1,001"),
