@@ -32,6 +32,7 @@ def _digests(folder):
 
 @pytest.mark.engine
 @pytest.mark.untimed
+@pytest.mark.slow
 def test_two_processes_build_identical_files(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "here"))
     here = bundled_models.ensure_tiny_model()

@@ -92,6 +92,7 @@ class Fragile(torch.nn.Module):
 
 @pytest.mark.engine
 @pytest.mark.untimed
+@pytest.mark.slow
 async def test_calls_at_a_worker_that_a_batch_broke_keep_their_retry(fragile_model):
     embedder = WorkerEmbedder(fragile_model, threads=1, trust_remote_code=True)
     await embedder.start()

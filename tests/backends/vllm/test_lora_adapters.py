@@ -72,6 +72,7 @@ async def test_each_adapter_has_outputs_and_a_cache_of_its_own(tmp_path):
     assert {cached for _, cached in together} == {64}
 
 
+@pytest.mark.slow
 async def test_adapter_that_does_not_load_stops_the_start(tmp_path):
     with pytest.raises(ValueError, match=r"lora_modules\.poet='.*missing': vLLM does not load it"):
         async with running_vllm(lora_modules={"poet": str(tmp_path / "missing")}, max_loras=2, **LORA):

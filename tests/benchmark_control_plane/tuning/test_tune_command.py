@@ -71,6 +71,7 @@ def log(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_better_file_is_written_and_the_run_resumes(log, mine, tmp_path, capsys):
     out = tmp_path / "better.yaml"
     assert tune(log, mine, "--out", out, "--trials", "4", "--json") == 0

@@ -83,6 +83,7 @@ async def replaced(load: Load) -> None:
         await old.check()
 
 
+@pytest.mark.slow
 async def test_every_request_is_answered_once_while_minilm_is_replaced():
     service = assemble(parse({"models": {"embeddings": [FIRST]}, "pool": POOL}))
     await service.start()

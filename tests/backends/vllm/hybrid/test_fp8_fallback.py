@@ -14,6 +14,7 @@ _BYTES = 1 << 20
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "AVX2", reason="vLLM's fp8 cache needs AVX-512"
 )
+@pytest.mark.slow
 async def test_an_eight_bit_cache_has_the_computed_number_of_blocks():
     """The number of blocks follows from the bytes, and the engine generates with them."""
     sizes = {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": _BYTES, "max_model_len": 256}

@@ -101,7 +101,7 @@ def trials(tmp_path: Path, *arguments: str) -> Sequence[dict]:
     return json.loads(file.read_text(encoding="utf-8"))["trials"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_some_faults_of_clients(tmp_path: Path):
     rows = ("headers without end", "half-closed connections")
     headers, _ = found = trials(tmp_path, "--groups", "simulated", "--rows", *rows)
@@ -110,8 +110,8 @@ def test_some_faults_of_clients(tmp_path: Path):
     assert statuses["100,000 headers"] == 431 and statuses["content-length of 5,001 digits"] == 400
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("group", [pytest.param("simulated", marks=pytest.mark.slow), "ending"])
+@pytest.mark.parametrize("group", ["simulated", "ending"])
+@pytest.mark.slow
 def test_faults_that_need_no_real_engine(tmp_path: Path, group: str):
     found = trials(tmp_path, "--groups", group)
     assert [trial["row"] for trial in found] == list(run_faults.GROUPS[group])

@@ -18,6 +18,7 @@ REQUESTS, PREFIX, OWN, OUTPUT = 40, 2_016, 5, 64
 BLOCKS = 240
 
 
+@pytest.mark.slow
 async def test_nobody_is_rejected_in_a_cache_that_holds_them_by_sharing():
     needed_alone = -(-(PREFIX + OWN + OUTPUT) // BLOCK_TOKENS)
     assert needed_alone * REQUESTS > 10 * BLOCKS > needed_alone + 3 * REQUESTS

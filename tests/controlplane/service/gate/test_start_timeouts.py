@@ -112,8 +112,8 @@ def test_a_shorter_time_counts_although_earlier_requests_have_longer(bench):
     assert bench(scenario, generator=one_at_a_time(), **ENGINE).outcomes == ["evicted", "evicted", "met"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("rate", [300, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rate", [300, 600])
+@pytest.mark.slow
 def test_under_overload_that_lasts_every_request_is_answered_soon(rate: int):
     """An engine of 100 requests/s: with a short patience first tokens come soon, and more of them in time."""
     arrivals = arrival_times(np.random.default_rng(0), rate, 2_000, variation=1.0)

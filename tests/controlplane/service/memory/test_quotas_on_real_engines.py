@@ -67,6 +67,7 @@ class Ticks(SchedulerTimer):
             await self.ticked.wait_for(holds)
 
 
+@pytest.mark.slow
 async def test_an_embedding_burst_takes_and_returns_the_engines_quota():
     generator = VllmGenerator(
         "tandem/tiny-llama",
