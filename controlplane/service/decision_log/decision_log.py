@@ -181,7 +181,8 @@ class DecisionLog:
     def find(self, request_id: str) -> list[dict[str, object]]:
         """The explanations of logged requests of this id; reads files, so call it in a thread."""
         self.writer.flush(_FIND_SECONDS)
-        return [logged_history(row) for row in find_request(self._folder, request_id, seconds=_FIND_SECONDS)]
+        found = find_request(self._folder, request_id, seconds=_FIND_SECONDS)
+        return [logged_history(row, service_class) for row, service_class in found]
 
     def readings(self, metrics: Metrics) -> Readings:
         """Rows written and dropped."""

@@ -103,9 +103,14 @@ def forecast_tokens(forecast: LengthForecast) -> list[int]:
     return [round(forecast.quantile(level)) for level in FORECAST_LEVELS]
 
 
-def logged_history(row: Mapping[str, Any]) -> dict[str, object]:
-    """The explanation of an ended request as `GET /admin/explain/ID` gives it, from its row."""
+def logged_history(row: Mapping[str, Any], service_class: Mapping[str, Any]) -> dict[str, object]:
+    """The explanation of an ended request as `GET /admin/explain/ID` gives it, from its row.
+
+    `service_class` is the section of its class in the configuration that was in force when it arrived.
+    """
     keys = ("kind", "class", "prompt_tokens", "max_output_tokens", "model", "tenant", "retry_of")
+    usual = {each.name: service_class.get(f"{each.name}_ms") for each in fields(Slo)}
+    objectives = {name: value for name, value in usual.items() if value is not None} | row.get("slo_ms", {})
     measured = ("queue_ms", "ttft_ms", "tpot_ms", "e2e_ms", "gap_ms", "output_tokens", "cached_tokens")
     events = row["decisions"]
     by = [event.get("by") for event in events]
@@ -116,7 +121,8 @@ def logged_history(row: Mapping[str, Any]) -> dict[str, object]:
         "phase": "finished",
         "outcome": row["outcome"],
         "missed": row.get("missed", []),
-        "request": {key: row[key] for key in keys if key in row},
+        "request": {key: row[key] for key in keys if key in row}
+        | {"priority": service_class.get("priority", 0), "objectives_ms": objectives},
         "decisions": [_named_event(event) for event in events],
         "predicted": {
             "ttft_ms": row.get("predicted_ttft_ms"),

@@ -7,7 +7,7 @@ counts only if it has the fields that its kind must have.
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -19,6 +19,8 @@ from controlplane.service.decision_log.log_rows import SCHEMA_VERSION, Row
 from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN, segments
 
 _LONGEST_LINE = 4 * 2**20
+# How the rows of configurations begin.
+_CONFIG = b'{"row":"config",'
 _REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "request": {
         "at": int, "id": str, "kind": str, "class": str, "model": str, "tenant": str, "prompt_tokens": int,
@@ -69,24 +71,35 @@ def read_log(path: Path) -> DecisionLogRows:
     return found
 
 
-def find_request(folder: Path, request_id: str, *, seconds: float) -> list[Row]:
+def find_request(folder: Path, request_id: str, *, seconds: float) -> list[tuple[Row, Row]]:
     """The rows of a request id, or of all requests of a client's id, the oldest first.
 
-    Reads the newest segments first and stops after `seconds`.
+    Each comes with the section of its class in the configuration in force at its arrival, empty if it is not
+    in the log. Reads the newest segments first and stops after `seconds`.
     """
-    found: list[Row] = []
+    found: list[tuple[Row, Row]] = []
     deadline = monotonic() + seconds
     wanted = f'"id":"{request_id}'.encode()
     for file in reversed(segments(folder)):
-        here = []
+        here: list[tuple[Row, Row]] = []
+        configs: list[Row] = []
         for line in _lines(file, []):
-            if wanted in line and (row := _parsed(line)) is not None and row["row"] == "request":
+            if line.startswith(_CONFIG) and (row := _parsed(line)) is not None:
+                configs.append(row)
+            elif wanted in line and (row := _parsed(line)) is not None and row["row"] == "request":
                 if request_id in (row["id"], row["id"].rpartition("-")[0]):
-                    here.append(row)
+                    here.append((row, _class_section(row, configs)))
             elif monotonic() > deadline:
                 return here + found
         found = here + found
     return found
+
+
+def _class_section(row: Row, configs: Sequence[Row]) -> Row:
+    """The section of a request's class in the last of `configs` before its arrival, else in the first."""
+    earlier = [each for each in configs if each["at"] <= row["at"]] or configs[:1]
+    section: Row = earlier[-1]["config"].get("classes", {}).get(row["class"], {}) if earlier else {}
+    return section
 
 
 def _checked_rows(file: Path, left_out: list[str]) -> Iterator[Row]:

@@ -127,10 +127,10 @@ def test_a_request_is_found_by_the_clients_id_and_by_its_own(tmp_path):
     log = files(tmp_path, segment_bytes=350)
     for number in range(4):
         log.write([request(number), request(10 + number, id=f"other-{number}")])
-    assert [row["id"] for row in find_request(tmp_path, "other", seconds=5)] == [
+    assert [row["id"] for row, _ in find_request(tmp_path, "other", seconds=5)] == [
         f"other-{n}" for n in range(4)
     ]
-    assert [row["at"] for row in find_request(tmp_path, "client-2", seconds=5)] == [2]
+    assert [row["at"] for row, _ in find_request(tmp_path, "client-2", seconds=5)] == [2]
     assert find_request(tmp_path, "client-", seconds=5) == []
 
 
