@@ -5,6 +5,7 @@ is in microseconds since the Unix epoch; every other time is in milliseconds, of
 Random digits are most of what is left after compression, so none is written that no reader needs.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -26,6 +27,10 @@ FORECAST_LEVELS = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Quantile levels of the output tokens in `forecast`."""
 MAX_INPUT_LENGTHS = 32
 RESIDUAL_LEVELS = (0.1, 0.5, 0.9)
+# Only of version 4: of the others the first half may be a time, and the same in many ids.
+_UUID4 = re.compile(
+    "([0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3})-[89ab][0-9a-f]{3}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE
+)
 
 
 def request_row(
@@ -51,7 +56,7 @@ def request_row(
     row: Row = {
         "row": "request",
         "at": at,
-        "id": request.id,
+        "id": logged_id(request.id),
         "kind": request.kind.value,
         "class": request.service_class.name,
         "model": request.model,
@@ -69,7 +74,7 @@ def request_row(
     if stated := _stated(request):
         row["slo_ms"] = stated
     if retry_of is not None:
-        row["retry_of"] = retry_of
+        row["retry_of"] = logged_id(retry_of)
     if request.kind is Kind.EMBED:
         row["input_tokens"] = thinned(ticket.input_lengths)
         return row
@@ -87,6 +92,14 @@ def request_row(
     if has_numbers and ticket.predicted_ttft is not None:
         row["predicted_ttft_ms"] = _ms(ticket.predicted_ttft)
     return row
+
+
+def logged_id(request_id: str) -> str:
+    """The id as rows have it: of a random UUID the first 18 characters, which hold 60 random bits.
+
+    What comes before and after the UUID stays, so the ids of a client and of its requests are shortened alike.
+    """
+    return _UUID4.sub(r"\1", request_id)
 
 
 def thinned(lengths: Sequence[int]) -> list[int]:
@@ -175,13 +188,13 @@ def _event_row(event: Decided | Preempted, request: Request, *, has_numbers: boo
     found: Row = {"at_ms": _ms(Duration(event.at - request.arrival))}
     if isinstance(event, Preempted):
         found |= {"decision": "PREEMPTED", "by": event.by}
-        return found if event.beneficiary is None else found | {"for": event.beneficiary}
+        return found if event.beneficiary is None else found | {"for": logged_id(event.beneficiary)}
     decision, basis, is_plain = event.decision, event.basis, False
     if isinstance(decision, Admit):
         is_plain = not decision.victims
         found["decision"] = "ADMIT" if is_plain else "ADMIT_WITH_PREEMPTION"
         if not is_plain:
-            found["victims"] = [victim.request_id for victim in decision.victims]
+            found["victims"] = [logged_id(victim.request_id) for victim in decision.victims]
     else:
         found["decision"] = "REJECT" if isinstance(decision, Reject) else "DEFER"
         found["reason"] = decision.reason.value

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 import orjson
 
-from controlplane.service.decision_log.log_rows import SCHEMA_VERSION, Row
+from controlplane.service.decision_log.log_rows import SCHEMA_VERSION, Row, logged_id
 from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN, segments
 
 _LONGEST_LINE = 4 * 2**20
@@ -79,20 +79,27 @@ def find_request(folder: Path, request_id: str, *, seconds: float) -> list[tuple
     """
     found: list[tuple[Row, Row]] = []
     deadline = monotonic() + seconds
-    wanted = f'"id":"{request_id}'.encode()
+    # Earlier releases wrote whole UUIDs.
+    name = logged_id(request_id)
+    wanted = [f'"id":"{each}'.encode() for each in {name, request_id}]
     for file in reversed(segments(folder)):
         here: list[tuple[Row, Row]] = []
         configs: list[Row] = []
         for line in _lines(file, []):
             if line.startswith(_CONFIG) and (row := _parsed(line)) is not None:
                 configs.append(row)
-            elif wanted in line and (row := _parsed(line)) is not None and row["row"] == "request":
-                if request_id in (row["id"], row["id"].rpartition("-")[0]):
+            elif any(each in line for each in wanted) and (row := _request(line)) is not None:
+                if name in ((known := logged_id(row["id"])), known.rpartition("-")[0]):
                     here.append((row, _class_section(row, configs)))
             elif monotonic() > deadline:
                 return here + found
         found = here + found
     return found
+
+
+def _request(line: bytes) -> Row | None:
+    row = _parsed(line)
+    return row if row is not None and row["row"] == "request" else None
 
 
 def _class_section(row: Row, configs: Sequence[Row]) -> Row:

@@ -6,6 +6,7 @@ import threading
 import orjson
 import pytest
 
+from controlplane.service.decision_log.log_rows import logged_id
 from controlplane.service.decision_log.log_writer import LogWriter
 from controlplane.service.decision_log.reader import find_request, read_log
 from controlplane.service.decision_log.segment_files import SegmentFiles, segments
@@ -132,6 +133,45 @@ def test_a_request_is_found_by_the_clients_id_and_by_its_own(tmp_path):
     ]
     assert [row["at"] for row, _ in find_request(tmp_path, "client-2", seconds=5)] == [2]
     assert find_request(tmp_path, "client-", seconds=5) == []
+
+
+UUID = "3f0e8a64-5b1c-4d2e-9a7f-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("given", "logged"),
+    [
+        (UUID, "3f0e8a64-5b1c-4d2e"),
+        (f"{UUID}-17", "3f0e8a64-5b1c-4d2e-17"),
+        (f"req_{UUID.upper()}:{UUID}-1", "req_3F0E8A64-5B1C-4D2E:3f0e8a64-5b1c-4d2e-1"),
+        # Of these the first half does not tell one from another.
+        ("01932c07-209c-7e5b-9a7f-0123456789ab-1", None),
+        ("c232ab00-9414-11ec-b3c8-9f6bdeced846-1", None),
+        ("4bf92f3577b34da6a3ce929d0e0e4736-1", None),
+        (f"{UUID}0-1", None),
+    ],
+)
+def test_a_random_uuid_is_logged_in_part(given, logged):
+    assert logged_id(given) == (logged or given)
+
+
+@pytest.mark.parametrize("written", [logged_id, str])
+@pytest.mark.parametrize("around", ["{}", "run-{}", "{}-1", "a:{}:b-2"])
+def test_a_request_is_found_by_a_uuid_however_it_was_written(tmp_path, written, around):
+    client = around.format(UUID)
+    other = client.replace("3f0e8a64", "3f0e8a65")
+    log = files(tmp_path)
+    log.write([request(n, id=written(f"{each}-{n}")) for n, each in enumerate([client, other, client])])
+    log.close()
+
+    def found(name):
+        return [row["at"] for row, _ in find_request(tmp_path, name, seconds=5)]
+
+    assert found(client) == [0, 2]
+    assert found(f"{client}-2") == [2]
+    # As the log shows it.
+    assert found(f"{written(client)}-2") == [2]
+    assert found(f"{other}-2") == []
 
 
 class SlowFiles:
