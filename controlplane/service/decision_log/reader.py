@@ -56,7 +56,7 @@ def read_log(path: Path) -> DecisionLogRows:
     kinds = {
         "request": found.requests, "sample": found.samples, "steps": found.steps, "config": found.configs,
     }  # fmt: skip
-    for file in segments(path) if path.is_dir() else [path]:
+    for file in segments(path) if path.is_dir() else [_existing(path)]:
         run = None
         for row in _checked_rows(file, found.left_out):
             if row["row"] == "segment":
@@ -146,6 +146,17 @@ def _lines(file: Path, left_out: list[str]) -> Iterator[bytes]:
                     return
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         left_out.append(f"{file.name}: damaged after the rows read: {error}")
+    except FileNotFoundError:
+        left_out.append(f"{file.name}: deleted since the folder was listed")
+
+
+def _existing(file: Path) -> Path:
+    """The file, or its compressed form. Raises FileNotFoundError."""
+    packed = file.with_suffix(COMPRESSED)
+    if file.name.endswith(PLAIN) and not file.exists() and packed.exists():
+        return packed
+    file.stat()
+    return file
 
 
 def _opened(file: Path) -> IO[bytes]:

@@ -103,5 +103,6 @@ class SegmentFiles:
 
 
 def segments(folder: Path) -> list[Path]:
-    """The segments in a folder, the oldest first."""
-    return sorted(path for path in folder.iterdir() if path.name.endswith((PLAIN, COMPRESSED)))
+    """The segments in a folder, the oldest first; of one that is there in both forms, the compressed one."""
+    found = {path.name: path for path in folder.iterdir() if path.name.endswith((PLAIN, COMPRESSED))}
+    return [found[name] for name in sorted(found) if f"{name}{COMPRESSED.removeprefix(PLAIN)}" not in found]

@@ -211,6 +211,34 @@ def test_a_slow_disk_costs_rows_and_never_blocks():
     assert (writer.written, writer.dropped, slow.rows[-1]["at"], slow.is_closed) == (6, 6, 10, True)
 
 
+def test_a_segment_in_both_forms_is_read_once(tmp_path):
+    # As a crash between compression and deletion leaves it, or a listing during a compression sees it.
+    found = written(tmp_path)
+    plain = tmp_path / found[1].name.removesuffix(".gz")
+    plain.write_bytes(gzip.decompress(found[1].read_bytes()))
+    assert segments(tmp_path) == found
+    log = read_log(tmp_path)
+    assert [row["at"] for row in log.requests] == list(range(6))
+    assert log.left_out == []
+
+
+def test_a_segment_deleted_while_the_log_is_read_is_left_out(tmp_path, monkeypatch):
+    listed = written(tmp_path)
+    listed[1].unlink()
+    monkeypatch.setattr("controlplane.service.decision_log.reader.segments", lambda folder: listed)
+    log = read_log(tmp_path)
+    assert {0, 1, 4, 5} == {row["at"] for row in log.requests}
+    assert f"{listed[1].name}: deleted since the folder was listed" in log.left_out
+    assert find_request(tmp_path, "client-0", seconds=5)
+
+
+def test_a_segment_may_be_named_by_its_plain_form_and_a_missing_file_is_an_error(tmp_path):
+    found = written(tmp_path)
+    assert [row["at"] for row in read_log(found[0].with_suffix("")).requests] == [0, 1]
+    with pytest.raises(FileNotFoundError, match="none"):
+        read_log(tmp_path / "none.jsonl")
+
+
 class FullDisk:
     is_full = True
 
