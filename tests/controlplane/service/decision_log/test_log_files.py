@@ -1,6 +1,7 @@
 """Segments, retention, the writer's thread and the reading of damaged logs."""
 
 import gzip
+import os
 import threading
 
 import orjson
@@ -211,6 +212,55 @@ def test_a_slow_disk_costs_rows_and_never_blocks():
     assert (writer.written, writer.dropped, slow.rows[-1]["at"], slow.is_closed) == (6, 6, 10, True)
 
 
+def fail_to_compress(monkeypatch):
+    def full(plain, target):
+        target.write_bytes(b"part")
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr("controlplane.service.decision_log.segment_files._compress", full)
+
+
+def test_rows_of_a_segment_that_cannot_be_compressed_count_as_written(tmp_path, monkeypatch):
+    fail_to_compress(monkeypatch)
+    writer = LogWriter(files(tmp_path, segment_bytes=350))
+    for number in range(5):
+        writer.put(request(number))
+    assert (writer.written, writer.dropped) == (5, 0)
+    assert "No space left" in writer.health.text()
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
+    assert [row["at"] for row in read_log(tmp_path).requests] == list(range(5))
+
+
+class NoSpace:
+    """A file on a full disk."""
+
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_gets_no_file_for_each_row(tmp_path, monkeypatch):
+    log, opened = files(tmp_path), type(tmp_path).open
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tmp_path), "open", lambda *given: opened(*given).close() or NoSpace())
+        for number in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                log.write([request(number)])
+    assert list(tmp_path.iterdir()) == []
+    log.write([request(3)])
+    found = read_log(tmp_path)
+    assert ([row["at"] for row in found.requests], found.left_out) == ([3], [])
+
+
+def test_of_several_runs_the_file_that_was_written_first_is_deleted_first(tmp_path):
+    for number, name in enumerate(["b-000000.jsonl.gz", "b-000001.jsonl.gz", "b-000002.part", "z-000000.jsonl"]):
+        (tmp_path / name).write_bytes(b"0" * 900)
+        os.utime(tmp_path / name, (number, number))
+    # The names of run `a` sort before those of the others.
+    log = files(tmp_path, keep_bytes=2_000)
+    log.write([request(0)])
+    assert {path.name for path in tmp_path.iterdir()} == {"a-000000.jsonl", "z-000000.jsonl"}
+
+
 def test_a_segment_in_both_forms_is_read_once(tmp_path):
     # As a crash between compression and deletion leaves it, or a listing during a compression sees it.
     found = written(tmp_path)
@@ -274,8 +324,6 @@ def test_a_write_that_fails_begins_another_segment(tmp_path):
 
 
 def _fail(log, row=None):
-    import os
-
     os.close(log._file.fileno())
     log.write([row or request(7)])
 
