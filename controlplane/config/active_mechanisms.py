@@ -181,8 +181,10 @@ IDLE: tuple[Idle, ...] = (
     ),
     Idle(
         ("classes.NAME.weight",),
-        lambda c: _engine(c) in (None, *_STATIC) and c.scheduling.gate_ordering in _BUILT_IN,
-        "only the engine orderings srmt and apt use it",
+        lambda c: _engine(c) in (None, *_STATIC)
+        and c.scheduling.gate_ordering in _BUILT_IN
+        and not _has_both(c),
+        "only the engine orderings srmt and apt, and the prices of embedding passes, use it",
     ),
     Idle(
         ("admission.tpot_guard",),
