@@ -131,6 +131,16 @@ def test_named_device_has_a_roofline(config, capsys):
     assert "roofline of l4-24, 24 GB, not measured" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_memory_of_a_named_device_is_not_that_of_the_host(config, capsys, monkeypatch):
+    monkeypatch.setattr("controlplane.service.preflight.probe.memory_bytes", lambda: 2**30)
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    config.write_text(yaml.safe_dump({**content, "pool": {"memory": "auto"}}), encoding="utf-8")
+    assert main(["capacity", str(config), "--workload", STREAMS, "--device", "l4-24", *TIMES, *QUICK]) == 0
+    # 24 GB less 3 GiB of reserve and a margin of a tenth.
+    assert "of a pool of 17.4" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("workload", "more", "message"),
     [
@@ -156,10 +166,11 @@ def test_bad_input_is_one_message(config, log, capsys, workload, more, message):
     assert message in err
 
 
-def test_step_times_are_numbers(config, capsys):
+@pytest.mark.parametrize("given", ["0.01,x", "0,0,0,0", "0.01,0,0", "nan,0,0,0"])
+def test_step_times_are_numbers(config, capsys, given):
     with pytest.raises(SystemExit, match="2"):
-        main(["capacity", str(config), "--workload", STREAMS, "--step", "0.01,x"])
-    assert "0.01,x: should be 4 numbers of at least 0" in capsys.readouterr().err
+        main(["capacity", str(config), "--workload", STREAMS, "--step", given])
+    assert f"{given}: should be 4 numbers of at least 0, not all of them 0" in capsys.readouterr().err
 
 
 def test_bundled_workload_fits_the_packaged_classes():

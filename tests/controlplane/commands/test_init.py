@@ -58,6 +58,13 @@ def test_file_for_a_named_device_passes_check(tmp_path, models, capsys, device):
     assert config.models.embeddings[0].device == "cuda"
 
 
+def test_another_device_than_the_one_at_hand_is_not_compared_with_it(models, monkeypatch, capsys, caplog):
+    monkeypatch.setattr("controlplane.service.preflight.probe.free_gpu_bytes", lambda: 8 * 2**30)
+    chat, embedding = models
+    assert main(["init", chat, "--embed", embedding, "--device", "h100-80"]) == 0
+    assert "are free now" not in caplog.text
+
+
 def meanings(section: Any, content: dict) -> Iterator[str]:
     """The meaning of each key in `content`, as docs/configuration.md has it."""
     kinds = {field.name: field.type for field in fields(section)}
