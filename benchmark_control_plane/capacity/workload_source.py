@@ -11,7 +11,11 @@ import yaml
 
 from benchmark_control_plane.capacity.search import WARM_UP_SHARE, Plan
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
-from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic, read_traffic
+from benchmark_control_plane.decision_replay.recorded_traffic import (
+    RecordedTraffic,
+    expanded,
+    read_traffic,
+)
 from benchmark_control_plane.judge.experiment_schema import StreamSection, WorkloadSection
 from benchmark_control_plane.judge.workload import PlannedRequest, plan_requests
 from benchmark_control_plane.simulator.simulation import SimulatedEmbedding
@@ -95,7 +99,8 @@ def logged_workload(path: Path, configs: Sequence[Config], *, requests: int) -> 
     if "generate" in kinds and all(config.models.chat is None for config in configs):
         raise BadInput(f"{path}: the log has generations; add models.chat")
     base, decode, cell, prompt_token = traffic.costs.step
-    start, token, _ = traffic.costs.embedding
+    start, token, square = traffic.costs.embedding
+    token += square * _mean_length(traffic)
     return OfferedWorkload(
         partial(_planned, traffic),
         [
@@ -108,6 +113,17 @@ def logged_workload(path: Path, configs: Sequence[Config], *, requests: int) -> 
         most=len(traffic.rows),
         rate=busiest_rate([row["at"] / 1e6 for row in traffic.rows], _BUSIEST_SECONDS),
     )
+
+
+def _mean_length(traffic: RecordedTraffic) -> float:
+    """The length of the input that a token is in, on average over the tokens to embed; 0 without any."""
+    lengths = [
+        length
+        for row in traffic.rows
+        if row["kind"] == "embed"
+        for length in expanded(row["input_tokens"], row["sequences"])
+    ]
+    return sum(length * length for length in lengths) / sum(lengths) if lengths else 0.0
 
 
 def busiest_rate(times: Sequence[float], window: float) -> float:

@@ -1,14 +1,17 @@
 """`tandem capacity`: bound, simulation and what limits the rate, in plain text and as JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from benchmark_control_plane.capacity import workload_source
 from benchmark_control_plane.capacity.command import simulated_sections
 from benchmark_control_plane.capacity.workload_source import logged_workload, read_workload
+from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
 from benchmark_control_plane.simulator.simulation import (
     Machine,
     SimulatedEmbedding,
@@ -85,6 +88,16 @@ def test_traffic_and_times_of_a_log_are_a_workload(config, log, capsys):
     cached = [request for request in planned if request.prefix_tokens]
     assert len({request.prefix_group for request in cached}) == 2
     assert {request.prefix_tokens for request in cached} == {64}
+
+
+@pytest.mark.long
+def test_a_token_of_a_long_input_costs_what_the_log_has_learned(config, log, monkeypatch):
+    traffic = read_traffic(log)
+    costs = replace(traffic.costs, embedding=(0.002, 1e-5, 1e-7))
+    monkeypatch.setattr(workload_source, "read_traffic", lambda path: replace(traffic, costs=costs))
+    found = logged_workload(log, [load(config)], requests=80)
+    # Inputs of 200 and 50 tokens: a token is in one of (200 * 200 + 50 * 50) / 250 = 170 tokens.
+    assert found.embedding == (0.002, pytest.approx(1e-5 + 170 * 1e-7))
 
 
 @pytest.mark.long
