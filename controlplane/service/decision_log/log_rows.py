@@ -8,6 +8,7 @@ Random digits are most of what is left after compression, so none is written tha
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from controlplane.core.clock import Duration, Instant
@@ -64,7 +65,10 @@ def request_row(
         "prompt_tokens": request.prompt_tokens,
         "sequences": request.sequences,
         "outcome": None if ticket.outcome is None else ticket.outcome.value,
-        "decisions": [_event_row(event, request, has_numbers=has_numbers) for event in ticket.history],
+        "decisions": [
+            _event_row(event, request, has_numbers=has_numbers)
+            for event in sorted(ticket.history, key=attrgetter("at"))
+        ],
         "e2e_ms": _ms(timeline.e2e),
     }
     if timeline.dispatched is not None:
