@@ -169,8 +169,8 @@ IDLE: tuple[Idle, ...] = (
         "output lengths are not learned; set admission.length_predictor: learned, with a chat model",
     ),
     Idle(
-        ("admission.length_predictor", "admission.engine_queue", "scheduling.engine", "scheduling.victims",
-         "classes.NAME.tpot_ms", "classes.NAME.gap_ms"),
+        ("admission.length_predictor", "admission.engine_queue", "admission.explore", "scheduling.engine",
+         "scheduling.victims", "classes.NAME.tpot_ms", "classes.NAME.gap_ms"),
         lambda c: c.models.chat is None,
         "no chat model is served",
     ),

@@ -70,6 +70,8 @@ def test_each_key_is_conditional_with_a_reason_or_unconditional():
         ({"models": CHAT, "admission": {"tpot_guard": False}}, ["admission.tpot_guard=False does nothing"]),
         ({"models": CHAT, "admission": {"explore": 0.02}, "scheduling": {"engine": "off"}},
          ["admission.explore=0.02 does nothing: with scheduling.engine: off"]),
+        ({"models": {"embeddings": [{"model": "e"}]}, "admission": {"explore": 0.02}},
+         ["admission.explore=0.02 does nothing: no chat model is served"]),
         ({"models": CHAT, "classes": {"a": {"weight": 2, "default": True}},
           "scheduling": {"engine": {"ordering": "edf"}}},
          ["classes.a.weight=2.0 does nothing: only the engine orderings srmt and apt"]),
