@@ -201,8 +201,13 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         # `tandem` ends without an error where the reader has closed its output.
         raise
-    except (BadInput, ConfigError, OSError) as error:
+    except (BadInput, ConfigError) as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        file = error.filename
+        text = f"{file}: {error.strerror}; check the path and its permissions" if file else str(error)
+        print(text, file=sys.stderr)
         return 2
     return status
 
