@@ -96,8 +96,21 @@ def test_a_token_of_a_long_input_costs_what_the_log_has_learned(config, log, mon
     costs = replace(traffic.costs, embedding=(0.002, 1e-5, 1e-7))
     monkeypatch.setattr(workload_source, "read_traffic", lambda path: replace(traffic, costs=costs))
     found = logged_workload(log, [load(config)], requests=80)
+    assert not any("several choices" in line for line in found.assumptions)
     # Inputs of 200 and 50 tokens: a token is in one of (200 * 200 + 50 * 50) / 250 = 170 tokens.
     assert found.embedding == (0.002, pytest.approx(1e-5 + 170 * 1e-7))
+
+
+@pytest.mark.long
+def test_requests_with_several_choices_are_an_assumption(config, log, monkeypatch):
+    traffic = read_traffic(log)
+    rows = [{**row, "sequences": 2 if at < 3 and row["kind"] == "generate" else row["sequences"]}
+            for at, row in enumerate(traffic.rows)]  # fmt: skip
+    monkeypatch.setattr(workload_source, "read_traffic", lambda path: replace(traffic, rows=rows))
+    found = logged_workload(log, [load(config)], requests=80)
+    assert found.assumptions[-1] == (
+        "Requests with several choices (`n`), 2 of the log, count as one choice each."
+    )
 
 
 @pytest.mark.long
