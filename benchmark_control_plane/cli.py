@@ -90,8 +90,8 @@ def _add_workload(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--device",
-        help="roofline, and memory where `pool.memory` is auto, of this device, for example h100-80; default: "
-        "the one at hand",
+        help="roofline, and memory where `pool.memory` is auto, of this device, for example h100-80; "
+        "default: the one at hand",
     )
     command.add_argument(
         "--step", type=_numbers(4), metavar="BASE,PROMPT,DECODE,CELL",

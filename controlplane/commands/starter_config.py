@@ -197,9 +197,7 @@ def _workspace_bytes(content: Mapping[str, Any]) -> float:
     return _WORKSPACE_HEADROOM * found
 
 
-def _divide(
-    content: dict[str, Any], device: DeviceFacts, models: Models, reasons: dict[str, str]
-) -> None:
+def _divide(content: dict[str, Any], device: DeviceFacts, models: Models, reasons: dict[str, str]) -> None:
     """Sets the quotas: the embedding share holds the largest batches, which are halved until it is small."""
     config: Config = parse(content, source="init")
     pool = plan_of(config, device).pool_bytes
@@ -224,9 +222,7 @@ def _longest_input(worker: Mapping[str, Any]) -> int:
     return int(worker.get("max_input_tokens") or model_facts(worker["model"]).context_tokens)
 
 
-def _set_context(
-    content: dict[str, Any], device: DeviceFacts, longest: int, reasons: dict[str, str]
-) -> None:
+def _set_context(content: dict[str, Any], device: DeviceFacts, longest: int, reasons: dict[str, str]) -> None:
     """Sets max_model_len: as long as several requests of that length fit at once."""
     plan, tokens = plan_of(parse(content, source="init"), device), longest
     while plan.concurrent(tokens) < _LEAST_AT_ONCE and tokens // 2 >= _LEAST_CONTEXT:
