@@ -82,9 +82,17 @@ def facts_of(found, path=Path("my.yaml")):
         (tuned(best=False), "nothing-better", "of 2 trials, 2 of them on all blocks, none keeps more"),
         (tuned(effects=[]), "nothing-better", "no changed key of the best trial"),
         (tuned(cuts=["verdict: there is none"]), "nothing-better", "the time was over before the verdict"),
-        (not_reproduced(True, True), "not-reproduced", "log; give a segment of the log from a time with less"),
+        (
+            not_reproduced(True, True),
+            "not-reproduced",
+            "log; give a segment of the log from a time with less",
+        ),
         (not_reproduced(True, False), "not-reproduced", "log; record while nothing else computes on the"),
-        (not_reproduced(), "not-reproduced", "no class has 20 requests of a kind in the blocks of the second"),
+        (
+            not_reproduced(),
+            "not-reproduced",
+            "no class has 20 requests of a kind in the blocks of the second",
+        ),
     ],
 )
 def test_the_answer_states_where_the_search_ended(found, answer, says, capsys):
