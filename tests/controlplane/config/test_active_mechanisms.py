@@ -107,8 +107,11 @@ def test_a_key_without_effect_is_named_with_the_reason(content, expected):
             "classes": {"a": {"weight": 2, "gap_ms": 500, "default": True}},
         },
         # Passes are priced by the weights of the promises that they break.
-        {"models": BOTH, "classes": {"a": {"weight": 2, "default": True}},
-         "scheduling": {"engine": {"ordering": "edf"}}},
+        {
+            "models": BOTH,
+            "classes": {"a": {"weight": 2, "default": True}},
+            "scheduling": {"engine": {"ordering": "edf"}},
+        },
         {"models": BOTH, "classes": {"a": {"weight": 2, "default": True}}, "scheduling": {"engine": "off"}},
         {"models": BOTH, "quota": MOVING | {"tick_ms": 60, "critical_ms": 9}, "pool": KVCACHED},
         {"models": BOTH, "scheduling": {"engine": {"ordering": "srmt", "urgency": 0.2, "decode_pacing": 0}}},
