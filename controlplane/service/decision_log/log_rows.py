@@ -101,7 +101,7 @@ def request_row(
 def logged_id(request_id: str) -> str:
     """The id as rows have it: of a random UUID the first 18 characters, which hold 60 random bits.
 
-    What comes before and after the UUID stays, so the ids of a client and of its requests are shortened alike.
+    What is before and after the UUID stays, so the ids of a client and of its requests are shortened alike.
     """
     return _UUID4.sub(r"\1", request_id)
 
