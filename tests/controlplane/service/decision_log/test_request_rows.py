@@ -1,4 +1,4 @@
-"""Rows of requests: their size by what the id is, which is the same on every machine, and the order within."""
+"""Rows of requests: their size by what the id is, the same on every machine, and the order within."""
 
 from dataclasses import replace
 
