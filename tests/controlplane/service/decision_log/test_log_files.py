@@ -223,12 +223,12 @@ def fail_to_compress(monkeypatch):
 def test_rows_of_a_segment_that_cannot_be_compressed_count_as_written(tmp_path, monkeypatch):
     fail_to_compress(monkeypatch)
     writer = LogWriter(files(tmp_path, segment_bytes=350))
-    for number in range(5):
+    for number in range(4):
         writer.put(request(number))
-    assert (writer.written, writer.dropped) == (5, 0)
+    assert (writer.written, writer.dropped) == (4, 0)
     assert "No space left" in writer.health.text()
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
-    assert [row["at"] for row in read_log(tmp_path).requests] == list(range(5))
+    assert [row["at"] for row in read_log(tmp_path).requests] == list(range(4))
 
 
 class NoSpace:
@@ -252,7 +252,9 @@ def test_a_full_disk_gets_no_file_for_each_row(tmp_path, monkeypatch):
 
 
 def test_of_several_runs_the_file_that_was_written_first_is_deleted_first(tmp_path):
-    for number, name in enumerate(["b-000000.jsonl.gz", "b-000001.jsonl.gz", "b-000002.part", "z-000000.jsonl"]):
+    for number, name in enumerate(
+        ["b-000000.jsonl.gz", "b-000001.jsonl.gz", "b-000002.part", "z-000000.jsonl"]
+    ):
         (tmp_path / name).write_bytes(b"0" * 900)
         os.utime(tmp_path / name, (number, number))
     # The names of run `a` sort before those of the others.
