@@ -65,10 +65,7 @@ def request_row(
         "prompt_tokens": request.prompt_tokens,
         "sequences": request.sequences,
         "outcome": None if ticket.outcome is None else ticket.outcome.value,
-        "decisions": [
-            _event_row(event, request, has_numbers=has_numbers)
-            for event in sorted(ticket.history, key=attrgetter("at"))
-        ],
+        "decisions": _decision_rows(ticket, has_numbers=has_numbers),
         "e2e_ms": _ms(timeline.e2e),
     }
     if timeline.dispatched is not None:
@@ -186,6 +183,12 @@ def _quantiles(values: Sequence[float]) -> list[float] | None:
     if not ordered:
         return None
     return [round(ordered[min(int(q * len(ordered)), len(ordered) - 1)], 4) for q in RESIDUAL_LEVELS]
+
+
+def _decision_rows(ticket: Ticket, *, has_numbers: bool) -> list[Row]:
+    """Decisions and preemptions in order of time; the engine's are known, and in the history, later."""
+    history = sorted(ticket.history, key=attrgetter("at"))
+    return [_event_row(event, ticket.request, has_numbers=has_numbers) for event in history]
 
 
 def _event_row(event: Decided | Preempted, request: Request, *, has_numbers: bool) -> Row:
