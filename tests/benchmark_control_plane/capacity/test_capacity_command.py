@@ -163,8 +163,8 @@ def test_memory_of_a_named_device_is_not_that_of_the_host(config, capsys, monkey
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     config.write_text(yaml.safe_dump({**content, "pool": {"memory": "auto"}}), encoding="utf-8")
     assert main(["capacity", str(config), "--workload", STREAMS, "--device", "l4-24", *TIMES, *QUICK]) == 0
-    # 24 GB less 3 GiB of reserve and a margin of a tenth.
-    assert "of a pool of 17.4" in capsys.readouterr().out
+    # 24 GB less an eighth of reserve and a margin of a tenth.
+    assert "of a pool of 17.59 GiB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
