@@ -89,7 +89,9 @@ def _add_workload(command: argparse.ArgumentParser) -> None:
         help="share of requests that must meet their objectives; default: %(default)s",
     )  # fmt: skip
     command.add_argument(
-        "--device", help="roofline of this device, for example h100-80; default: the one at hand"
+        "--device",
+        help="roofline, and memory where `pool.memory` is auto, of this device, for example h100-80; "
+        "default: the one at hand",
     )
     command.add_argument(
         "--step", type=_numbers(4), metavar="BASE,PROMPT,DECODE,CELL",
@@ -111,15 +113,17 @@ def _add_workload(command: argparse.ArgumentParser) -> None:
 
 
 def _numbers(count: int) -> Callable[[str], tuple[float, ...]]:
-    """A parser of so many numbers of at least 0, with commas between them."""
+    """A parser of so many numbers of at least 0, not all of them 0, with commas between them."""
 
     def parsed(given: str) -> tuple[float, ...]:
         try:
             found = tuple(float(part) for part in given.split(","))
         except ValueError:
             found = ()
-        if len(found) != count or not all(0 <= number < inf for number in found):
-            raise argparse.ArgumentTypeError(f"{given}: should be {count} numbers of at least 0: 0.003,4e-6")
+        if len(found) != count or not all(0 <= number < inf for number in found) or not any(found):
+            raise argparse.ArgumentTypeError(
+                f"{given}: should be {count} numbers of at least 0, not all of them 0, such as 0.003,4e-6"
+            )
         return found
 
     return parsed
@@ -197,8 +201,13 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         # `tandem` ends without an error where the reader has closed its output.
         raise
-    except (BadInput, ConfigError, OSError) as error:
+    except (BadInput, ConfigError) as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        file = error.filename
+        text = f"{file}: {error.strerror}; check the path and its permissions" if file else str(error)
+        print(text, file=sys.stderr)
         return 2
     return status
 

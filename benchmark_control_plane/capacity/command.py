@@ -36,7 +36,7 @@ def capacity(options: argparse.Namespace) -> int:
     device = device_facts(options.device)
     model = device_model(
         config,
-        plan_of(config),
+        plan_of(config, device),
         device,
         step=options.step or workload.step,
         embedding=options.embedding or workload.embedding,

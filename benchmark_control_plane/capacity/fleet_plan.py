@@ -84,7 +84,7 @@ def _measured(
     """One kind of the fleet, measured."""
     stated, config = fleet.kinds[name], file.config
     model = device_model(
-        config, plan_of(config), device,
+        config, plan_of(config, device), device,
         step=options.step or workload.step, embedding=options.embedding or workload.embedding,
     )  # fmt: skip
     parts = [part for part in demand.rates if serves(config, part)]

@@ -11,7 +11,11 @@ import yaml
 
 from benchmark_control_plane.capacity.search import WARM_UP_SHARE, Plan
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
-from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic, read_traffic
+from benchmark_control_plane.decision_replay.recorded_traffic import (
+    RecordedTraffic,
+    expanded,
+    read_traffic,
+)
 from benchmark_control_plane.judge.experiment_schema import StreamSection, WorkloadSection
 from benchmark_control_plane.judge.workload import PlannedRequest, plan_requests
 from benchmark_control_plane.simulator.simulation import SimulatedEmbedding
@@ -22,6 +26,7 @@ from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN
 
 StepLine = tuple[float, float, float, float]
 _BUSIEST_SECONDS = 300.0
+_CHOICES = "Requests with several choices (`n`), {:,} of the log, count as one choice each."
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +100,37 @@ def logged_workload(path: Path, configs: Sequence[Config], *, requests: int) -> 
     if "generate" in kinds and all(config.models.chat is None for config in configs):
         raise BadInput(f"{path}: the log has generations; add models.chat")
     base, decode, cell, prompt_token = traffic.costs.step
-    start, token, _ = traffic.costs.embedding
+    start, token, square = traffic.costs.embedding
+    token += square * _mean_length(traffic)
     return OfferedWorkload(
         partial(_planned, traffic),
         [
             "Traffic is that of the log, at other rates with its times stretched; the output lengths of "
             "requests that were not served are drawn from their forecasts.",
             *(f"Left out of the log: {line}." for line in traffic.left_out),
+            *([_CHOICES.format(several)] if (several := _with_choices(traffic)) else []),
         ],
         step=(base, prompt_token, decode, cell) if base else None,
         embedding=(start, token) if start or token else None,
         most=len(traffic.rows),
         rate=busiest_rate([row["at"] / 1e6 for row in traffic.rows], _BUSIEST_SECONDS),
     )
+
+
+def _with_choices(traffic: RecordedTraffic) -> int:
+    """Generations of several choices."""
+    return sum(row["kind"] == "generate" and row["sequences"] > 1 for row in traffic.rows)
+
+
+def _mean_length(traffic: RecordedTraffic) -> float:
+    """The length of the input that a token is in, on average over the tokens to embed; 0 without any."""
+    lengths = [
+        length
+        for row in traffic.rows
+        if row["kind"] == "embed"
+        for length in expanded(row["input_tokens"], row["sequences"])
+    ]
+    return sum(length * length for length in lengths) / sum(lengths) if lengths else 0.0
 
 
 def busiest_rate(times: Sequence[float], window: float) -> float:

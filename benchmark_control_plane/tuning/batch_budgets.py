@@ -25,6 +25,8 @@ SECTION = "batch_budgets"
 """The section of a replayed configuration that holds the budgets that differ from those of the log."""
 
 _HALVINGS, _DOUBLINGS = 3, 2
+# The least that vLLM takes for max_num_batched_tokens where it is not stated.
+_LEAST_STEP_TOKENS = 2_048
 
 
 def budget_values(config: Config, machine: Machine) -> dict[str, tuple[int, ...]]:
@@ -38,7 +40,10 @@ def budget_values(config: Config, machine: Machine) -> dict[str, tuple[int, ...]
             least = max(places or 1, machine.geometry.block_tokens)
             found[STEP_TOKENS] = (*_smaller(machine.step_tokens, least), tokens)
         if places == machine.max_running:
-            found[PLACES] = (*_smaller(places, 1), *(places << by for by in range(_DOUBLINGS + 1)))
+            # More places than tokens of a step are refused by vLLM, and those only become fewer.
+            most = max(places, _LEAST_STEP_TOKENS if tokens is None else tokens)
+            larger = (places << by for by in range(_DOUBLINGS + 1))
+            found[PLACES] = (*_smaller(places, 1), *(each for each in larger if each <= most))
     encoders = config.models.encoders
     if len(encoders) == len(config.models.embeddings) == 1:
         batch = encoders[0].batch_tokens

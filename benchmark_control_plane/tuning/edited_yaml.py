@@ -37,9 +37,9 @@ def edited_yaml(text: str, edits: Sequence[Edit], expected: Mapping[str, Any], *
     except (yaml.YAMLError, ConfigError):
         is_edited = False
     if not is_edited:
-        keys = ", ".join(".".join(edit.path) for edit in edits)
+        values = "".join(f"\n  {'.'.join(edit.path)}: {_scalar(edit.value)}" for edit in edits)
         raise BadInput(
-            f"{source}: cannot be edited, perhaps because of an alias (*name); change by hand: {keys}"
+            f"{source}: cannot be edited, perhaps because of an alias (*name); change by hand:{values}"
         )
     return text
 
@@ -69,7 +69,10 @@ def _with_value(text: str, edit: Edit, line_end: str) -> str:
 
 
 def _with_mark(text: str, edit: Edit, line_end: str) -> str:
-    """The text with the edit's comment above the innermost key of its path that has a line of its own."""
+    """The text with the edit's comment above the innermost key of its path that has a line of its own.
+
+    A file in braces, such as JSON, has none of them, and gets no comment.
+    """
     if not edit.mark:
         return text
     node, key = yaml.compose(text), None
@@ -84,7 +87,8 @@ def _with_mark(text: str, edit: Edit, line_end: str) -> str:
         if node.flow_style:
             break
         key, node = name, inner
-    assert key is not None
+    if key is None:
+        return text
     at, indent = key.start_mark.index - key.start_mark.column, " " * key.start_mark.column
     comment = "".join(f"{indent}# {line}{line_end}" for line in wrap(edit.mark, _WIDTH - len(indent)))
     return text[:at] + comment + text[at:]

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replay_command import check_facts, check_text
-from benchmark_control_plane.decision_replay.self_check import SelfCheck
+from benchmark_control_plane.decision_replay.self_check import LEAST_JUDGED, SelfCheck
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.tuning.batch_budgets import EXTRAPOLATED
 from benchmark_control_plane.tuning.comparison import Comparison
@@ -135,10 +135,26 @@ def _comparison(found: Comparison) -> dict[str, Any]:
     }
 
 
+def _not_reproduced(check: SelfCheck) -> str:
+    """Why a check failed, and what to do; docs/tuning.md says more."""
+    if not check.figures:
+        return (
+            f"no class has {LEAST_JUDGED} requests of a kind in the blocks of the second half; record more "
+            "requests, or give more --minutes if blocks were cut"
+        )
+    is_saturated = all(each.is_saturated for each in check.figures if not each.is_reproduced)
+    remedy = (
+        "give a segment of the log from a time with less load, or record one"
+        if is_saturated
+        else "record while nothing else computes on the device, for longer, and give that part of the log"
+    )
+    return f"the replay does not reproduce the log; {remedy}"
+
+
 def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
     """The answer in one sentence."""
     if not found.check.has_passed:
-        return "Nothing was tuned: the replay does not reproduce the log."
+        return f"Nothing was tuned: {_not_reproduced(found.check)}."
     if found.best is None:
         whole = sum(each.blocks == len(blocks.search[: found.blocks]) for each in found.tried)
         return (

@@ -128,10 +128,12 @@ def search_space(
 def _on_request(key: str, config: Config) -> tuple[Value, ...]:
     section, _, rest = key.partition(".")
     name, _, field = rest.rpartition(".")
-    if section != "classes" or field not in ON_REQUEST or name not in config.classes:
+    # Paths join keys by dots.
+    known = [each for each in config.classes if "." not in each]
+    if section != "classes" or field not in ON_REQUEST or name not in known:
         raise BadInput(
             f"--also {key}: should be classes.NAME.priority or classes.NAME.weight, with NAME out of "
-            f"{', '.join(config.classes)}"
+            f"{', '.join(known) or 'none'}; a name with a dot cannot be given"
         )
     return ON_REQUEST[field]
 

@@ -33,6 +33,8 @@ from controlplane.config.packaged import config_path
 
 # Requests of the log that are replayed for the time that requests take outside gate and engines.
 _MOST_FOR_HOST_DELAYS = 4_000
+# A week.
+_MOST_MINUTES = 10_080
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -93,12 +95,16 @@ def tune(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    if not options.minutes > 0:
-        raise BadInput(f"--minutes={options.minutes:g}: should be above 0")
+    if not 0 < options.minutes <= _MOST_MINUTES:
+        raise BadInput(
+            f"--minutes={options.minutes:g}: should be above 0 and at most {_MOST_MINUTES:,}, for example 10"
+        )
     if options.trials < 1:
-        raise BadInput(f"--trials={options.trials}: should be at least 1")
+        raise BadInput(f"--trials={options.trials}: should be at least 1; --minutes ends the search, too")
     if not 1 <= options.processes <= 256:
-        raise BadInput(f"--processes={options.processes}: should be from 1 to 256")
+        raise BadInput(
+            f"--processes={options.processes}: should be from 1 to 256; leave it out for one per core"
+        )
     if options.out.exists() and config_path(options.config).samefile(options.out):
         raise BadInput(f"--out {options.out}: is the configuration itself; give another file")
 

@@ -128,8 +128,10 @@ def _basis(decision: Mapping[str, Any]) -> str:
     """The reason of a decision and the numbers behind it."""
     if decision["decision"] == "PREEMPTED":
         beneficiary = f" for {decision['for']}" if decision.get("for") else ""
-        again = f"{decision['recompute_tokens'] or 0:,} tokens to compute again"
-        return f"by the {decision['by']}{beneficiary}; {again}"
+        # The decision log does not have it.
+        tokens = decision.get("recompute_tokens")
+        again = "" if tokens is None else f"; {tokens:,} tokens to compute again"
+        return f"by the {decision['by']}{beneficiary}{again}"
     parts = []
     if (reason := decision.get("reason")) is not None:
         parts.append(f"{reason}: {REASONS.get(reason, reason)}")

@@ -93,9 +93,9 @@ def starter_yaml(models: Models, device_name: str | None) -> str:
     _set_longest_inputs(content)
     content["pool"]["memory"] = _PLENTY
     _state_memory(content, device, longest, reasons)
-    _divide(content, models, reasons)
-    _set_context(content, longest, reasons)
-    plan = plan_of(parse(content, source="init"))
+    _divide(content, device, models, reasons)
+    _set_context(content, device, longest, reasons)
+    plan = plan_of(parse(content, source="init"), device)
     content["classes"] = _classes(device, chat, plan)
     return _header(models, device, device_name, plan) + commented_yaml(content, reasons)
 
@@ -197,10 +197,10 @@ def _workspace_bytes(content: Mapping[str, Any]) -> float:
     return _WORKSPACE_HEADROOM * found
 
 
-def _divide(content: dict[str, Any], models: Models, reasons: dict[str, str]) -> None:
+def _divide(content: dict[str, Any], device: DeviceFacts, models: Models, reasons: dict[str, str]) -> None:
     """Sets the quotas: the embedding share holds the largest batches, which are halved until it is small."""
     config: Config = parse(content, source="init")
-    pool = plan_of(config).pool_bytes
+    pool = plan_of(config, device).pool_bytes
     least = {id(worker): _longest_input(worker) for worker in _workers(content)}
     while (share := ceil(100 * _workspace_bytes(content) / pool) / 100) > _MOST_SHARE:
         larger = [worker for worker in _workers(content) if worker["batch_tokens"] > least[id(worker)]]
@@ -222,9 +222,9 @@ def _longest_input(worker: Mapping[str, Any]) -> int:
     return int(worker.get("max_input_tokens") or model_facts(worker["model"]).context_tokens)
 
 
-def _set_context(content: dict[str, Any], longest: int, reasons: dict[str, str]) -> None:
+def _set_context(content: dict[str, Any], device: DeviceFacts, longest: int, reasons: dict[str, str]) -> None:
     """Sets max_model_len: as long as several requests of that length fit at once."""
-    plan, tokens = plan_of(parse(content, source="init")), longest
+    plan, tokens = plan_of(parse(content, source="init"), device), longest
     while plan.concurrent(tokens) < _LEAST_AT_ONCE and tokens // 2 >= _LEAST_CONTEXT:
         tokens //= 2
     content["models"]["chat"]["engine"]["max_model_len"] = tokens

@@ -169,8 +169,8 @@ IDLE: tuple[Idle, ...] = (
         "output lengths are not learned; set admission.length_predictor: learned, with a chat model",
     ),
     Idle(
-        ("admission.length_predictor", "admission.engine_queue", "scheduling.engine", "scheduling.victims",
-         "classes.NAME.tpot_ms", "classes.NAME.gap_ms"),
+        ("admission.length_predictor", "admission.engine_queue", "admission.explore", "scheduling.engine",
+         "scheduling.victims", "classes.NAME.tpot_ms", "classes.NAME.gap_ms"),
         lambda c: c.models.chat is None,
         "no chat model is served",
     ),
@@ -181,8 +181,10 @@ IDLE: tuple[Idle, ...] = (
     ),
     Idle(
         ("classes.NAME.weight",),
-        lambda c: _engine(c) in (None, *_STATIC) and c.scheduling.gate_ordering in _BUILT_IN,
-        "only the engine orderings srmt and apt use it",
+        lambda c: _engine(c) in (None, *_STATIC)
+        and c.scheduling.gate_ordering in _BUILT_IN
+        and not _has_both(c),
+        "only the engine orderings srmt and apt, and the prices of embedding passes, use it",
     ),
     Idle(
         ("admission.tpot_guard",),

@@ -17,8 +17,8 @@ class ClassSection:
     """Higher is served first, within `scheduling.priority_head_start_ms`, and may preempt lower ones."""
     weight: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None
     """Value of a met promise of this class relative to other classes, for the engine orderings `srmt` and
-    `apt`; `1 + priority` by default. Under `srmt`, a class of weight 3 goes before a class of weight 1 unless
-    its request needs more than three times the memory-time."""
+    `apt` and for the price of an embedding pass; `1 + priority` by default. Under `srmt`, a class of weight 3
+    goes before a class of weight 1 unless its request needs more than three times the memory-time."""
     ttft_ms: Milliseconds | None = None
     """Objective for the time to first token; none by default."""
     tpot_ms: Milliseconds | None = None

@@ -22,8 +22,8 @@ MASK = "***"
 
 Sent back, it keeps the secret.
 """
-# Engine arguments and options of plug-ins may hold keys of other services; `batch_tokens` is none.
-_SECRET = re.compile(r"(sha256|password|secret|token|api_key|credentials?)$", re.IGNORECASE)
+# Engine arguments and options of plug-ins may hold keys of other services; `batch_tokens` is a number.
+_SECRET = re.compile(r"(sha256|passw(or)?d|secret|token|key|credential)s?$", re.IGNORECASE)
 _CONFIG: TypeAdapter[Config] = TypeAdapter(Config)
 # Mappings whose entries have free names; null removes an entry.
 _OPEN = ("classes", "tenants", "scheduling.engine", "scheduling.options")

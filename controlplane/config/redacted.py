@@ -10,6 +10,9 @@ from pydantic import TypeAdapter
 from controlplane.config.root import Config
 
 _SECRET = re.compile("token|key|secret|passw|credential", re.IGNORECASE)
+# Not in _SECRET: a number under `batch_tokens` is none.
+_NUMBER = re.compile("secret|passw|credential", re.IGNORECASE)
+_URL = re.compile(r"(\w+://)(?:[^\s/]*@)?([^\s?#]*)[?#]?\S*")
 _REMOVED = "removed"
 
 
@@ -17,7 +20,8 @@ def redacted_values(config: Config, rename_tenant: Callable[[str], str]) -> dict
     """What a YAML file of this configuration would hold, defaults left out; `parse` accepts it.
 
     Key digests are left out, those of tenants are replaced by digests of no key, tenants get other names, and
-    a text under a key that names a secret (such as `hf_token` of an engine) is removed.
+    a text under a key that names a secret (such as `hf_token` of an engine), at any depth, is removed. URLs
+    lose user, password and query.
     """
     found: dict[str, Any] = TypeAdapter(Config).dump_python(config, mode="json", exclude_defaults=True)
     if config.scheduling.engine is None:
@@ -37,10 +41,13 @@ def redacted_values(config: Config, rename_tenant: Callable[[str], str]) -> dict
     return found
 
 
-def _without_secrets(value: Any) -> Any:
+def _without_secrets(value: Any, path: str = "") -> Any:
+    """The value at the keys of `path`."""
     if isinstance(value, Mapping):
-        return {
-            key: _REMOVED if isinstance(inner, str) and _SECRET.search(str(key)) else _without_secrets(inner)
-            for key, inner in value.items()
-        }
-    return [_without_secrets(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _without_secrets(inner, f"{path}.{key}") for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(inner, path) for inner in value]
+    if isinstance(value, str):
+        return _REMOVED if _SECRET.search(path) else _URL.sub(r"\1\2", value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _REMOVED if is_number and _NUMBER.search(path.rpartition(".")[2]) else value

@@ -105,10 +105,14 @@ def estimated_workspace_bytes(
     return prior.workspace_bytes(budget_tokens=batch_tokens, max_input_tokens=max_input_tokens)
 
 
-def plan_of(config: Config) -> MemoryPlan:
-    """The memory plan of a configuration. Raises ConfigError."""
+def plan_of(config: Config, device: DeviceFacts | None = None) -> MemoryPlan:
+    """The memory plan of a configuration on `device`, by default the one at hand. Raises ConfigError."""
+    named = None if device is None or device.is_at_hand else device
     try:
         _check_names(config)
+        if named is not None:
+            defaults, size = _gpu_defaults(named.text, named.memory_bytes), named.memory_bytes
+            return memory_plan.memory_plan(config, model_facts, lambda: size, hybrid_support, defaults)
         _require_device_per_rank(config)
         plan = memory_plan.memory_plan(
             config, model_facts, probe.memory_bytes, hybrid_support, _device_defaults()
@@ -126,7 +130,11 @@ def _device_defaults() -> DeviceDefaults:
     """
     if (name := probe.gpu_name()) is None:
         return memory_plan.WITHOUT_GPU
-    step_tokens, sequences = batch_defaults(name, probe.memory_bytes())
+    return _gpu_defaults(name, probe.memory_bytes())
+
+
+def _gpu_defaults(name: str, memory_bytes: int) -> DeviceDefaults:
+    step_tokens, sequences = batch_defaults(name, memory_bytes)
     return DeviceDefaults(sequences, step_tokens, GPU_RESERVE_BYTES)
 
 

@@ -116,3 +116,15 @@ def test_compare_and_gate_as_json(folder: Path, tmp_path: Path, capsys: pytest.C
     assert main(["bench", "gate", str(folder), str(bounds), "--json"]) == 1
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["bounds"], len(verdict["broken"])) == (1, len(experiments.SYSTEMS))
+
+
+@pytest.mark.parametrize(
+    "words", [["replay"], ["tune", "configs/dev.yaml", "--out", "b.yaml"], ["bench", "report"]]
+)
+def test_a_missing_file_is_named_with_the_remedy(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "none"
+    at = 2 if words[0] == "bench" else 1
+    assert main([*words[:at], str(missing), *words[at:]]) == 2
+    assert f"{missing}: No such file or directory; " in capsys.readouterr().err

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -181,7 +182,8 @@ class DecisionLog:
     def find(self, request_id: str) -> list[dict[str, object]]:
         """The explanations of logged requests of this id; reads files, so call it in a thread."""
         self.writer.flush(_FIND_SECONDS)
-        return [logged_history(row) for row in find_request(self._folder, request_id, seconds=_FIND_SECONDS)]
+        found = find_request(self._folder, request_id, seconds=_FIND_SECONDS)
+        return [logged_history(row, service_class) for row, service_class in found]
 
     def readings(self, metrics: Metrics) -> Readings:
         """Rows written and dropped."""
@@ -267,13 +269,17 @@ def decision_log_of(
 
 
 def _kept_salt(folder: Path, new: bytes) -> bytes:
-    """The salt in a folder, which only its owner may read; `new` if there is none yet."""
+    """The salt in a folder, which only its owner may read; `new` if there is none yet. Raises OSError."""
+    path = folder / _SALT_FILE
+    with suppress(FileNotFoundError):
+        if kept := path.read_bytes():
+            return kept
+        # Of a start on a full disk. Without a salt the names of tenants could be guessed.
+        path.unlink()
     try:
-        descriptor = os.open(
-            folder / _SALT_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR
-        )
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
     except FileExistsError:
-        return (folder / _SALT_FILE).read_bytes()
+        return path.read_bytes()
     with os.fdopen(descriptor, "wb") as file:
         file.write(new)
     return new

@@ -5,8 +5,10 @@ is in microseconds since the Unix epoch; every other time is in milliseconds, of
 Random digits are most of what is left after compression, so none is written that no reader needs.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from controlplane.core.clock import Duration, Instant
@@ -26,6 +28,10 @@ FORECAST_LEVELS = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Quantile levels of the output tokens in `forecast`."""
 MAX_INPUT_LENGTHS = 32
 RESIDUAL_LEVELS = (0.1, 0.5, 0.9)
+# Only of version 4: of the others the first half may be a time, and the same in many ids.
+_UUID4 = re.compile(
+    "([0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3})-[89ab][0-9a-f]{3}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE
+)
 
 
 def request_row(
@@ -51,7 +57,7 @@ def request_row(
     row: Row = {
         "row": "request",
         "at": at,
-        "id": request.id,
+        "id": logged_id(request.id),
         "kind": request.kind.value,
         "class": request.service_class.name,
         "model": request.model,
@@ -59,7 +65,7 @@ def request_row(
         "prompt_tokens": request.prompt_tokens,
         "sequences": request.sequences,
         "outcome": None if ticket.outcome is None else ticket.outcome.value,
-        "decisions": [_event_row(event, request, has_numbers=has_numbers) for event in ticket.history],
+        "decisions": _decision_rows(ticket, has_numbers=has_numbers),
         "e2e_ms": _ms(timeline.e2e),
     }
     if timeline.dispatched is not None:
@@ -69,7 +75,7 @@ def request_row(
     if stated := _stated(request):
         row["slo_ms"] = stated
     if retry_of is not None:
-        row["retry_of"] = retry_of
+        row["retry_of"] = logged_id(retry_of)
     if request.kind is Kind.EMBED:
         row["input_tokens"] = thinned(ticket.input_lengths)
         return row
@@ -89,6 +95,14 @@ def request_row(
     return row
 
 
+def logged_id(request_id: str) -> str:
+    """The id as rows have it: of a random UUID the first 18 characters, which hold 60 random bits.
+
+    What is before and after the UUID stays, so the ids of a client and of its requests are shortened alike.
+    """
+    return _UUID4.sub(r"\1", request_id)
+
+
 def thinned(lengths: Sequence[int]) -> list[int]:
     """The lengths in ascending order; of more than `MAX_INPUT_LENGTHS`, so many of evenly spaced rank."""
     ordered = sorted(lengths)
@@ -103,9 +117,14 @@ def forecast_tokens(forecast: LengthForecast) -> list[int]:
     return [round(forecast.quantile(level)) for level in FORECAST_LEVELS]
 
 
-def logged_history(row: Mapping[str, Any]) -> dict[str, object]:
-    """The explanation of an ended request as `GET /admin/explain/ID` gives it, from its row."""
+def logged_history(row: Mapping[str, Any], service_class: Mapping[str, Any]) -> dict[str, object]:
+    """The explanation of an ended request as `GET /admin/explain/ID` gives it, from its row.
+
+    `service_class` is the section of its class in the configuration that was in force when it arrived.
+    """
     keys = ("kind", "class", "prompt_tokens", "max_output_tokens", "model", "tenant", "retry_of")
+    usual = {each.name: service_class.get(f"{each.name}_ms") for each in fields(Slo)}
+    objectives = {name: value for name, value in usual.items() if value is not None} | row.get("slo_ms", {})
     measured = ("queue_ms", "ttft_ms", "tpot_ms", "e2e_ms", "gap_ms", "output_tokens", "cached_tokens")
     events = row["decisions"]
     by = [event.get("by") for event in events]
@@ -116,7 +135,8 @@ def logged_history(row: Mapping[str, Any]) -> dict[str, object]:
         "phase": "finished",
         "outcome": row["outcome"],
         "missed": row.get("missed", []),
-        "request": {key: row[key] for key in keys if key in row},
+        "request": {key: row[key] for key in keys if key in row}
+        | {"priority": service_class.get("priority", 0), "objectives_ms": objectives},
         "decisions": [_named_event(event) for event in events],
         "predicted": {
             "ttft_ms": row.get("predicted_ttft_ms"),
@@ -165,17 +185,23 @@ def _quantiles(values: Sequence[float]) -> list[float] | None:
     return [round(ordered[min(int(q * len(ordered)), len(ordered) - 1)], 4) for q in RESIDUAL_LEVELS]
 
 
+def _decision_rows(ticket: Ticket, *, has_numbers: bool) -> list[Row]:
+    """Decisions and preemptions in order of time; the engine's are known, and in the history, later."""
+    history = sorted(ticket.history, key=attrgetter("at"))
+    return [_event_row(event, ticket.request, has_numbers=has_numbers) for event in history]
+
+
 def _event_row(event: Decided | Preempted, request: Request, *, has_numbers: bool) -> Row:
     found: Row = {"at_ms": _ms(Duration(event.at - request.arrival))}
     if isinstance(event, Preempted):
         found |= {"decision": "PREEMPTED", "by": event.by}
-        return found if event.beneficiary is None else found | {"for": event.beneficiary}
+        return found if event.beneficiary is None else found | {"for": logged_id(event.beneficiary)}
     decision, basis, is_plain = event.decision, event.basis, False
     if isinstance(decision, Admit):
         is_plain = not decision.victims
         found["decision"] = "ADMIT" if is_plain else "ADMIT_WITH_PREEMPTION"
         if not is_plain:
-            found["victims"] = [victim.request_id for victim in decision.victims]
+            found["victims"] = [logged_id(victim.request_id) for victim in decision.victims]
     else:
         found["decision"] = "REJECT" if isinstance(decision, Reject) else "DEFER"
         found["reason"] = decision.reason.value

@@ -6,6 +6,7 @@ import threading
 from typing import Protocol
 
 from controlplane.service.decision_log.log_rows import Row
+from controlplane.service.decision_log.segment_files import UpkeepFailed
 from controlplane.service.runtime.health_tracker import HealthTracker
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ class RowFiles(Protocol):
     """Where a writer puts its rows."""
 
     def write(self, rows: list[Row]) -> None:
-        """Appends rows. Raises OSError."""
+        """Appends rows. Raises UpkeepFailed if they are written all the same, or OSError."""
 
     def close(self) -> None:
         """Ends the present file. Raises OSError."""
@@ -100,6 +101,9 @@ class LogWriter:
     def _write(self, rows: list[Row]) -> None:
         try:
             self._files.write(rows)
+        except UpkeepFailed as error:
+            self.written += len(rows)
+            self.health.failed(error)
         except Exception as error:
             # Whatever one row holds, the thread goes on: the rows are counted, and the log says why.
             self.dropped += len(rows)

@@ -7,7 +7,7 @@ counts only if it has the fields that its kind must have.
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -15,10 +15,12 @@ from typing import IO, Any, cast
 
 import orjson
 
-from controlplane.service.decision_log.log_rows import SCHEMA_VERSION, Row
+from controlplane.service.decision_log.log_rows import SCHEMA_VERSION, Row, logged_id
 from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN, segments
 
 _LONGEST_LINE = 4 * 2**20
+# How the rows of configurations begin.
+_CONFIG = b'{"row":"config",'
 _REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "request": {
         "at": int, "id": str, "kind": str, "class": str, "model": str, "tenant": str, "prompt_tokens": int,
@@ -54,7 +56,7 @@ def read_log(path: Path) -> DecisionLogRows:
     kinds = {
         "request": found.requests, "sample": found.samples, "steps": found.steps, "config": found.configs,
     }  # fmt: skip
-    for file in segments(path) if path.is_dir() else [path]:
+    for file in segments(path) if path.is_dir() else [_existing(path)]:
         run = None
         for row in _checked_rows(file, found.left_out):
             if row["row"] == "segment":
@@ -69,24 +71,42 @@ def read_log(path: Path) -> DecisionLogRows:
     return found
 
 
-def find_request(folder: Path, request_id: str, *, seconds: float) -> list[Row]:
+def find_request(folder: Path, request_id: str, *, seconds: float) -> list[tuple[Row, Row]]:
     """The rows of a request id, or of all requests of a client's id, the oldest first.
 
-    Reads the newest segments first and stops after `seconds`.
+    Each comes with the section of its class in the configuration in force at its arrival, empty if it is not
+    in the log. Reads the newest segments first and stops after `seconds`.
     """
-    found: list[Row] = []
+    found: list[tuple[Row, Row]] = []
     deadline = monotonic() + seconds
-    wanted = f'"id":"{request_id}'.encode()
+    # Earlier releases wrote whole UUIDs.
+    name = logged_id(request_id)
+    wanted = [f'"id":"{each}'.encode() for each in {name, request_id}]
     for file in reversed(segments(folder)):
-        here = []
+        here: list[tuple[Row, Row]] = []
+        configs: list[Row] = []
         for line in _lines(file, []):
-            if wanted in line and (row := _parsed(line)) is not None and row["row"] == "request":
-                if request_id in (row["id"], row["id"].rpartition("-")[0]):
-                    here.append(row)
+            if line.startswith(_CONFIG) and (row := _parsed(line)) is not None:
+                configs.append(row)
+            elif any(each in line for each in wanted) and (row := _request(line)) is not None:
+                if name in ((known := logged_id(row["id"])), known.rpartition("-")[0]):
+                    here.append((row, _class_section(row, configs)))
             elif monotonic() > deadline:
                 return here + found
         found = here + found
     return found
+
+
+def _request(line: bytes) -> Row | None:
+    row = _parsed(line)
+    return row if row is not None and row["row"] == "request" else None
+
+
+def _class_section(row: Row, configs: Sequence[Row]) -> Row:
+    """The section of a request's class in the last of `configs` before its arrival, else in the first."""
+    earlier = [each for each in configs if each["at"] <= row["at"]] or configs[:1]
+    section: Row = earlier[-1]["config"].get("classes", {}).get(row["class"], {}) if earlier else {}
+    return section
 
 
 def _checked_rows(file: Path, left_out: list[str]) -> Iterator[Row]:
@@ -126,6 +146,17 @@ def _lines(file: Path, left_out: list[str]) -> Iterator[bytes]:
                     return
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         left_out.append(f"{file.name}: damaged after the rows read: {error}")
+    except FileNotFoundError:
+        left_out.append(f"{file.name}: deleted since the folder was listed")
+
+
+def _existing(file: Path) -> Path:
+    """The file, or its compressed form. Raises FileNotFoundError."""
+    packed = file.with_suffix(COMPRESSED)
+    if file.name.endswith(PLAIN) and not file.exists() and packed.exists():
+        return packed
+    file.stat()
+    return file
 
 
 def _opened(file: Path) -> IO[bytes]:

@@ -1,14 +1,17 @@
 """`tandem capacity`: bound, simulation and what limits the rate, in plain text and as JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from benchmark_control_plane.capacity import workload_source
 from benchmark_control_plane.capacity.command import simulated_sections
 from benchmark_control_plane.capacity.workload_source import logged_workload, read_workload
+from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
 from benchmark_control_plane.simulator.simulation import (
     Machine,
     SimulatedEmbedding,
@@ -88,6 +91,29 @@ def test_traffic_and_times_of_a_log_are_a_workload(config, log, capsys):
 
 
 @pytest.mark.long
+def test_a_token_of_a_long_input_costs_what_the_log_has_learned(config, log, monkeypatch):
+    traffic = read_traffic(log)
+    costs = replace(traffic.costs, embedding=(0.002, 1e-5, 1e-7))
+    monkeypatch.setattr(workload_source, "read_traffic", lambda path: replace(traffic, costs=costs))
+    found = logged_workload(log, [load(config)], requests=80)
+    assert not any("several choices" in line for line in found.assumptions)
+    # Inputs of 200 and 50 tokens: a token is in one of (200 * 200 + 50 * 50) / 250 = 170 tokens.
+    assert found.embedding == (0.002, pytest.approx(1e-5 + 170 * 1e-7))
+
+
+@pytest.mark.long
+def test_requests_with_several_choices_are_an_assumption(config, log, monkeypatch):
+    traffic = read_traffic(log)
+    rows = [{**row, "sequences": 2 if at < 3 and row["kind"] == "generate" else row["sequences"]}
+            for at, row in enumerate(traffic.rows)]  # fmt: skip
+    monkeypatch.setattr(workload_source, "read_traffic", lambda path: replace(traffic, rows=rows))
+    found = logged_workload(log, [load(config)], requests=80)
+    assert found.assumptions[-1] == (
+        "Requests with several choices (`n`), 2 of the log, count as one choice each."
+    )
+
+
+@pytest.mark.long
 def test_facts_agree_with_each_other(config, capsys):
     command = ["capacity", str(config), "--workload", STREAMS, *TIMES, *QUICK, "--json"]
     assert main(command) == 0
@@ -131,6 +157,16 @@ def test_named_device_has_a_roofline(config, capsys):
     assert "roofline of l4-24, 24 GB, not measured" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_memory_of_a_named_device_is_not_that_of_the_host(config, capsys, monkeypatch):
+    monkeypatch.setattr("controlplane.service.preflight.probe.memory_bytes", lambda: 2**30)
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    config.write_text(yaml.safe_dump({**content, "pool": {"memory": "auto"}}), encoding="utf-8")
+    assert main(["capacity", str(config), "--workload", STREAMS, "--device", "l4-24", *TIMES, *QUICK]) == 0
+    # 24 GB less an eighth of reserve and a margin of a tenth.
+    assert "of a pool of 17.59 GiB" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("workload", "more", "message"),
     [
@@ -156,10 +192,11 @@ def test_bad_input_is_one_message(config, log, capsys, workload, more, message):
     assert message in err
 
 
-def test_step_times_are_numbers(config, capsys):
+@pytest.mark.parametrize("given", ["0.01,x", "0,0,0,0", "0.01,0,0", "nan,0,0,0"])
+def test_step_times_are_numbers(config, capsys, given):
     with pytest.raises(SystemExit, match="2"):
-        main(["capacity", str(config), "--workload", STREAMS, "--step", "0.01,x"])
-    assert "0.01,x: should be 4 numbers of at least 0" in capsys.readouterr().err
+        main(["capacity", str(config), "--workload", STREAMS, "--step", given])
+    assert f"{given}: should be 4 numbers of at least 0, not all of them 0" in capsys.readouterr().err
 
 
 def test_bundled_workload_fits_the_packaged_classes():

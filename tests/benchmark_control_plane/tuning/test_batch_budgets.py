@@ -51,6 +51,15 @@ def test_a_budget_that_is_not_stated_or_not_the_logs_is_not_tried():
     assert PASS_TOKENS not in budget_values(parse(two), MACHINE)
 
 
+def test_places_are_not_more_than_the_tokens_of_a_step():
+    only_places = {**STATED, "models": {"chat": {"model": "m", "engine": {"max_num_seqs": 1_024}}}}
+    machine = replace(MACHINE, max_running=1_024)
+    # By vLLM's default of at least 2,048 tokens.
+    assert budget_values(parse(only_places), machine)[PLACES] == (128, 256, 512, 1_024, 2_048)
+    few = with_value(STATED, STEP_TOKENS, 100)
+    assert budget_values(parse(few), MACHINE)[PLACES] == (8, 16, 32, 64)
+
+
 def test_the_search_changes_one_budget_and_refuses_what_vllm_would():
     budgets = budget_values(parse(STATED), MACHINE)
     space = search_space(STATED, has_quotas=True, budgets=budgets)

@@ -56,6 +56,8 @@ def test_the_packaged_files_keep_every_comment(name):
         ("a:\nb: 1\n", "a.x", "edf", "# why\na: {x: edf}\nb: 1\n"),
         ("b: 1", "a.x.y", 1, "b: 1\na:\n  x:\n    # why\n    y: 1\n"),
         ("a: 'x'\r\nb: 1\r\n", "a", "y", "# why\r\na: y\r\nb: 1\r\n"),
+        ('{"a": {"b": 1}}\n', "a.c", 2, '{"a": {"b": 1, c: 2}}\n'),
+        ("{a: {b: 1},\n c: 2}\n", "a.b", 3, "{a: {b: 3},\n c: 2}\n"),
         ("a:\n  b: [1,\n   2]\n  c: 1\n", "a.d", 3, "a:\n  b: [1,\n   2]\n  c: 1\n  # why\n  d: 3\n"),
     ],
 )
@@ -64,7 +66,7 @@ def test_value_and_mark_are_placed(text, path, value, result):
 
 
 def test_an_alias_is_refused_and_not_changed_elsewhere():
-    with pytest.raises(BadInput, match="alias"):
+    with pytest.raises(BadInput, match=r"alias \(\*name\); change by hand:\n  b: 2$"):
         edited("a: &x 1\nb: *x\n", {"b": 2})
 
 

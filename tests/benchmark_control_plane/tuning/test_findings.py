@@ -59,6 +59,15 @@ def tuned(verdict=None, *, passes=True, best=True, effects=EFFECTS, cuts=()):
     return Tuned(check, 9, tried, tried[1] if best else None, changes, effects, verdict, cuts=cuts)
 
 
+def not_reproduced(*saturated):
+    """A run whose self-check failed in one figure for each of these, and why."""
+    figures = [
+        CheckedFigure((f"class {n}", "generate"), "attainment", 0.9, 0.5, 0.03, is_saturated=each)
+        for n, each in enumerate(saturated)
+    ]
+    return Tuned(SelfCheck(figures, [("batch", "generate")], []), 9)
+
+
 def facts_of(found, path=Path("my.yaml")):
     blocks = BlockSets([block()] * 9, [block()] * 9)
     return tuning_facts(Path("log"), path, parse(CONTENT), block().traffic, blocks, found)
@@ -73,7 +82,17 @@ def facts_of(found, path=Path("my.yaml")):
         (tuned(best=False), "nothing-better", "of 2 trials, 2 of them on all blocks, none keeps more"),
         (tuned(effects=[]), "nothing-better", "no changed key of the best trial"),
         (tuned(cuts=["verdict: there is none"]), "nothing-better", "the time was over before the verdict"),
-        (tuned(passes=False), "not-reproduced", "does not reproduce the log"),
+        (
+            not_reproduced(True, True),
+            "not-reproduced",
+            "log; give a segment of the log from a time with less",
+        ),
+        (not_reproduced(True, False), "not-reproduced", "log; record while nothing else computes on the"),
+        (
+            not_reproduced(),
+            "not-reproduced",
+            "no class has 20 requests of a kind in the blocks of the second",
+        ),
     ],
 )
 def test_the_answer_states_where_the_search_ended(found, answer, says, capsys):

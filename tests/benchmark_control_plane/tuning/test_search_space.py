@@ -114,3 +114,9 @@ def test_keys_of_classes_are_tried_only_if_named():
 def test_other_keys_are_refused(options, says):
     with pytest.raises(BadInput, match=says):
         search_space(CONTENT, has_quotas=True, **options)
+
+
+def test_a_class_whose_name_has_a_dot_is_refused():
+    content = {**CONTENT, "classes": {**CONTENT["classes"], "v1.5": {}}}
+    with pytest.raises(BadInput, match="out of interactive, batch; a name with a dot cannot be given"):
+        search_space(content, also=["classes.v1.5.weight"], has_quotas=True)

@@ -151,6 +151,7 @@ def test_a_log_that_is_not_reproduced_is_not_tuned(log, mine, tmp_path, capsys):
     [
         (["--trials", "0"], "--trials=0: should be at least 1"),
         (["--minutes", "0"], "--minutes=0: should be above 0"),
+        (["--minutes", "inf"], "--minutes=inf: should be above 0 and at most 10,080"),
         (["--also", "server.port"], "--also server.port"),
     ],
 )

@@ -58,6 +58,31 @@ def test_file_for_a_named_device_passes_check(tmp_path, models, capsys, device):
     assert config.models.embeddings[0].device == "cuda"
 
 
+@pytest.mark.parametrize("device", NAMED_DEVICES)
+def test_small_models_with_a_reranker_fit_every_named_device(tmp_path, capsys, device):
+    small = {**QWEN_7B, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+             "num_attention_heads": 14, "num_key_value_heads": 2}  # fmt: skip
+    chat = model(tmp_path / "chat", small, 988_000_000)
+    embedding, ranker = (model(tmp_path / name, BGE_M3, 2_271_064_456) for name in ("bge", "ranker"))
+    file = tmp_path / "my.yaml"
+    command = ["init", chat, "--embed", embedding, "--rerank", ranker, "--device", device]
+    assert main([*command, "--out", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["check", str(file), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    plan = facts["memory_plan"]
+    assert plan["requests_at_once"][str(plan["max_model_tokens"])] >= 8
+    assert plan["workspace_bytes"] < plan["kv_bytes"]
+    assert facts["unused_keys"] == []
+
+
+def test_another_device_than_the_one_at_hand_is_not_compared_with_it(models, monkeypatch, capsys, caplog):
+    monkeypatch.setattr("controlplane.service.preflight.probe.free_gpu_bytes", lambda: 8 * 2**30)
+    chat, embedding = models
+    assert main(["init", chat, "--embed", embedding, "--device", "h100-80"]) == 0
+    assert "are free now" not in caplog.text
+
+
 def meanings(section: Any, content: dict) -> Iterator[str]:
     """The meaning of each key in `content`, as docs/configuration.md has it."""
     kinds = {field.name: field.type for field in fields(section)}

@@ -70,6 +70,8 @@ def test_each_key_is_conditional_with_a_reason_or_unconditional():
         ({"models": CHAT, "admission": {"tpot_guard": False}}, ["admission.tpot_guard=False does nothing"]),
         ({"models": CHAT, "admission": {"explore": 0.02}, "scheduling": {"engine": "off"}},
          ["admission.explore=0.02 does nothing: with scheduling.engine: off"]),
+        ({"models": {"embeddings": [{"model": "e"}]}, "admission": {"explore": 0.02}},
+         ["admission.explore=0.02 does nothing: no chat model is served"]),
         ({"models": CHAT, "classes": {"a": {"weight": 2, "default": True}},
           "scheduling": {"engine": {"ordering": "edf"}}},
          ["classes.a.weight=2.0 does nothing: only the engine orderings srmt and apt"]),
@@ -104,6 +106,13 @@ def test_a_key_without_effect_is_named_with_the_reason(content, expected):
             "scheduling": {"engine": {"ordering": "srmt"}},
             "classes": {"a": {"weight": 2, "gap_ms": 500, "default": True}},
         },
+        # Passes are priced by the weights of the promises that they break.
+        {
+            "models": BOTH,
+            "classes": {"a": {"weight": 2, "default": True}},
+            "scheduling": {"engine": {"ordering": "edf"}},
+        },
+        {"models": BOTH, "classes": {"a": {"weight": 2, "default": True}}, "scheduling": {"engine": "off"}},
         {"models": BOTH, "quota": MOVING | {"tick_ms": 60, "critical_ms": 9}, "pool": KVCACHED},
         {"models": BOTH, "scheduling": {"engine": {"ordering": "srmt", "urgency": 0.2, "decode_pacing": 0}}},
     ],

@@ -50,6 +50,14 @@ def test_secrets_are_masked_and_restored():
     assert unmasked(shown, document) == document
 
 
+@pytest.mark.parametrize("key", ["secret_key", "private_key", "passwd", "hf_token", "credential", "AUTH_KEY"])
+def test_secrets_of_plug_ins_are_masked_by_the_end_of_their_key(key):
+    present = {"options": {key: "hunter2", f"{key}s": ["hunter2", "b"], "batch_tokens": 5}}
+    shown = masked(present)
+    assert shown == {"options": {key: "***", f"{key}s": ["***1", "***2"], "batch_tokens": 5}}
+    assert unmasked(shown, present) == present
+
+
 @pytest.mark.parametrize("item", ["***", "***0", "***3", "***x", "***" + "9" * 5_000])
 def test_a_mask_that_stands_for_nothing_is_an_error(item):
     with pytest.raises(ConfigError, match="stands for a secret of the present list, which has 2"):

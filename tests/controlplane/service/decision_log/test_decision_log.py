@@ -87,7 +87,7 @@ def test_a_decision_has_its_reason_and_numbers(run):
     refused = [each for row in rows for each in row["decisions"] if each["decision"] in ("DEFER", "REJECT")]
     assert refused
     assert all(each["reason"] and len(each["numbers"]) == 15 for each in refused)
-    found = logged_history(next(row for row in rows if row["outcome"] == "rejected"))
+    found = logged_history(next(row for row in rows if row["outcome"] == "rejected"), CLASSES["standard"])
     (*_, last) = found["decisions"]
     assert last["memory"]["ceiling_bytes"] > 0
     assert last["places"]["running"] >= 0

@@ -1,11 +1,13 @@
 """Segments, retention, the writer's thread and the reading of damaged logs."""
 
 import gzip
+import os
 import threading
 
 import orjson
 import pytest
 
+from controlplane.service.decision_log.log_rows import logged_id
 from controlplane.service.decision_log.log_writer import LogWriter
 from controlplane.service.decision_log.reader import find_request, read_log
 from controlplane.service.decision_log.segment_files import SegmentFiles, segments
@@ -127,11 +129,50 @@ def test_a_request_is_found_by_the_clients_id_and_by_its_own(tmp_path):
     log = files(tmp_path, segment_bytes=350)
     for number in range(4):
         log.write([request(number), request(10 + number, id=f"other-{number}")])
-    assert [row["id"] for row in find_request(tmp_path, "other", seconds=5)] == [
+    assert [row["id"] for row, _ in find_request(tmp_path, "other", seconds=5)] == [
         f"other-{n}" for n in range(4)
     ]
-    assert [row["at"] for row in find_request(tmp_path, "client-2", seconds=5)] == [2]
+    assert [row["at"] for row, _ in find_request(tmp_path, "client-2", seconds=5)] == [2]
     assert find_request(tmp_path, "client-", seconds=5) == []
+
+
+UUID = "3f0e8a64-5b1c-4d2e-9a7f-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("given", "logged"),
+    [
+        (UUID, "3f0e8a64-5b1c-4d2e"),
+        (f"{UUID}-17", "3f0e8a64-5b1c-4d2e-17"),
+        (f"req_{UUID.upper()}:{UUID}-1", "req_3F0E8A64-5B1C-4D2E:3f0e8a64-5b1c-4d2e-1"),
+        # Of these the first half does not tell one from another.
+        ("01932c07-209c-7e5b-9a7f-0123456789ab-1", None),
+        ("c232ab00-9414-11ec-b3c8-9f6bdeced846-1", None),
+        ("4bf92f3577b34da6a3ce929d0e0e4736-1", None),
+        (f"{UUID}0-1", None),
+    ],
+)
+def test_a_random_uuid_is_logged_in_part(given, logged):
+    assert logged_id(given) == (logged or given)
+
+
+@pytest.mark.parametrize("written", [logged_id, str])
+@pytest.mark.parametrize("around", ["{}", "run-{}", "{}-1", "a:{}:b-2"])
+def test_a_request_is_found_by_a_uuid_however_it_was_written(tmp_path, written, around):
+    client = around.format(UUID)
+    other = client.replace("3f0e8a64", "3f0e8a65")
+    log = files(tmp_path)
+    log.write([request(n, id=written(f"{each}-{n}")) for n, each in enumerate([client, other, client])])
+    log.close()
+
+    def found(name):
+        return [row["at"] for row, _ in find_request(tmp_path, name, seconds=5)]
+
+    assert found(client) == [0, 2]
+    assert found(f"{client}-2") == [2]
+    # As the log shows it.
+    assert found(f"{written(client)}-2") == [2]
+    assert found(f"{other}-2") == []
 
 
 class SlowFiles:
@@ -171,6 +212,85 @@ def test_a_slow_disk_costs_rows_and_never_blocks():
     assert (writer.written, writer.dropped, slow.rows[-1]["at"], slow.is_closed) == (6, 6, 10, True)
 
 
+def fail_to_compress(monkeypatch):
+    def full(plain, target):
+        target.write_bytes(b"part")
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr("controlplane.service.decision_log.segment_files._compress", full)
+
+
+def test_rows_of_a_segment_that_cannot_be_compressed_count_as_written(tmp_path, monkeypatch):
+    fail_to_compress(monkeypatch)
+    writer = LogWriter(files(tmp_path, segment_bytes=350))
+    for number in range(4):
+        writer.put(request(number))
+    assert (writer.written, writer.dropped) == (4, 0)
+    assert "No space left" in writer.health.text()
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
+    assert [row["at"] for row in read_log(tmp_path).requests] == list(range(4))
+
+
+class NoSpace:
+    """A file on a full disk."""
+
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_gets_no_file_for_each_row(tmp_path, monkeypatch):
+    log, opened = files(tmp_path), type(tmp_path).open
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tmp_path), "open", lambda *given: opened(*given).close() or NoSpace())
+        for number in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                log.write([request(number)])
+    assert list(tmp_path.iterdir()) == []
+    log.write([request(3)])
+    found = read_log(tmp_path)
+    assert ([row["at"] for row in found.requests], found.left_out) == ([3], [])
+
+
+def test_of_several_runs_the_file_that_was_written_first_is_deleted_first(tmp_path):
+    for number, name in enumerate(
+        ["b-000000.jsonl.gz", "b-000001.jsonl.gz", "b-000002.part", "z-000000.jsonl"]
+    ):
+        (tmp_path / name).write_bytes(b"0" * 900)
+        os.utime(tmp_path / name, (number, number))
+    # The names of run `a` sort before those of the others.
+    log = files(tmp_path, keep_bytes=2_000)
+    log.write([request(0)])
+    assert {path.name for path in tmp_path.iterdir()} == {"a-000000.jsonl", "z-000000.jsonl"}
+
+
+def test_a_segment_in_both_forms_is_read_once(tmp_path):
+    # As a crash between compression and deletion leaves it, or a listing during a compression sees it.
+    found = written(tmp_path)
+    plain = tmp_path / found[1].name.removesuffix(".gz")
+    plain.write_bytes(gzip.decompress(found[1].read_bytes()))
+    assert segments(tmp_path) == found
+    log = read_log(tmp_path)
+    assert [row["at"] for row in log.requests] == list(range(6))
+    assert log.left_out == []
+
+
+def test_a_segment_deleted_while_the_log_is_read_is_left_out(tmp_path, monkeypatch):
+    listed = written(tmp_path)
+    listed[1].unlink()
+    monkeypatch.setattr("controlplane.service.decision_log.reader.segments", lambda folder: listed)
+    log = read_log(tmp_path)
+    assert {0, 1, 4, 5} == {row["at"] for row in log.requests}
+    assert f"{listed[1].name}: deleted since the folder was listed" in log.left_out
+    assert find_request(tmp_path, "client-0", seconds=5)
+
+
+def test_a_segment_may_be_named_by_its_plain_form_and_a_missing_file_is_an_error(tmp_path):
+    found = written(tmp_path)
+    assert [row["at"] for row in read_log(found[0].with_suffix("")).requests] == [0, 1]
+    with pytest.raises(FileNotFoundError, match="none"):
+        read_log(tmp_path / "none.jsonl")
+
+
 class FullDisk:
     is_full = True
 
@@ -206,8 +326,6 @@ def test_a_write_that_fails_begins_another_segment(tmp_path):
 
 
 def _fail(log, row=None):
-    import os
-
     os.close(log._file.fileno())
     log.write([row or request(7)])
 
