@@ -91,12 +91,16 @@ def _about(found: Mapping[str, Any]) -> Iterator[str]:
     request = found["request"]
     late = f" (missed {', '.join(found['missed'])})" if found["missed"] else ""
     yield f"{found['id']}: {found['outcome'] or found['phase']}{late}"
-    objectives = ", ".join(f"{name} {ms:g} ms" for name, ms in request["objectives_ms"].items())
     limit = request.get("max_output_tokens")
     names = ", ".join(f"{name} {request[name]}" for name in ("class", "tenant", "model"))
     sizes = f"{request['prompt_tokens']:,} prompt tokens"
     sizes += f", at most {limit:,} output tokens" if limit else ""
-    yield f"  {request['kind']}, {names}; {sizes}; objectives: {objectives or 'none'}"
+    line = f"  {request['kind']}, {names}; {sizes}"
+    # A row of the decision log has no objectives.
+    if (objectives := request.get("objectives_ms")) is not None:
+        stated = ", ".join(f"{name} {ms:g} ms" for name, ms in objectives.items())
+        line += f"; objectives: {stated or 'none'}"
+    yield line
 
 
 def _print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
@@ -128,8 +132,9 @@ def _basis(decision: Mapping[str, Any]) -> str:
     """The reason of a decision and the numbers behind it."""
     if decision["decision"] == "PREEMPTED":
         beneficiary = f" for {decision['for']}" if decision.get("for") else ""
-        again = f"{decision['recompute_tokens'] or 0:,} tokens to compute again"
-        return f"by the {decision['by']}{beneficiary}; {again}"
+        again = decision.get("recompute_tokens")
+        cost = "" if again is None else f"; {again:,} tokens to compute again"
+        return f"by the {decision['by']}{beneficiary}{cost}"
     parts = []
     if (reason := decision.get("reason")) is not None:
         parts.append(f"{reason}: {REASONS.get(reason, reason)}")
