@@ -1,0 +1,49 @@
+"""The dashboard's modules in Node, where `page_stub.mjs` stands in for the browser."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from controlplane.api.operations.dashboard import FOLDER
+from controlplane.service.decision_log.log_rows import logged_history
+from tests.programs import required
+
+STUB = Path(__file__).with_name("page_stub.mjs")
+
+
+def shown_by(folder: Path, script: str, **given: object) -> Any:
+    """What `script` leaves in `shown`; it sees the arguments as `given`, and the modules beside it."""
+    for file in (STUB, *sorted(path for path in Path(str(FOLDER)).iterdir() if path.suffix == ".js")):
+        shutil.copy(file, folder)
+    (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")
+    end = "console.log(JSON.stringify(shown));\nprocess.exit(0);\n"
+    lines = ['import "./page_stub.mjs";', f"const given = {json.dumps(given)};", "let shown;", script, end]
+    (folder / "script.js").write_text("\n".join(lines), encoding="utf-8")
+    done = subprocess.run(
+        [required("node"), "script.js"], cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_request_of_the_decision_log_is_explained_without_what_its_row_lacks(tmp_path: Path) -> None:
+    row = {
+        "id": "a-1", "at": 0, "outcome": "met", "kind": "generate", "class": "batch", "model": "m",
+        "tenant": "t", "prompt_tokens": 5, "max_output_tokens": 90, "output_tokens": 30, "e2e_ms": 400.0,
+        "forecast": [1, 10, 40, 80, 90], "decisions": [{"decision": "ADMIT", "at_ms": 0.1}],
+    }  # fmt: skip
+    script = """
+        const { route } = await import("./explain.js");
+        location.hash = "#explain=a";
+        page.answer = () => ({ requests: [given.request] });
+        await route();
+        shown = page.part("explain").textContent;
+    """
+    shown = shown_by(tmp_path, script, request=logged_history(row))
+    assert "30 tokens, predicted 40 (0.9 quantile 80)" in shown
+    assert "NaN" not in shown and "bjective" not in shown
+    embedding = {"kind": "embed", "input_tokens": [5]}
+    row = {key: row[key] for key in row if key not in ("forecast", "output_tokens")} | embedding
+    assert "Output" not in shown_by(tmp_path, script, request=logged_history(row))
