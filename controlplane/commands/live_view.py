@@ -64,6 +64,8 @@ class LiveView:
         self.about = answer.get("about", self.about)
         for record in answer["records"]:
             kind = record["type"]
+            # A version of the configuration may have other classes and models.
+            self.about = record.get("about", self.about)
             kept = self.samples if kind == "sample" else self._by_type.setdefault(kind, deque(maxlen=_EVENTS))
             kept.append(record)
         return bool(answer["more"])

@@ -95,10 +95,13 @@ class LiveFeed:
         self._add("restart", {"part": "engine", "model": model, "state": "up", "seconds": round(took, 3)})
 
     def configured(self, version: ShownVersion) -> None:
-        """Records a change of the configuration: each changed key with its former and its new value."""
+        """Records a change of the configuration: each changed key with its former and its new value.
+
+        And what a reader of the feed was told at its first request, which holds no more.
+        """
         changes = dict(list(_differences(self._version.document, version.document))[:_MAX_CHANGES])
         self._version = version
-        self._add("config", {"version": version.number, "changes": changes, "models": self._models()})
+        self._add("config", {"version": version.number, "changes": changes, "about": self._about()})
 
     def worker_changed(self, model: str, state: str, text: str) -> None:
         """Records that a change of the configuration started or stopped a worker, or failed to start it."""
@@ -160,7 +163,10 @@ class LiveFeed:
         classes = list(self._version.classes.values())[:_MAX_CLASSES]
         return {
             "target": TARGET,
-            "models": self._models(),
+            "models": {
+                Owner.LLM.value: list(self._status.generators)[:_MAX_CLASSES],
+                Owner.EMBEDDING.value: list(self._status.encoders)[:_MAX_CLASSES],
+            },
             "classes": {
                 each.name: {
                     "priority": each.priority,
@@ -173,12 +179,6 @@ class LiveFeed:
                 }
                 for each in classes
             },
-        }
-
-    def _models(self) -> dict[str, list[str]]:
-        return {
-            Owner.LLM.value: list(self._status.generators)[:_MAX_CLASSES],
-            Owner.EMBEDDING.value: list(self._status.encoders)[:_MAX_CLASSES],
         }
 
     def _owners_and_classes(self, now: Instant) -> tuple[dict[str, object], dict[str, dict[str, object]]]:

@@ -103,7 +103,8 @@ export class Feed {
       const ring = this.records[record.type];
       if (ring === undefined) continue;
       record.time = record.at + this.offset;
-      if (record.models) this.about.models = record.models;
+      // A version of the configuration may have other classes, objectives and models.
+      this.about = record.about ?? this.about;
       ring.push(record);
       if (ring.length > KEPT[record.type]) ring.shift();
     }

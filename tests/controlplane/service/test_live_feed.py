@@ -187,6 +187,21 @@ def test_a_change_of_the_configuration_is_an_event(bench):
     bench(scenario, scheduling={"ordering": "least-slack"})
 
 
+def test_a_change_of_the_classes_reaches_readers_that_know_the_former_ones(bench):
+    async def scenario(b):
+        view, live = LiveView(), b.service.live
+        assert not view.take(json.loads(live.since(0, "test")))
+        classes = {"interactive": {"ttft_ms": 2_000}, "bulk": {"sheddable": False}}
+        await b.service.reconfiguration.change({"classes": classes}, source="test")
+        answer = json.loads(live.since(view.next, "test"))
+        assert "about" not in answer and not view.take(answer)
+        assert view.about == json.loads(live.since(0, "test"))["about"]
+        assert view.about["classes"]["interactive"]["objectives_ms"] == {"ttft": 2_000.0}
+        assert "bulk" in view.about["classes"]
+
+    bench(scenario)
+
+
 def test_a_failed_change_of_the_configuration_is_a_fault_until_the_next_one(bench):
     async def scenario(b):
         changing = b.service.reconfiguration

@@ -47,3 +47,22 @@ def test_a_request_of_the_decision_log_is_explained_without_what_its_row_lacks(t
     embedding = {"kind": "embed", "input_tokens": [5]}
     row = {key: row[key] for key in row if key not in ("forecast", "output_tokens")} | embedding
     assert "Output" not in shown_by(tmp_path, script, request=logged_history(row))
+
+
+def test_the_page_takes_classes_and_models_of_a_new_version(tmp_path: Path) -> None:
+    def about(**objectives: float) -> dict[str, object]:
+        return {"target": 0.9, "models": {"llm": ["m"]}, "classes": {"gold": {"objectives_ms": objectives}}}
+
+    head = {"instance": "a", "now": 1.0, "more": False}
+    change = {"seq": 2, "at": 1.0, "type": "config", "version": 2, "changes": {}, "about": about(ttft=2_000)}
+    answers = [
+        {**head, "next": 1, "records": [], "about": about(ttft=500)},
+        {**head, "next": 2, "records": [change]},
+        {**head, "next": 2, "records": []},
+    ]
+    script = """
+        const { Feed } = await import("./feed.js");
+        const feed = new Feed(() => {}, () => {});
+        shown = given.answers.map((answer) => feed.take(answer) || feed.about.classes.gold.objectives_ms.ttft);
+    """
+    assert shown_by(tmp_path, script, answers=answers) == [500, 2_000, 2_000]
