@@ -28,11 +28,11 @@ export async function ask(address, request = {}) {
     headers: { ...request.headers, authorization: `Bearer ${adminKey.get() ?? ""}` },
     cache: "no-store",
   });
-  const body = await response.json().catch(() => ({}));
   if (!response.ok) {
+    const body = await response.json().catch(() => ({}));
     throw Object.assign(new Error(body.error?.message ?? `HTTP ${response.status}`), { status: response.status });
   }
-  return body;
+  return response.json();
 }
 
 export class Feed {

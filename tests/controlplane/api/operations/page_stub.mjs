@@ -1,5 +1,5 @@
 // Stands in for the browser, so that the dashboard's modules run in Node: document, storage, fetch and uPlot.
-// `page.answer(url, request)` gives the body of each answer; one with `status` is a failure.
+// `page.answer(url, request)` gives the body of each answer, as a text or parsed; one with `status` is a failure.
 
 const matches = (one, selector) => {
   const [, tag, name, value] = selector.match(/^(\w*)(?:\[([\w-]+)(?:="(.*)")?\])?$/);
@@ -66,7 +66,7 @@ const globals = {
   async fetch(url, request) {
     page.asked.push(`${url}`);
     const body = await page.answer(`${url}`, request);
-    return { ok: body.status === undefined, status: body.status ?? 200, json: async () => body };
+    return { ok: body.status === undefined, status: body.status ?? 200, json: async () => (typeof body === "string" ? JSON.parse(body) : body) };
   },
 };
 for (const [name, value] of Object.entries(globals)) Object.defineProperty(globalThis, name, { value, writable: true, configurable: true });

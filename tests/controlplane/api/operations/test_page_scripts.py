@@ -66,3 +66,19 @@ def test_the_page_takes_classes_and_models_of_a_new_version(tmp_path: Path) -> N
         shown = given.answers.map((answer) => feed.take(answer) || feed.about.classes.gold.objectives_ms.ttft);
     """
     assert shown_by(tmp_path, script, answers=answers) == [500, 2_000, 2_000]
+
+
+def test_an_answer_that_is_no_json_is_a_failure_and_leaves_nothing(tmp_path: Path) -> None:
+    """As of a proxy that asks for a login with status 200."""
+    sample = {"seq": 1, "at": 1.0, "type": "sample"}
+    good = {"instance": "a", "now": 1.0, "next": 1, "more": False, "records": [sample]}
+    script = """
+        const { Feed } = await import("./feed.js");
+        const answers = [given.good, "<!doctype html>"], failures = [];
+        page.answer = () => answers.pop();
+        const feed = new Feed(() => {}, (error) => failures.push(error.message));
+        await feed.poll();
+        await feed.poll();
+        shown = [failures.length, Number.isFinite(feed.last.time)];
+    """
+    assert shown_by(tmp_path, script, good=good) == [1, True]
