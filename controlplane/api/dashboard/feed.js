@@ -10,6 +10,8 @@ const SAMPLED_MS = 1000;
 // A sample may be late by this.
 const LATE_MS = 40;
 const HIDDEN_PERIOD_MS = 10000;
+// A server that takes longer hangs, or is not reached any more.
+const ANSWER_MS = 5000;
 const KEY = "tandem-admin-key";
 
 export const adminKey = {
@@ -34,6 +36,9 @@ export async function ask(address, request = {}) {
   }
   return response.json();
 }
+
+/** What is read again and again: no answer in time is a failure, so that the page does not stay "live". */
+export const polled = (address) => ask(address, { signal: AbortSignal.timeout(ANSWER_MS) });
 
 export class Feed {
   /** `changed(feed)` is called after each answer, `failed(error)` after each failure. */
@@ -68,7 +73,7 @@ export class Feed {
     this.isPolling = true;
     const began = performance.now();
     try {
-      while (this.take(await admin(`live?since=${this.next}`)));
+      while (this.take(await polled(`../admin/live?since=${this.next}`)));
       this.changed(this);
     } catch (error) {
       this.failed(error);

@@ -82,3 +82,13 @@ def test_an_answer_that_is_no_json_is_a_failure_and_leaves_nothing(tmp_path: Pat
         shown = [failures.length, Number.isFinite(feed.last.time)];
     """
     assert shown_by(tmp_path, script, good=good) == [1, True]
+
+
+def test_a_server_that_hangs_is_a_failure(tmp_path: Path) -> None:
+    script = """
+        const { Feed } = await import("./feed.js");
+        AbortSignal.timeout = () => AbortSignal.abort(new DOMException("signal timed out", "TimeoutError"));
+        page.answer = (url, { signal }) => new Promise((_, fail) => signal?.aborted && fail(signal.reason));
+        await new Feed(() => {}, (error) => { shown = error.message; }).poll();
+    """
+    assert shown_by(tmp_path, script) == "signal timed out"
