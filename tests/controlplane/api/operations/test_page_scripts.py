@@ -8,6 +8,8 @@ from typing import Any
 
 from controlplane.api.operations.dashboard import FOLDER
 from controlplane.service.decision_log.log_rows import logged_history
+from tests.controlplane.api.operations.test_admin import SETTINGS
+from tests.controlplane.api.scripted_server import CHAT_MODEL, staged
 from tests.programs import required
 
 STUB = Path(__file__).with_name("page_stub.mjs")
@@ -26,6 +28,80 @@ def shown_by(folder: Path, script: str, **given: object) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+# Opens the page, which reads `given.answers` in turn; `answered(n)` waits until it has shown n of them.
+PAGE = """
+    const waiting = [...given.answers];
+    page.answer = () => waiting.shift() ?? new Promise(() => {});
+    await import("./dashboard.js");
+    const board = page.part("board");
+    const answered = async (count) => {
+      while (board.dataset.answers !== count) await new Promise((resolve) => setTimeout(resolve, 1));
+    };
+"""
+
+
+async def test_the_page_shows_what_a_server_sends(tmp_path: Path) -> None:
+    async with staged(SETTINGS, classes={"gold": {"ttft_ms": 60_000, "default": True}}) as stage:
+        sent = {"model": CHAT_MODEL, "prompt": "x"}
+        await stage.http.post("/v1/completions", json=sent)
+        stage.service.gate.is_closed = True
+        await stage.http.post("/v1/completions", json=sent, headers={"x-request-id": "late"})
+        stage.service.gate.is_closed = False
+        stage.service.live.sample()
+        answers = [json.loads(stage.service.live.since(0, "a"))]
+    script = f"""{PAGE}
+        await answered(1);
+        shown = ["state", "models", "classes", "charts", "tables"].map((id) => page.part(id).textContent);
+    """
+    state, models, classes, charts, tables = shown_by(tmp_path, script, answers=answers)
+    assert state == "live" and CHAT_MODEL in models
+    assert "gold" in classes and "50 %" in classes and "of 2 in 5 min" in classes
+    assert "LLM quota" in charts and "before lending" in charts and "target90 %" in charts
+    assert "server is shutting down" in tables and "Nothing was preempted." in tables
+
+
+def test_rows_and_faults_that_are_shown_stay_and_keep_the_focus(tmp_path: Path) -> None:
+    """Replaced each second, they lost the keyboard's focus and the selected text."""
+
+    def answer(seq: int, **record: object) -> dict[str, object]:
+        records = [{"seq": seq, "at": float(seq), **record}]
+        return {"instance": "a", "now": float(seq), "next": seq, "more": False, "records": records}
+
+    about = {"target": 0.9, "models": {}, "classes": {"gold": {}}}
+    sample = {"type": "sample", "faults": {"engine m": "it is down"}, "classes": {}}
+    refused = {"type": "rejection", "class": "gold", "reason": "queue_full", "retry_after_ms": None}
+    answers = [
+        {**answer(1, id="r-1", **refused), "about": about},
+        answer(2, **sample), answer(3, **sample), answer(4, id="r-2", **refused), answer(5, **sample),
+    ]  # fmt: skip
+    script = """
+        const { Feed } = await import("./feed.js");
+        const { Tables } = await import("./tables.js");
+        const feed = new Feed(() => {}, () => {}), tables = new Tables(feed, { focus: null });
+        const rows = page.part("tables").querySelector('[id="rows-decisions"]');
+        const next = () => {
+          feed.take(given.answers.shift());
+          tables.update();
+          return rows.querySelectorAll("a");
+        };
+        next();
+        const [link] = next();
+        link.focus();
+        const [same] = next();
+        next();
+        const [newest, kept] = next();
+        shown = [same === link, newest.href, kept.href, document.activeElement === kept];
+    """
+    assert shown_by(tmp_path, script, answers=answers) == [True, "#explain=r-2", "#explain=r-1", True]
+    script = f"""{PAGE}
+        await answered(2);
+        const [fault] = page.part("faults").children;
+        await answered(3);
+        shown = [fault.textContent, fault === page.part("faults").children[0]];
+    """
+    assert shown_by(tmp_path, script, answers=answers) == ["engine mit is down", True]
 
 
 def test_a_request_of_the_decision_log_is_explained_without_what_its_row_lacks(tmp_path: Path) -> None:
@@ -63,7 +139,8 @@ def test_the_page_takes_classes_and_models_of_a_new_version(tmp_path: Path) -> N
     script = """
         const { Feed } = await import("./feed.js");
         const feed = new Feed(() => {}, () => {});
-        shown = given.answers.map((answer) => feed.take(answer) || feed.about.classes.gold.objectives_ms.ttft);
+        const stated = () => feed.about.classes.gold.objectives_ms.ttft;
+        shown = given.answers.map((answer) => feed.take(answer) || stated());
     """
     assert shown_by(tmp_path, script, answers=answers) == [500, 2_000, 2_000]
 
