@@ -169,3 +169,28 @@ def test_a_server_that_hangs_is_a_failure(tmp_path: Path) -> None:
         await new Feed(() => {}, (error) => { shown = error.message; }).poll();
     """
     assert shown_by(tmp_path, script) == "signal timed out"
+
+
+def test_a_text_that_was_edited_while_another_was_tried_is_not_applied(tmp_path: Path) -> None:
+    plan = {"applied": {"log.level": {"from": "info", "to": "debug"}}, "needs_restart": {}, "etag": "1"}
+    script = """
+        const { Steering } = await import("./steer.js");
+        const panel = page.part("steer");
+        panel.hidden = true;
+        new Steering({ about: { models: {}, classes: {} } });
+        page.part("steer-open").click();
+        const text = panel.querySelector("textarea");
+        const [tries, applies] = ["Try", "Apply"].map((name) =>
+          panel.querySelectorAll("button").find((one) => one.textContent === name));
+        const tried = async (edit) => {
+          let answer;
+          page.answer = () => new Promise((resolve) => { answer = resolve; });
+          const trying = tries.click();
+          if (edit) text.listeners.input();
+          answer(given.plan);
+          await trying;
+          return applies.disabled;
+        };
+        shown = [await tried(false), await tried(true)];
+    """
+    assert shown_by(tmp_path, script, plan=plan) == [False, True]
