@@ -106,7 +106,8 @@ export class Feed {
     this.offset ??= Date.now() / 1000 - answer.now;
     for (const record of answer.records) {
       const ring = this.records[record.type];
-      if (ring === undefined) continue;
+      // Of a record that was too large the server sends no fields.
+      if (ring === undefined || record.left_out_bytes) continue;
       record.time = record.at + this.offset;
       // A version of the configuration may have other classes, objectives and models.
       this.about = record.about ?? this.about;

@@ -146,9 +146,10 @@ def test_the_page_takes_classes_and_models_of_a_new_version(tmp_path: Path) -> N
 
 
 def test_an_answer_that_is_no_json_is_a_failure_and_leaves_nothing(tmp_path: Path) -> None:
-    """As of a proxy that asks for a login with status 200."""
+    """As of a proxy that asks for a login with status 200; nor does a record that was too large."""
     sample = {"seq": 1, "at": 1.0, "type": "sample"}
-    good = {"instance": "a", "now": 1.0, "next": 1, "more": False, "records": [sample]}
+    large = {"seq": 2, "at": 2.0, "type": "sample", "left_out_bytes": 40_000}
+    good = {"instance": "a", "now": 2.0, "next": 2, "more": False, "records": [sample, large]}
     script = """
         const { Feed } = await import("./feed.js");
         const answers = [given.good, "<!doctype html>"], failures = [];
@@ -156,9 +157,9 @@ def test_an_answer_that_is_no_json_is_a_failure_and_leaves_nothing(tmp_path: Pat
         const feed = new Feed(() => {}, (error) => failures.push(error.message));
         await feed.poll();
         await feed.poll();
-        shown = [failures.length, Number.isFinite(feed.last.time)];
+        shown = [failures.length, feed.last.seq, Number.isFinite(feed.last.time)];
     """
-    assert shown_by(tmp_path, script, good=good) == [1, True]
+    assert shown_by(tmp_path, script, good=good) == [1, 1, True]
 
 
 def test_a_server_that_hangs_is_a_failure(tmp_path: Path) -> None:
