@@ -61,6 +61,8 @@ export class Panels {
     this.window = [start, end];
     this.pool = last.pool_bytes;
     this.classes = Object.keys(this.feed.about.classes).filter((name) => last.classes[name]);
+    // A new version of the configuration may lack the class, and with it the card that would show all again.
+    if (!this.classes.includes(this.view.focus)) this.view.focus = null;
     this.shown = this.classes.filter((name) => !this.view.focus || this.view.focus === name);
     this.marks = [
       ...records.config.filter((one) => one.version > 1).map((one) => ({ time: one.time, label: `v${one.version}` })),

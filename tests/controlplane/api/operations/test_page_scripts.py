@@ -51,15 +51,27 @@ async def test_the_page_shows_what_a_server_sends(tmp_path: Path) -> None:
         stage.service.gate.is_closed = False
         stage.service.live.sample()
         answers = [json.loads(stage.service.live.since(0, "a"))]
+        classes = {"gold": None, "silver": {"default": True}}
+        await stage.service.reconfiguration.change({"classes": classes}, source="test")
+        stage.service.live.sample()
+        answers.append(json.loads(stage.service.live.since(answers[0]["next"], "a")))
     script = f"""{PAGE}
+        const ids = ["state", "models", "classes", "charts", "tables"];
+        const texts = () => ids.map((id) => page.part(id).textContent);
         await answered(1);
-        shown = ["state", "models", "classes", "charts", "tables"].map((id) => page.part(id).textContent);
+        shown = [texts()];
+        page.part("classes").children[0].click();
+        await answered(2);
+        shown.push(texts());
     """
-    state, models, classes, charts, tables = shown_by(tmp_path, script, answers=answers)
+    before, after = shown_by(tmp_path, script, answers=answers)
+    state, models, classes, charts, tables = before
     assert state == "live" and CHAT_MODEL in models
     assert "gold" in classes and "50 %" in classes and "of 2 in 5 min" in classes
     assert "LLM quota" in charts and "before lending" in charts and "target90 %" in charts
     assert "server is shutting down" in tables and "Nothing was preempted." in tables
+    # The class that was chosen is gone, and with it the button that would show all again.
+    assert "gold" not in after[2] and "silver" in after[2] and "silver" in after[3]
 
 
 def test_rows_and_faults_that_are_shown_stay_and_keep_the_focus(tmp_path: Path) -> None:
