@@ -293,7 +293,7 @@ class LiveFeed:
             for key, values in (("from", moves.before), ("to", moves.after), ("urgency", moves.urgency)):
                 fields[key] = {owner.value: values[owner] for owner in Owner}
             self._add("quota", fields)
-        restarts = self._worker_restarts()
+        restarts = self._restarts | self._worker_restarts()
         for model, count in restarts.items():
             if count > self._restarts.get(model, 0):
                 self._add("restart", {"part": "worker", "model": model, "state": "up"})
@@ -308,7 +308,8 @@ class LiveFeed:
         self._faults = faults
 
     def _worker_restarts(self) -> dict[str, int]:
-        return {embedder.model: embedder.restarts for embedder in self._status.encoders.values()}
+        """Of the workers that compute; a restart that fails is counted too, and is shown once one succeeds."""
+        return {each.model: each.restarts for each in self._status.encoders.values() if each.down is None}
 
 
 def _rounded(values: Mapping[str, float] | float | None) -> dict[str, float]:

@@ -175,6 +175,25 @@ def test_a_restarted_worker_and_a_fault_are_events(bench):
     bench(scenario)
 
 
+def test_a_worker_that_does_not_come_back_is_a_fault_and_no_restart(bench):
+    """Each attempt counts as a restart, and the former event "worker up" said that it served again."""
+
+    async def scenario(b):
+        b.embedder.die("the worker died")
+        for _ in range(3):
+            b.embedder.restarts += 1
+            b.service.live.sample()
+        assert records(b.service, "restart") == []
+        (began,) = records(b.service, "fault")
+        assert (began["part"], began["text"]) == (f"worker {b.embedder.model}", "the worker died")
+        await b.embedder.start()
+        b.service.live.sample()
+        assert [one["state"] for one in records(b.service, "restart")] == ["up"]
+        assert [one["state"] for one in records(b.service, "fault")] == ["began", "ended"]
+
+    bench(scenario)
+
+
 def test_a_change_of_the_configuration_is_an_event(bench):
     async def scenario(b):
         await b.service.reconfiguration.change({"scheduling": {"ordering": "fcfs"}}, source="test")
