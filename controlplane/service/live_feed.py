@@ -52,11 +52,11 @@ class LiveFeed:
     """The sampler of one started service."""
 
     def __init__(
-        self, status: ServiceStatus, version: ShownVersion, failed_change: Callable[[], str | None]
+        self, status: ServiceStatus, version: ShownVersion, faults_now: Callable[[], Mapping[str, str]]
     ) -> None:
-        """`failed_change` returns the last change of the configuration in words if it failed."""
+        """`faults_now` returns what fails now in words, by the name of the part."""
         self._version = version
-        self._failed_change = failed_change
+        self._faults_now = faults_now
         self._status = status
         self._recorder = status.dispatcher.recorder
         self._timer = LoopTimer()
@@ -298,9 +298,7 @@ class LiveFeed:
             if count > self._restarts.get(model, 0):
                 self._add("restart", {"part": "worker", "model": model, "state": "up"})
         self._restarts = restarts
-        faults = {name: text[:_MAX_TEXT] for name, text in self._status.faults().items()}
-        if (failed := self._failed_change()) is not None:
-            faults["configuration"] = failed[:_MAX_TEXT]
+        faults = {name: text[:_MAX_TEXT] for name, text in self._faults_now().items()}
         for name in faults.keys() - self._faults.keys():
             self._add("fault", {"part": name, "state": "began", "text": faults[name]})
         for name in self._faults.keys() - faults.keys():
@@ -308,7 +306,7 @@ class LiveFeed:
         self._faults = faults
 
     def _worker_restarts(self) -> dict[str, int]:
-        """Of the workers that compute; a restart that fails is counted too, and is shown once one succeeds."""
+        """Of the workers that compute. A failed restart is counted too, and shown once one has succeeded."""
         return {each.model: each.restarts for each in self._status.encoders.values() if each.down is None}
 
 

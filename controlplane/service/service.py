@@ -29,6 +29,7 @@ from controlplane.service.status import ServiceStatus
 
 # Routers that know vLLM's names read the page every 50 ms; rendering it takes the event loop about 9 ms.
 _METRICS_AGE = milliseconds(200)
+_DRAINED = "the service was drained and accepts no requests; restart it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Service:
             self.reconfiguration.attach(
                 ConfiguredParts(parts.gate, parts.intake, parts.status.metrics, parts.quota_controller)
             )
-            self.live = LiveFeed(self.status, self._version_shown(), self.reconfiguration.failure)
+            self.live = LiveFeed(self.status, self._version_shown(), self._faults)
             self.reconfiguration.listeners.append(self._configured)
             if (workers := self.reconfiguration.workers) is not None:
                 workers.on_change = self.live.worker_changed
@@ -145,6 +146,15 @@ class Service:
             await stop_all(self._supervision(), self._periodic_work(), self._engines(), self._records())
             raise
         self._is_started = True
+
+    def _faults(self) -> dict[str, str]:
+        """What the live feed shows as failing: parts, the last change of the configuration, the admission."""
+        found = self.status.faults()
+        if (failed := self.reconfiguration.failure()) is not None:
+            found["configuration"] = failed
+        if self.gate.is_closed:
+            found["admission"] = _DRAINED
+        return found
 
     def _configured(self, version: ConfigVersion) -> None:
         self.status.config = version.config
@@ -245,8 +255,7 @@ class Service:
         if not self._is_started:
             raise BackendDown("the service is starting or stopping")
         if self.gate.is_closed:
-            message = "the service was drained and accepts no requests; restart it"
-            raise BackendDown(message, is_permanent=True)
+            raise BackendDown(_DRAINED, is_permanent=True)
         for supervisor in self._supervisors:
             supervisor.require_up()
             await supervisor.generator.check()

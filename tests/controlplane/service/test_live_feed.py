@@ -240,6 +240,17 @@ def test_a_failed_change_of_the_configuration_is_a_fault_until_the_next_one(benc
     bench(scenario, scheduling={"ordering": "least-slack"})
 
 
+def test_a_drained_server_is_a_fault(bench):
+    async def scenario(b):
+        await b.service.drain()
+        b.service.live.sample()
+        (sample,) = records(b.service, "sample")
+        assert sample["faults"].keys() == {"admission"}
+        assert "the service was drained and accepts no requests" in sample["faults"]["admission"]
+
+    bench(scenario)
+
+
 def test_the_first_answer_describes_the_classes(bench):
     async def scenario(b):
         first, later = (json.loads(b.service.live.since(number, "one")) for number in (0, 1))
