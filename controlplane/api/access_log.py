@@ -35,8 +35,8 @@ _DELAY_SECONDS = 0.5
 _SHED_SECONDS = 1.0
 # About a millisecond of work.
 _MOST_LINES = 50
-# Probes and scrapes, which come all the time; logged if they fail.
-_FREQUENT = ("/health", "/ready", "/metrics")
+# Probes, scrapes, and readings of open pages and of routers, which come all the time; logged if they fail.
+_FREQUENT = ("/health", "/ready", "/metrics", "/admin/live", "/admin/load")
 
 
 class AccessLog:

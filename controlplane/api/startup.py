@@ -31,10 +31,10 @@ class StartupMiddleware:
             await self._app(scope, receive, send)
             return
         path, progress = scope["path"], self._service.progress
+        scope["state"][EXPECTED_FAILURE] = True
         if path in _SERVED or path.startswith(_SERVED_BELOW):
             await self._app(scope, receive, send)
         elif path == "/ready":
-            scope["state"][EXPECTED_FAILURE] = True
             await starting_response(progress)(scope, receive, send)
         else:
             await response_of(starting_failure(str(progress)), scope)(scope, receive, send)
