@@ -12,6 +12,7 @@ from controlplane.core.clock import Instant, between, milliseconds
 from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
 from controlplane.core.request import Owner
+from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
@@ -62,6 +63,7 @@ class Service:
         build: Callable[[], Parts],
         *,
         reconfiguration: Reconfiguration,
+        metrics: Metrics,
         timer: PeriodicTimer,
         training: LengthTraining | None,
         is_sampled: bool,
@@ -71,6 +73,7 @@ class Service:
         `is_sampled` starts the samples of the live feed, which need a clock that runs by itself.
         """
         self.reconfiguration = reconfiguration
+        self.metrics = metrics
         self.progress = StartProgress()
         self._is_sampled = is_sampled
         self.quota_controller: QuotaController | None = None
@@ -114,7 +117,7 @@ class Service:
             self.load_reporter = self._load_reporter()
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
             self.reconfiguration.attach(
-                ConfiguredParts(parts.gate, parts.intake, parts.status.metrics, parts.quota_controller)
+                ConfiguredParts(parts.gate, parts.intake, self.metrics, parts.quota_controller)
             )
             self.live = LiveFeed(self.status, self._version_shown(), self._faults)
             self.reconfiguration.listeners.append(self._configured)
@@ -176,7 +179,12 @@ class Service:
         return reporter
 
     def metrics_text(self) -> bytes:
-        """All series in the Prometheus text format; with vLLM's names at most 0.2 s old."""
+        """All series in the Prometheus text format; with vLLM's names at most 0.2 s old.
+
+        Until the service has started only the counters: no engine reports what the gauges show.
+        """
+        if not self._is_started:
+            return self.metrics.exposition({})
         if not self.config.server.vllm_metric_names:
             return self.status.metrics_text(self.load_reporter.utilisation(), has_vllm_names=False)
         now = self.gate.clock.now()

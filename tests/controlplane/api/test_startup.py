@@ -107,9 +107,19 @@ async def test_requests_during_the_start_are_told_to_come_back():
             assert f"measuring {EMBED_MODEL} for" in error["message"]
         anthropic = await host.http.post("/v1/messages", json=CHAT)
         assert anthropic.json()["error"]["type"] == "overloaded_error"
-        assert (await host.http.get("/metrics")).status_code == 503
         routed = await host.http.post("/v1/completions", json=CHAT, headers={HEADER_ROUTER_KEY: "router"})
         assert routed.status_code == 503 and HEADER_LOAD not in routed.headers
+
+
+async def test_a_scraper_sees_a_starting_server_and_its_counters_at_zero():
+    """Without an answer it takes the server for dead, and the alert of that pages after two minutes."""
+    async with hosted() as host:
+        answer = await host.http.get("/metrics")
+        assert answer.status_code == 200
+        assert "tandem_requests_total{" in answer.text and "\ntandem_config_version " not in answer.text
+        host.load.set_result(None)
+        await until(lambda: host.service.is_started)
+        assert "\ntandem_config_version 1.0\n" in (await host.http.get("/metrics")).text
 
 
 async def test_the_health_port_answers_during_the_start():
