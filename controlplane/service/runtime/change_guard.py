@@ -110,6 +110,7 @@ class ChangeGuard:
     reason: str = field(init=False, default="")
     _begin: Counts = field(init=False)
     _before: Counts = field(init=False)
+    _last: Counts | None = field(init=False, default=None)
     _task: asyncio.Task[None] | None = field(init=False, default=None)
 
     def start(self) -> None:
@@ -132,8 +133,8 @@ class ChangeGuard:
             self._task.cancel()
 
     def to_json(self) -> dict[str, object]:
-        """State and attainment before and since the change, by class."""
-        since = _difference(self.history.now(), self._begin)
+        """State and attainment before and since the change, up to the end of the guard, by class."""
+        since = _difference(self.history.now() if self._last is None else self._last, self._begin)
         return {
             "version": self.version,
             "seconds": self.seconds,
@@ -187,7 +188,8 @@ class ChangeGuard:
         return None
 
     def _end(self, state: GuardState, reason: str) -> None:
-        self.state, self.reason = state, reason
+        # Requests that end later may be those of another version.
+        self.state, self.reason, self._last = state, reason, self.history.now()
 
 
 def _duration(value: float) -> Duration:

@@ -89,6 +89,13 @@ def test_a_temporary_change_is_undone_once_at_the_latest_when_its_time_is_over(a
     assert seconds_taken == pytest.approx(took)
 
 
+def test_what_ends_after_the_guard_is_not_the_changes():
+    """An undone change was shown with the attainment of the version that replaced it."""
+    guard, _, _ = watched((100, 0), (0, 100))
+    counted(guard.history, 900, 0, guard.history._samples[-1][0])
+    assert guard.to_json()["since"] == {"gold": {"percent": 0.0, "requests": 100}}
+
+
 def test_an_undo_that_fails_is_shown():
     guard, undone, _ = watched((100, 0), (0, 100), error=RuntimeError("no engine"))
     assert guard.state is GuardState.FAILED
