@@ -113,7 +113,6 @@ class LiveFeed:
         now = recorder.records.clock.now()
         elapsed = max(1e-3, to_seconds(Duration(now - self._sampled_at)))
         self._sampled_at = now
-        recorder.attainment.advance(now)
         self._record_changes()
         owners, classes = self._owners_and_classes(now)
         self._add(
