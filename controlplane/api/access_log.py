@@ -168,7 +168,7 @@ def gate_fields(tickets: Sequence[Ticket]) -> dict[str, object]:
     measured = [ticket.timeline.measured(request.kind) for ticket in tickets]
     return {
         "tenant": request.tenant,
-        "model": request.adapter or request.model,
+        "model": request.name_of_model,
         "kind": request.kind.value,
         "class": request.service_class.name,
         "requests": len(tickets),
