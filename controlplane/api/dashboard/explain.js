@@ -16,9 +16,15 @@ export const facts = (pairs) => el("dl", {}, ...pairs.filter(([, value]) => valu
 export async function route() {
   const id = new URLSearchParams(location.hash.slice(1)).get("explain");
   if (id === shown && id !== null) return;
+  const before = shown;
   shown = id;
   panel.hidden = id === null;
-  if (id === null) return panel.replaceChildren();
+  if (id === null) {
+    panel.replaceChildren();
+    // Back to the request that opened it, where the keyboard goes on.
+    document.querySelector(`a[href="#explain=${encodeURIComponent(before ?? "")}"]`)?.focus({ preventScroll: true });
+    return;
+  }
   const head = el("header", {}, el("h2", {}, "Why"), el("code", {}, id), el("button", { type: "button", onclick: close, "aria-label": "Close" }, "✕"));
   panel.replaceChildren(head, el("p.note", {}, "Asking the gate…"));
   try {

@@ -128,6 +128,12 @@ def test_a_request_of_the_decision_log_is_explained_without_what_its_row_lacks(t
         page.answer = () => ({ requests: [given.request] });
         await route();
         shown = page.part("explain").textContent;
+        const link = document.createElement("a");
+        link.setAttribute("href", "#explain=a");
+        page.part("tables").append(link);
+        location.hash = "";
+        await route();
+        if (document.activeElement !== link) throw new Error("the focus is not where it was");
     """
     shown = shown_by(tmp_path, script, request=logged_history(row))
     assert "30 tokens, predicted 40 (0.9 quantile 80)" in shown
