@@ -22,6 +22,7 @@ SOURCES: Mapping[str, str] = {
     "helm": _OPS,
     "kubectl": _OPS,
     "kubernetes-validate": _OPS,
+    "node": "apt-get install nodejs",
     "prometheus": "apt-get install prometheus",
     "promtool": "apt-get install prometheus",
     "systemd-analyze": "apt-get install systemd",

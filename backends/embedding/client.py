@@ -155,6 +155,11 @@ class WorkerEmbedder(ModelProperties):
         return (*(d for d in self._short_dimensions if d < self.dimension), self.dimension)
 
     @property
+    def down(self) -> str | None:
+        """Why no worker computes now; None while one does."""
+        return None if self.ready.is_set() else self._down_reason
+
+    @property
     def is_computing(self) -> bool:
         """Whether a batch is in flight."""
         return self._dispatcher.has_batches_in_flight

@@ -106,6 +106,11 @@ class SimulatedEmbedder:
         device.attach(self)
 
     @property
+    def down(self) -> str | None:
+        """Why the device computes nothing; None while it is up."""
+        return self._device.down
+
+    @property
     def is_computing(self) -> bool:
         """Whether the current step has an embedding batch."""
         return bool(self._batch)

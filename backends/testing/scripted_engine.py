@@ -77,6 +77,11 @@ class ScriptedEngine:
         self._arrived = asyncio.Condition()
         self.on_start: Callable[[], Awaitable[None]] | None = None
 
+    @property
+    def down(self) -> str | None:
+        """Why the engine does nothing; None while it is up."""
+        return self._down
+
     async def start(self) -> None:
         """Starts or restarts the engine; the test's `on_start` runs first and may never return."""
         if self.on_start is not None:

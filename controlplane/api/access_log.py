@@ -35,8 +35,8 @@ _DELAY_SECONDS = 0.5
 _SHED_SECONDS = 1.0
 # About a millisecond of work.
 _MOST_LINES = 50
-# Probes and scrapes, which come all the time; logged if they fail.
-_FREQUENT = ("/health", "/ready", "/metrics")
+# Probes, scrapes, and readings of open pages and of routers, which come all the time; logged if they fail.
+_FREQUENT = ("/health", "/ready", "/metrics", "/admin/live", "/admin/load")
 
 
 class AccessLog:
@@ -168,7 +168,7 @@ def gate_fields(tickets: Sequence[Ticket]) -> dict[str, object]:
     measured = [ticket.timeline.measured(request.kind) for ticket in tickets]
     return {
         "tenant": request.tenant,
-        "model": request.adapter or request.model,
+        "model": request.name_of_model,
         "kind": request.kind.value,
         "class": request.service_class.name,
         "requests": len(tickets),

@@ -25,6 +25,7 @@ from controlplane.api.app import create_app
 from controlplane.api.config_reload import ConfigReload
 from controlplane.api.http_protocol import BoundedHttpProtocol
 from controlplane.api.load_shedding import LoadShedder
+from controlplane.api.openapi import model_schemas
 from controlplane.api.operations.health_listener import HealthListener
 from controlplane.api.settings import ApiSettings, live_settings
 from controlplane.config import Config, ConfigError
@@ -265,9 +266,12 @@ async def _run_service(
     service: Service, config: Config, reload: ConfigReload, hosting: Hosting, server: _Server
 ) -> int:
     """Starts the service and returns the exit status once it has failed; cancelled by a drain."""
+    # As the application's lifespan, which does not run here, does it.
+    describing = asyncio.create_task(asyncio.to_thread(model_schemas))
     try:
         with hosting.display(service.progress):
             await service.start()
+            await describing
     except asyncio.CancelledError:
         _log.info("the start was ended by a signal")
         raise

@@ -1,7 +1,7 @@
 """Answers requests that arrive before the service has started, while models load.
 
-Liveness, version, links and the dashboard's files need no engine and are served as always. Readiness names
-the stages with their seconds. Every other request gets a 503 with Retry-After.
+Liveness, version, links, counters and the dashboard's files need no engine and are served as always.
+Readiness names the stages with their seconds. Every other request gets a 503 with Retry-After.
 """
 
 import orjson
@@ -14,7 +14,8 @@ from controlplane.api.errors import starting_failure
 from controlplane.service.runtime.start_progress import StartProgress
 from controlplane.service.service import Service
 
-_SERVED = ("/", "/health", "/version", "/dashboard")
+# A scraper takes a target without an answer for dead, and a model may load for minutes.
+_SERVED = ("/", "/health", "/version", "/metrics", "/dashboard")
 _SERVED_BELOW = "/dashboard/"
 
 
@@ -31,10 +32,10 @@ class StartupMiddleware:
             await self._app(scope, receive, send)
             return
         path, progress = scope["path"], self._service.progress
+        scope["state"][EXPECTED_FAILURE] = True
         if path in _SERVED or path.startswith(_SERVED_BELOW):
             await self._app(scope, receive, send)
         elif path == "/ready":
-            scope["state"][EXPECTED_FAILURE] = True
             await starting_response(progress)(scope, receive, send)
         else:
             await response_of(starting_failure(str(progress)), scope)(scope, receive, send)

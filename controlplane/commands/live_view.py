@@ -64,6 +64,11 @@ class LiveView:
         self.about = answer.get("about", self.about)
         for record in answer["records"]:
             kind = record["type"]
+            if "left_out_bytes" in record:
+                # It was too large, and has no fields.
+                continue
+            # A version of the configuration may have other classes and models.
+            self.about = record.get("about", self.about)
             kept = self.samples if kind == "sample" else self._by_type.setdefault(kind, deque(maxlen=_EVENTS))
             kept.append(record)
         return bool(answer["more"])

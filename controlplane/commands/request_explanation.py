@@ -91,12 +91,16 @@ def _about(found: Mapping[str, Any]) -> Iterator[str]:
     request = found["request"]
     late = f" (missed {', '.join(found['missed'])})" if found["missed"] else ""
     yield f"{found['id']}: {found['outcome'] or found['phase']}{late}"
-    objectives = ", ".join(f"{name} {ms:g} ms" for name, ms in request["objectives_ms"].items())
     limit = request.get("max_output_tokens")
     names = ", ".join(f"{name} {request[name]}" for name in ("class", "tenant", "model"))
     sizes = f"{request['prompt_tokens']:,} prompt tokens"
     sizes += f", at most {limit:,} output tokens" if limit else ""
-    yield f"  {request['kind']}, {names}; {sizes}; objectives: {objectives or 'none'}"
+    line = f"  {request['kind']}, {names}; {sizes}"
+    # A row of the decision log has no objectives.
+    if (objectives := request.get("objectives_ms")) is not None:
+        stated = ", ".join(f"{name} {ms:g} ms" for name, ms in objectives.items())
+        line += f"; objectives: {stated or 'none'}"
+    yield line
 
 
 def _print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:

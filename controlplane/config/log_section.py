@@ -22,4 +22,4 @@ class LogSection:
     left out; lines with a traceback are always written. 0 writes all."""
     access: bool = True
     """Write one line for each HTTP request at its end: status, times, tokens, decision and outcome. Of
-    `/health`, `/ready` and `/metrics` only those that failed."""
+    `/health`, `/ready`, `/metrics`, `/admin/live` and `/admin/load` only those that failed."""

@@ -110,7 +110,6 @@ class Generator(Protocol):
     @property
     def images(self) -> ImageRenderer | None:
         """Renders conversations with images; None if the model takes none."""
-        ...
 
     @property
     def codec(self) -> TextCodec:
@@ -250,6 +249,10 @@ class Embedder(Protocol):
     def stall_count(self) -> int:
         """Times the watchdog killed a live but unresponsive engine."""
         ...
+
+    @property
+    def down(self) -> str | None:
+        """Why it computes nothing, for example while its process is replaced; None while it computes."""
 
     @property
     def restarts(self) -> int:

@@ -79,6 +79,11 @@ class Request:
     """The answer has as many of the prompt's tokens."""
 
     @property
+    def name_of_model(self) -> str:
+        """The name that the client asked for, of the model or of its adapter."""
+        return self.adapter or self.model
+
+    @property
     def choices(self) -> int:
         """Sequences that an engine runs for it at once: `n`, and 1 for embeddings."""
         return self.sequences if self.kind is Kind.GENERATE else 1

@@ -162,6 +162,7 @@ def build_service(
         encoders,
         build,
         reconfiguration=_reconfiguration(config, generators, replacement),
+        metrics=metrics,
         timer=ticks or SchedulerTimer(),
         training=_training_of(config, predictor) if clock is None else None,
         is_sampled=clock is None,

@@ -52,11 +52,11 @@ class LiveFeed:
     """The sampler of one started service."""
 
     def __init__(
-        self, status: ServiceStatus, version: ShownVersion, failed_change: Callable[[], str | None]
+        self, status: ServiceStatus, version: ShownVersion, faults_now: Callable[[], Mapping[str, str]]
     ) -> None:
-        """`failed_change` returns the last change of the configuration in words if it failed."""
+        """`faults_now` returns what fails now in words, by the name of the part."""
         self._version = version
-        self._failed_change = failed_change
+        self._faults_now = faults_now
         self._status = status
         self._recorder = status.dispatcher.recorder
         self._timer = LoopTimer()
@@ -95,10 +95,13 @@ class LiveFeed:
         self._add("restart", {"part": "engine", "model": model, "state": "up", "seconds": round(took, 3)})
 
     def configured(self, version: ShownVersion) -> None:
-        """Records a change of the configuration: each changed key with its former and its new value."""
+        """Records a change of the configuration: each changed key with its former and its new value.
+
+        And what a reader of the feed was told at its first request, which holds no more.
+        """
         changes = dict(list(_differences(self._version.document, version.document))[:_MAX_CHANGES])
         self._version = version
-        self._add("config", {"version": version.number, "changes": changes, "models": self._models()})
+        self._add("config", {"version": version.number, "changes": changes, "about": self._about()})
 
     def worker_changed(self, model: str, state: str, text: str) -> None:
         """Records that a change of the configuration started or stopped a worker, or failed to start it."""
@@ -110,7 +113,6 @@ class LiveFeed:
         now = recorder.records.clock.now()
         elapsed = max(1e-3, to_seconds(Duration(now - self._sampled_at)))
         self._sampled_at = now
-        recorder.attainment.advance(now)
         self._record_changes()
         owners, classes = self._owners_and_classes(now)
         self._add(
@@ -160,7 +162,10 @@ class LiveFeed:
         classes = list(self._version.classes.values())[:_MAX_CLASSES]
         return {
             "target": TARGET,
-            "models": self._models(),
+            "models": {
+                Owner.LLM.value: list(self._status.generators)[:_MAX_CLASSES],
+                Owner.EMBEDDING.value: list(self._status.encoders)[:_MAX_CLASSES],
+            },
             "classes": {
                 each.name: {
                     "priority": each.priority,
@@ -173,12 +178,6 @@ class LiveFeed:
                 }
                 for each in classes
             },
-        }
-
-    def _models(self) -> dict[str, list[str]]:
-        return {
-            Owner.LLM.value: list(self._status.generators)[:_MAX_CLASSES],
-            Owner.EMBEDDING.value: list(self._status.encoders)[:_MAX_CLASSES],
         }
 
     def _owners_and_classes(self, now: Instant) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
@@ -293,14 +292,12 @@ class LiveFeed:
             for key, values in (("from", moves.before), ("to", moves.after), ("urgency", moves.urgency)):
                 fields[key] = {owner.value: values[owner] for owner in Owner}
             self._add("quota", fields)
-        restarts = self._worker_restarts()
+        restarts = self._restarts | self._worker_restarts()
         for model, count in restarts.items():
             if count > self._restarts.get(model, 0):
                 self._add("restart", {"part": "worker", "model": model, "state": "up"})
         self._restarts = restarts
-        faults = {name: text[:_MAX_TEXT] for name, text in self._status.faults().items()}
-        if (failed := self._failed_change()) is not None:
-            faults["configuration"] = failed[:_MAX_TEXT]
+        faults = {name: text[:_MAX_TEXT] for name, text in self._faults_now().items()}
         for name in faults.keys() - self._faults.keys():
             self._add("fault", {"part": name, "state": "began", "text": faults[name]})
         for name in self._faults.keys() - faults.keys():
@@ -308,7 +305,8 @@ class LiveFeed:
         self._faults = faults
 
     def _worker_restarts(self) -> dict[str, int]:
-        return {embedder.model: embedder.restarts for embedder in self._status.encoders.values()}
+        """Of the workers that compute. A failed restart is counted too, and shown once one has succeeded."""
+        return {each.model: each.restarts for each in self._status.encoders.values() if each.down is None}
 
 
 def _rounded(values: Mapping[str, float] | float | None) -> dict[str, float]:

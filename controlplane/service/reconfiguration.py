@@ -267,7 +267,7 @@ class Reconfiguration:
             guarded.number,
             asked.seconds,
             asked.drop,
-            parts.gate.dispatcher.accounting.attainment,
+            parts.gate.dispatcher.recorder.attainment,
             parts.gate.clock.now,
             undo,
             is_temporary=asked.is_temporary,

@@ -89,7 +89,7 @@ class RequestRecorder:
         self.kept.append(ticket)
         request = ticket.request
         measured = ticket.timeline.measured(request.kind)
-        self.attainment.count(request.service_class.name, outcome)
+        self.attainment.count(request.service_class.name, outcome, now)
         has_finished = outcome in (Outcome.MET, Outcome.LATE)
         if request.kind is Kind.EMBED and has_finished:
             self.first_token(ticket, measured["ttft"] or Duration(0))

@@ -12,6 +12,7 @@ from controlplane.core.clock import Instant, between, milliseconds
 from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
 from controlplane.core.request import Owner
+from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
@@ -29,6 +30,7 @@ from controlplane.service.status import ServiceStatus
 
 # Routers that know vLLM's names read the page every 50 ms; rendering it takes the event loop about 9 ms.
 _METRICS_AGE = milliseconds(200)
+_DRAINED = "the service was drained and accepts no requests; restart it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Service:
         build: Callable[[], Parts],
         *,
         reconfiguration: Reconfiguration,
+        metrics: Metrics,
         timer: PeriodicTimer,
         training: LengthTraining | None,
         is_sampled: bool,
@@ -70,6 +73,7 @@ class Service:
         `is_sampled` starts the samples of the live feed, which need a clock that runs by itself.
         """
         self.reconfiguration = reconfiguration
+        self.metrics = metrics
         self.progress = StartProgress()
         self._is_sampled = is_sampled
         self.quota_controller: QuotaController | None = None
@@ -113,9 +117,9 @@ class Service:
             self.load_reporter = self._load_reporter()
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
             self.reconfiguration.attach(
-                ConfiguredParts(parts.gate, parts.intake, parts.status.metrics, parts.quota_controller)
+                ConfiguredParts(parts.gate, parts.intake, self.metrics, parts.quota_controller)
             )
-            self.live = LiveFeed(self.status, self._version_shown(), self.reconfiguration.failure)
+            self.live = LiveFeed(self.status, self._version_shown(), self._faults)
             self.reconfiguration.listeners.append(self._configured)
             if (workers := self.reconfiguration.workers) is not None:
                 workers.on_change = self.live.worker_changed
@@ -146,6 +150,15 @@ class Service:
             raise
         self._is_started = True
 
+    def _faults(self) -> dict[str, str]:
+        """What the live feed shows as failing: parts, the last change of the configuration, the admission."""
+        found = self.status.faults()
+        if (failed := self.reconfiguration.failure()) is not None:
+            found["configuration"] = failed
+        if self.gate.is_closed:
+            found["admission"] = _DRAINED
+        return found
+
     def _configured(self, version: ConfigVersion) -> None:
         self.status.config = version.config
         self.live.configured(self._version_shown())
@@ -166,7 +179,12 @@ class Service:
         return reporter
 
     def metrics_text(self) -> bytes:
-        """All series in the Prometheus text format; with vLLM's names at most 0.2 s old."""
+        """All series in the Prometheus text format; with vLLM's names at most 0.2 s old.
+
+        Until the service has started only the counters: no engine reports what the gauges show.
+        """
+        if not self._is_started:
+            return self.metrics.exposition({})
         if not self.config.server.vllm_metric_names:
             return self.status.metrics_text(self.load_reporter.utilisation(), has_vllm_names=False)
         now = self.gate.clock.now()
@@ -245,8 +263,7 @@ class Service:
         if not self._is_started:
             raise BackendDown("the service is starting or stopping")
         if self.gate.is_closed:
-            message = "the service was drained and accepts no requests; restart it"
-            raise BackendDown(message, is_permanent=True)
+            raise BackendDown(_DRAINED, is_permanent=True)
         for supervisor in self._supervisors:
             supervisor.require_up()
             await supervisor.generator.check()

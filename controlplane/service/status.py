@@ -76,8 +76,9 @@ class ServiceStatus:
         return found | ({"learning": Fault.DEFECT.value} if self.fail_open.is_failing else {})
 
     def faults(self) -> dict[str, str]:
-        """The parts that fail now, each in words: engines that are down, and those of `impaired`."""
+        """The parts that fail now, each in words: engines and workers that are down, those of `impaired`."""
         down = {f"engine {name}": each.to_json()["down"] for name, each in self.supervisors.items()}
+        down |= {f"worker {name}": each.down for name, each in self.encoders.items()}
         found = {name: str(reason) for name, reason in down.items() if reason is not None}
         found |= {name: text for name, each in self._health().items() if (text := each.text()) is not None}
         if self.monitor is not None and self.monitor.withheld:

@@ -154,8 +154,10 @@ PANELS: dict[str, Sequence[PanelRow]] = {
             ],
         ),
         PanelRow(
-            "Device time by owner", "Share of a second in engine steps and embedding passes.", "percentunit",
-            [(rate("device_seconds_total", "owner"), "{{owner}}")], is_stacked=True,
+            "Device time by owner",
+            "Share of a second in engine steps and embedding passes, mean of the servers.", "percentunit",
+            [(f"avg by (owner) (rate(tandem_device_seconds_total{{{_S}}}[5m]))", "{{owner}}")],
+            is_stacked=True,
         ),
         PanelRow(
             "Preemptions", "By the gate (class) and by the engine.", "reqps",

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,16 @@ def test_every_object_of_the_example_follows_its_definition(tmp_path):
     file = tmp_path / "core.yaml"
     file.write_text(yaml.safe_dump_all(core), encoding="utf-8")
     run("kubernetes-validate", "--strict", "-k", "1.34", str(file))
+
+
+def test_the_alert_of_a_dead_server_selects_the_job_of_the_pods():
+    """With any release and namespace: by default the job is `namespace/name` of the PodMonitor."""
+    [monitor] = [one for one in committed() if one["kind"] == "PodMonitor"]
+    job = monitor["spec"]["selector"]["matchLabels"][monitor["spec"]["jobLabel"]]
+    [rules] = [one for one in committed() if one["kind"] == "PrometheusRule"]
+    expressions = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
+    selected = [match[1] for expr in expressions for match in re.finditer(r'\bup\{job=~"([^"]+)"', expr)]
+    assert selected and all(re.fullmatch(pattern, job) for pattern in selected)
 
 
 def test_grafana_is_provisioned_with_what_compose_mounts():

@@ -52,7 +52,7 @@ def test_continuous_integration_requires_what_it_could_install(tmp_path, has_net
     )
     found = set(done.stdout.rpartition("required:")[2].split())
     of_pip = {"docker-compose", "hadolint", "helm", "kubectl", "kubernetes-validate"}
-    of_system = {"chromium", "dclint", "prometheus"} if has_network else set()
+    of_system = {"chromium", "dclint", "node", "prometheus"} if has_network else set()
     assert found == of_pip | of_system | {"promtool"}
     assert found <= programs.SOURCES.keys()
 

@@ -114,6 +114,20 @@ def test_the_chart_refuses_unknown_values_and_incomplete_configurations(tmp_path
     assert spec["containers"][0]["livenessProbe"]["httpGet"]["port"] == 9000
 
 
+def test_labels_annotations_and_selectors_are_strings():
+    """`--set` makes a boolean of `true` and a number of `8000`, and the API server refuses both there."""
+    given = (
+        r"nodeSelector.nvidia\.com/gpu\.present=true,podAnnotations.prometheus\.io/port=8000,"
+        "podAnnotations.team=a,monitoring.podMonitor=true,monitoring.labels.release=1"
+    )
+    text = run("helm", "template", "t", CHART, "--set", given)
+    objects = {one["kind"]: one for one in yaml.safe_load_all(text[text.index("---") :]) if one}
+    pod = objects["Deployment"]["spec"]["template"]
+    assert pod["spec"]["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert pod["metadata"]["annotations"] == {"prometheus.io/port": "8000", "team": "a"}
+    assert objects["PodMonitor"]["metadata"]["labels"]["release"] == "1"
+
+
 def test_the_chart_and_the_kustomize_base_are_the_same_objects():
     sys.path.insert(0, str(OPS / "kubernetes"))
     try:

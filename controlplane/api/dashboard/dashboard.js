@@ -34,8 +34,7 @@ function changed(feed) {
   const models = Object.values(feed.about.models).flat();
   part("models").textContent = models.join(" · ");
   showState(feed.last ? "live" : "wait", feed.last ? "live" : "waiting for the first sample");
-  const faults = Object.entries(feed.last?.faults ?? {});
-  part("faults").replaceChildren(...faults.map(([name, text]) => el("p", { "data-part": name }, el("b", {}, name.replaceAll("_", " ")), text)));
+  showFaults(feed.last?.faults ?? {});
   // Most answers between two samples are empty.
   const newest = `${feed.instance} ${feed.next}`;
   if (view.frozenAt === null && newest !== drawn) draw();
@@ -58,6 +57,14 @@ function failed(error) {
   }
   const silent = lastAnswer ? `no answer for ${count(Math.round((Date.now() - lastAnswer) / 1000))} s` : "no answer";
   showState("bad", `${silent}: ${error.message}`);
+}
+
+/** Those that are shown already stay, so that their text can be selected and is read out once. */
+function showFaults(faults) {
+  const key = JSON.stringify(faults);
+  if (part("faults").dataset.shown === key) return;
+  part("faults").dataset.shown = key;
+  part("faults").replaceChildren(...Object.entries(faults).map(([name, text]) => el("p", { "data-part": name }, el("b", {}, name.replaceAll("_", " ")), text)));
 }
 
 function showState(state, text) {

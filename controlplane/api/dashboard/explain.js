@@ -16,9 +16,15 @@ export const facts = (pairs) => el("dl", {}, ...pairs.filter(([, value]) => valu
 export async function route() {
   const id = new URLSearchParams(location.hash.slice(1)).get("explain");
   if (id === shown && id !== null) return;
+  const before = shown;
   shown = id;
   panel.hidden = id === null;
-  if (id === null) return panel.replaceChildren();
+  if (id === null) {
+    panel.replaceChildren();
+    // Back to the request that opened it, where the keyboard goes on.
+    document.querySelector(`a[href="#explain=${encodeURIComponent(before ?? "")}"]`)?.focus({ preventScroll: true });
+    return;
+  }
   const head = el("header", {}, el("h2", {}, "Why"), el("code", {}, id), el("button", { type: "button", onclick: close, "aria-label": "Close" }, "✕"));
   panel.replaceChildren(head, el("p.note", {}, "Asking the gate…"));
   try {
@@ -36,15 +42,19 @@ addEventListener("keydown", (event) => event.key === "Escape" && !panel.hidden &
 /** The forecast beside a first token; empty without one. */
 const prediction = ({ ttft_ms: mean, ttft_upper_ms: upper }) => (mean == null ? "" : `, predicted ${duration(mean)}${upper == null ? "" : ` (0.9 quantile ${duration(upper)})`}`);
 
+/** The forecast beside the output; a row of the decision log has the median in place of the mean. */
+const length = (tokens) => (tokens == null ? "" : `, predicted ${Math.round(tokens.mean ?? tokens["0.5"])} (0.9 quantile ${Math.round(tokens["0.9"])})`);
+
 function request(one) {
-  const { measured, predicted } = one;
+  const { measured, predicted } = one, { objectives_ms: stated } = one.request;
   const outcome = one.outcome ?? one.phase;
   const level = one.outcome === "met" ? "good" : one.outcome == null ? "none" : one.outcome === "late" ? "warn" : "bad";
   return el("article", {},
     el("p.verdict", {}, el("span.badge", { "data-level": level }, outcome), ` ${one.request.kind} · ${one.request.class} · ${one.request.model}`),
     timeline(one),
     facts([
-      ["Objectives", objectives(one.request.objectives_ms)],
+      // A row of the decision log lacks the objectives, and an embedding's the output.
+      ["Objectives", stated == null ? null : objectives(stated)],
       ["Missed", one.missed.map((name) => OBJECTIVES[name]).join(", ") || null],
       ["First token", measured.ttft_ms == null ? null : `${duration(measured.ttft_ms)}${prediction(predicted)}`],
       ["Per token", measured.tpot_ms == null ? null : duration(measured.tpot_ms)],
@@ -52,7 +62,7 @@ function request(one) {
       ["Queue", measured.queue_ms == null ? null : duration(measured.queue_ms)],
       ["End to end", measured.e2e_ms == null ? null : duration(measured.e2e_ms)],
       ["Prompt", `${count(one.request.prompt_tokens)} tokens${measured.cached_tokens ? `, ${count(measured.cached_tokens)} cached` : ""}`],
-      ["Output", `${count(measured.output_tokens)} tokens${predicted.output_tokens ? `, predicted ${Math.round(predicted.output_tokens.mean)} (0.9 quantile ${Math.round(predicted.output_tokens["0.9"])})` : ""}`],
+      ["Output", measured.output_tokens == null ? null : `${count(measured.output_tokens)} tokens${length(predicted.output_tokens)}`],
       ["Tenant", one.request.tenant],
     ]),
     el("h3", {}, "Decisions"),

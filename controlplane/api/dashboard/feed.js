@@ -10,6 +10,8 @@ const SAMPLED_MS = 1000;
 // A sample may be late by this.
 const LATE_MS = 40;
 const HIDDEN_PERIOD_MS = 10000;
+// A server that takes longer hangs, or is not reached any more.
+const ANSWER_MS = 5000;
 const KEY = "tandem-admin-key";
 
 export const adminKey = {
@@ -28,12 +30,15 @@ export async function ask(address, request = {}) {
     headers: { ...request.headers, authorization: `Bearer ${adminKey.get() ?? ""}` },
     cache: "no-store",
   });
-  const body = await response.json().catch(() => ({}));
   if (!response.ok) {
+    const body = await response.json().catch(() => ({}));
     throw Object.assign(new Error(body.error?.message ?? `HTTP ${response.status}`), { status: response.status });
   }
-  return body;
+  return response.json();
 }
+
+/** What is read again and again: no answer in time is a failure, so that the page does not stay "live". */
+export const polled = (address) => ask(address, { signal: AbortSignal.timeout(ANSWER_MS) });
 
 export class Feed {
   /** `changed(feed)` is called after each answer, `failed(error)` after each failure. */
@@ -68,7 +73,7 @@ export class Feed {
     this.isPolling = true;
     const began = performance.now();
     try {
-      while (this.take(await admin(`live?since=${this.next}`)));
+      while (this.take(await polled(`../admin/live?since=${this.next}`)));
       this.changed(this);
     } catch (error) {
       this.failed(error);
@@ -101,9 +106,11 @@ export class Feed {
     this.offset ??= Date.now() / 1000 - answer.now;
     for (const record of answer.records) {
       const ring = this.records[record.type];
-      if (ring === undefined) continue;
+      // Of a record that was too large the server sends no fields.
+      if (ring === undefined || record.left_out_bytes) continue;
       record.time = record.at + this.offset;
-      if (record.models) this.about.models = record.models;
+      // A version of the configuration may have other classes, objectives and models.
+      this.about = record.about ?? this.about;
       ring.push(record);
       if (ring.length > KEPT[record.type]) ring.shift();
     }

@@ -1,6 +1,6 @@
 // The page over the boxes of a fleet: the last load report of each, read once a second.
 
-import { adminKey, ask } from "./feed.js";
+import { adminKey, polled } from "./feed.js";
 import { OWNERS, bytes, count, duration, el, percent } from "./format.js";
 
 const PERIOD_MS = 1000;
@@ -108,7 +108,7 @@ function show(state, text) {
 async function poll() {
   clearTimeout(timer);
   try {
-    ({ boxes } = await ask("boxes"));
+    ({ boxes } = await polled("boxes"));
     lastAnswer = Date.now();
     lock(false);
     show("live", "live");

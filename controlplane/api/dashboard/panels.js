@@ -61,6 +61,8 @@ export class Panels {
     this.window = [start, end];
     this.pool = last.pool_bytes;
     this.classes = Object.keys(this.feed.about.classes).filter((name) => last.classes[name]);
+    // A new version of the configuration may lack the class, and with it the card that would show all again.
+    if (!this.classes.includes(this.view.focus)) this.view.focus = null;
     this.shown = this.classes.filter((name) => !this.view.focus || this.view.focus === name);
     this.marks = [
       ...records.config.filter((one) => one.version > 1).map((one) => ({ time: one.time, label: `v${one.version}` })),
@@ -101,7 +103,7 @@ export class Panels {
       const now = last.classes[name], about = this.feed.about.classes[name];
       const burn = (key, label) => {
         const found = now[key]?.burn;
-        const level = found == null ? "none" : found >= 6 ? "bad" : found > 1 ? "warn" : "good";
+        const level = found == null ? "none" : found >= 5 ? "bad" : found > 1 ? "warn" : "good";
         return el("div.burn", { "data-level": level, title: `${count(now[key]?.ended ?? 0)} requests ended in ${label}; burn 1 uses the allowed misses up exactly` },
           el("span", {}, `burn ${label}`), el("i", { size: (found ?? 0) / 10 }), el("b", {}, found == null ? "–" : found.toFixed(1)));
       };

@@ -53,22 +53,25 @@ export class Steering {
     const times = field("Time, minutes", minutes), drop = field("Points of attainment", points);
     const result = el("div.outcome", { role: "status" });
     const applying = button("Apply", () => run(), { disabled: true });
-    let pending = null;
+    let pending = null, latest = null;
 
     const shownTimes = () => {
       times.hidden = then.value === "keep";
       drop.hidden = then.value !== "guard";
     };
-    const outdated = () => { pending = null; applying.disabled = true; };
+    const outdated = () => { pending = latest = null; applying.disabled = true; };
     const attempt = async (change) => {
       outdated();
+      latest = change;
       try {
         const plan = await admin(change.path({ dry_run: true }), change.request());
+        // The text was edited, or another change was tried, before this answer came.
+        if (latest !== change) return;
         result.replaceChildren(...planned(plan, "Would change"));
         applying.disabled = !Object.keys(plan.applied).length;
         pending = { ...change, etag: plan.etag };
       } catch (error) {
-        result.replaceChildren(el("p.refused", {}, error.message));
+        if (latest === change) result.replaceChildren(el("p.refused", {}, error.message));
       }
     };
     const run = async () => {

@@ -50,9 +50,15 @@ export class Tables {
     this.fill("happenings", happenings, (one) => this.happening(one), "Nothing happened.");
   }
 
+  /** Rows that are shown already stay: new ones would lose the keyboard's focus and the selected text. */
   fill(id, records, row, empty, head) {
-    const rows = records.slice(-ROWS).reverse().map(row);
-    this[id].replaceChildren(...(head && rows.length ? [head] : []), ...(rows.length ? rows : [el("p.empty", {}, empty)]));
+    const body = this[id], shown = records.slice(-ROWS).reverse(), sum = shown.length ? head : null;
+    const key = [this.feed.instance, this.filter, classColor(0), this.names, sum?.textContent, shown.map((one) => one.seq)].join();
+    if (body.dataset.shown === key) return;
+    body.dataset.shown = key;
+    const focused = body.contains(document.activeElement) ? document.activeElement.href : null;
+    body.replaceChildren(...(sum ? [sum] : []), ...(shown.length ? shown.map(row) : [el("p.empty", {}, empty)]));
+    if (focused) [...body.querySelectorAll("a")].find((link) => link.href === focused)?.focus({ preventScroll: true });
   }
 
   row(one, badge, level, ...cells) {

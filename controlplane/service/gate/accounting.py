@@ -1,5 +1,6 @@
 """Accounts for tokens and ends of requests: lease, timeline, metrics, rate limits and predictors."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from controlplane.core.clock import Duration, Instant, between
@@ -7,17 +8,15 @@ from controlplane.core.decision import Outcome
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import Generator
-from controlplane.core.request import Kind, Phase, Timeline
+from controlplane.core.request import Kind, Phase, Request, Timeline
 from controlplane.metrics import Metrics
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
-from controlplane.service.gate.served_work import ServedWork
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor, Subject
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.request_recorder import RequestRecorder
-from controlplane.service.runtime.change_guard import AttainmentHistory
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
@@ -25,6 +24,12 @@ from predictors.timing.online_step_time import ObservedPace, ReportedPace
 _MATERIAL_CHANGE = 0.25
 # Before this many output tokens few other requests have ended since the forecast was made.
 _REFORECAST_FROM_TOKENS = 32
+
+
+def computed_tokens(request: Request, outcome: Outcome, output_tokens: int) -> int:
+    """Tokens that an engine computed for a request that ended with `output_tokens` of each sequence."""
+    was_started = outcome in (Outcome.MET, Outcome.LATE) or output_tokens
+    return output_tokens * request.choices + (request.prefill_tokens if was_started else 0)
 
 
 class Accounting:
@@ -48,8 +53,8 @@ class Accounting:
         recorder: RequestRecorder,
     ) -> None:
         self._recorder = recorder
-        self.attainment = AttainmentHistory()
-        self.served = ServedWork()
+        self.served_tokens: Counter[str] = Counter()
+        """Prompt and output tokens of each tenant since the start."""
         self.on_end: list[Callable[[Ticket], None]] = []
         """Called with each request that has ended; they must not raise."""
         self._ledger = ledger
@@ -126,9 +131,9 @@ class Accounting:
         ticket.outcome = outcome
         self._ttft.withdraw(request)
         self._recorder.ended(ticket, now, outcome)
-        self.served.ended(request, outcome, timeline.output_tokens, now)
+        if tokens := computed_tokens(request, outcome, timeline.output_tokens):
+            self.served_tokens[request.tenant] += tokens
         self._metrics.count_outcome(request, timeline, outcome)
-        self.attainment.count(request.service_class.name, outcome, now)
         if ticket.is_explored:
             self._metrics.count_explored(request, outcome)
         for listener in self.on_end:

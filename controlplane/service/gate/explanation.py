@@ -75,7 +75,7 @@ def render_history(ticket: Ticket, now: Instant) -> dict[str, object]:
         "missed": [name for name, met in timeline.objectives_met(request.slo).items() if is_late and not met],
         "request": {
             **_size(request),
-            "model": request.model,
+            "model": request.name_of_model,
             "tenant": request.tenant,
             "priority": request.service_class.priority,
             "objectives_ms": {

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 
-from controlplane.core.clock import Duration, Instant, between, milliseconds, to_seconds
+from controlplane.core.clock import Duration, Instant, between, milliseconds, seconds, to_seconds
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace, Share, Waiting
 from controlplane.core.ports import Embedder, Generator
@@ -23,6 +23,7 @@ from controlplane.service.gate.gate import Gate
 from controlplane.service.ticket import Ticket
 
 _LONGEST_AGE = milliseconds(50)
+_MINUTE = seconds(60)
 _KINDS = {kind.owner: kind for kind in Kind}
 
 
@@ -76,7 +77,7 @@ class LoadReporter:
         """The report made now, as JSON with the parts that are asked for."""
         report = self.report()
         if has_tenants:
-            report = replace(report, served_tokens=self._dispatcher.accounting.served.tokens)
+            report = replace(report, served_tokens=self._dispatcher.accounting.served_tokens)
         if has_prefixes:
             report = replace(report, prefixes=self._dispatcher.prefixes.digest())
         return report.to_text()
@@ -98,7 +99,11 @@ class LoadReporter:
             utilisation=max(
                 (self._utilisation(owner, shares[owner], load) for owner, load in owners.items()), default=0.0
             ),
-            attainment=dispatcher.accounting.served.attainment(now),
+            attainment={
+                name: count.met / count.ended
+                for name, count in dispatcher.recorder.attainment.within(_MINUTE, now).items()
+                if count.ended
+            },
         )
 
     def _models(self) -> dict[str, ModelLoad]:

@@ -7,75 +7,19 @@ the time whatever it is.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import sqrt
 
-from controlplane.core.clock import Duration, Instant, between, seconds, to_seconds
-from controlplane.core.decision import Outcome
+from controlplane.core.clock import Instant, seconds, to_seconds
+from controlplane.service.attainment_windows import LONGEST, Attained, AttainmentWindows, Counts, difference
 
-_SAMPLE_EVERY = seconds(5)
-_SAMPLES = 720
-LONGEST_GUARD_S = to_seconds(_SAMPLE_EVERY) * _SAMPLES
-"""The history of attainment reaches back so far."""
+LONGEST_GUARD_S = to_seconds(LONGEST)
+"""The counts before the change reach back so far."""
 _FEWEST_REQUESTS = 20
 _STANDARD_ERRORS = 3.0
 _CHECKS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class AttainmentCount:
-    """Ended requests of one class, and those that met every objective."""
-
-    met: int = 0
-    ended: int = 0
-
-    @property
-    def share(self) -> float | None:
-        """The attainment; None without a request."""
-        return self.met / self.ended if self.ended else None
-
-    def since(self, earlier: "AttainmentCount") -> "AttainmentCount":
-        """The requests that ended after `earlier` was counted."""
-        return AttainmentCount(self.met - earlier.met, self.ended - earlier.ended)
-
-    def to_json(self) -> dict[str, object]:
-        """Attainment in percent, and the number of requests."""
-        return {"percent": None if self.share is None else round(100 * self.share, 2), "requests": self.ended}
-
-
-Counts = Mapping[str, AttainmentCount]
-
-
-class AttainmentHistory:
-    """Counts ended requests by class, and remembers the counts of the last hour every five seconds."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, AttainmentCount] = {}
-        self._samples: deque[tuple[Instant, Counts]] = deque(maxlen=_SAMPLES)
-
-    def count(self, class_name: str, outcome: Outcome, now: Instant) -> None:
-        """Counts one ended request."""
-        if outcome is Outcome.ABORTED:
-            return
-        if not self._samples or between(self._samples[-1][0], now) >= _SAMPLE_EVERY:
-            self._samples.append((now, dict(self._counts)))
-        before = self._counts.get(class_name, AttainmentCount())
-        self._counts[class_name] = AttainmentCount(before.met + (outcome is Outcome.MET), before.ended + 1)
-
-    def at(self, time: Instant) -> Counts:
-        """The counts at `time`, or up to five seconds before; at the earliest sample if that is later.
-
-        All requests between two samples ended within five seconds after the first one.
-        """
-        since = time - _SAMPLE_EVERY
-        return next((counts for sampled, counts in self._samples if sampled > since), self.now())
-
-    def now(self) -> Counts:
-        """The present counts."""
-        return dict(self._counts)
 
 
 class GuardState(Enum):
@@ -102,7 +46,7 @@ class ChangeGuard:
     version: int
     seconds: float
     drop: float | None
-    history: AttainmentHistory
+    history: AttainmentWindows
     now: Callable[[], Instant]
     undo: Callable[[str], Awaitable[object]]
     is_temporary: bool = False
@@ -110,14 +54,15 @@ class ChangeGuard:
     reason: str = field(init=False, default="")
     _begin: Counts = field(init=False)
     _before: Counts = field(init=False)
+    _last: Counts | None = field(init=False, default=None)
     _task: asyncio.Task[None] | None = field(init=False, default=None)
 
     def start(self) -> None:
         """Begins to watch."""
         now = self.now()
         self._begin = self.history.now()
-        earlier = self.history.at(Instant(now - _duration(self.seconds)))
-        self._before = _difference(self._begin, earlier)
+        earlier = self.history.at(Instant(now - seconds(self.seconds)))
+        self._before = difference(self._begin, earlier)
         self._task = asyncio.create_task(self._watch())
 
     def supersede(self) -> None:
@@ -132,8 +77,8 @@ class ChangeGuard:
             self._task.cancel()
 
     def to_json(self) -> dict[str, object]:
-        """State and attainment before and since the change, by class."""
-        since = _difference(self.history.now(), self._begin)
+        """State and attainment before and since the change, up to the end of the guard, by class."""
+        since = difference(self.history.now() if self._last is None else self._last, self._begin)
         return {
             "version": self.version,
             "seconds": self.seconds,
@@ -141,8 +86,8 @@ class ChangeGuard:
             "is_temporary": self.is_temporary,
             "state": self.state.value,
             "reason": self.reason,
-            "before": {name: count.to_json() for name, count in self._before.items()},
-            "since": {name: count.to_json() for name, count in since.items()},
+            "before": _shown(self._before),
+            "since": _shown(since),
         }
 
     async def _watch(self) -> None:
@@ -170,9 +115,9 @@ class ChangeGuard:
         """The class that lost too much; None if there is none."""
         if self.drop is None:
             return None
-        since = _difference(self.history.now(), self._begin)
+        since = difference(self.history.now(), self._begin)
         for name, before in sorted(self._before.items()):
-            after = since.get(name, AttainmentCount())
+            after = since.get(name, Attained())
             if min(before.ended, after.ended) < _FEWEST_REQUESTS:
                 continue
             was, is_now = before.met / before.ended, after.met / after.ended
@@ -187,18 +132,19 @@ class ChangeGuard:
         return None
 
     def _end(self, state: GuardState, reason: str) -> None:
-        self.state, self.reason = state, reason
+        # Requests that end later may be those of another version.
+        self.state, self.reason, self._last = state, reason, self.history.now()
 
 
-def _duration(value: float) -> Duration:
-    return seconds(value)
+def _shown(counts: Counts) -> dict[str, object]:
+    """Attainment in percent, and the number of requests."""
+    return {
+        name: {"percent": None if each.share is None else round(100 * each.share, 2), "requests": each.ended}
+        for name, each in counts.items()
+    }
 
 
-def _difference(later: Counts, earlier: Counts) -> dict[str, AttainmentCount]:
-    return {name: count.since(earlier.get(name, AttainmentCount())) for name, count in later.items()}
-
-
-def _standard_error(one: AttainmentCount, other: AttainmentCount) -> float:
+def _standard_error(one: Attained, other: Attained) -> float:
     """Of the difference of two shares, by their common share."""
     share = (one.met + other.met) / (one.ended + other.ended)
     return sqrt(share * (1 - share) * (1 / one.ended + 1 / other.ended))

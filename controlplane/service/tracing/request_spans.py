@@ -80,7 +80,7 @@ def spans_of(
     assert end is not None
     span_id, error, operation = trace.take_span_id(), _error(ticket), _operation(ticket, trace)
     whole = _Part(
-        f"{operation} {ticket.request.model}",
+        f"{operation} {ticket.request.name_of_model}",
         ticket.request.arrival,
         end,
         {"gen_ai.operation.name": operation, **_attributes(ticket), **error},
@@ -168,8 +168,8 @@ def _attributes(ticket: Ticket) -> dict[str, Any]:
     objectives = timeline.objectives_met(request.slo)
     found: dict[str, Any] = {
         "gen_ai.provider.name": "tandem",
-        "gen_ai.request.model": request.model,
-        "gen_ai.response.model": request.model,
+        "gen_ai.request.model": request.name_of_model,
+        "gen_ai.response.model": request.name_of_model,
         "gen_ai.request.id": request.id,
         "gen_ai.usage.input_tokens": input_tokens,
         "gen_ai.usage.prompt_tokens": input_tokens,

@@ -113,14 +113,18 @@ async def test_a_client_that_leaves_is_logged(lines):
     assert (line["status"], line["outcome"], line["output_tokens"]) == (None, "aborted", 0)
 
 
-async def test_probes_are_logged_only_if_they_fail(lines):
-    async with staged() as stage:
-        for path in ("/health", "/ready", "/metrics", "/version"):
-            await stage.http.get(path)
+async def test_what_is_asked_all_the_time_is_logged_only_if_it_fails(lines):
+    async with staged(server={"admin_key_sha256": sha256(b"root").hexdigest()}) as stage:
+        for path in ("/health", "/ready", "/metrics", "/admin/live", "/admin/load", "/version"):
+            answer = await stage.http.get(path, headers={"authorization": "Bearer root"})
+            assert answer.status_code == 200
+        await stage.http.get("/admin/live")
         stage.generator.die()
         await stage.http.get("/ready")
         await stage.generator.start()
-    assert [(line["path"], line["status"]) for line in lines] == [("/version", 200), ("/ready", 503)]
+    assert [(line["path"], line["status"]) for line in lines] == [
+        ("/version", 200), ("/admin/live", 401), ("/ready", 503),
+    ]  # fmt: skip
 
 
 async def test_it_is_switched_off_while_the_server_runs(lines):

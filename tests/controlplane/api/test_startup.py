@@ -17,6 +17,7 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.common.servers import free_port
 from controlplane.api.graceful_server import _host
+from controlplane.api.openapi import model_schemas
 from controlplane.api.protocol.requests import HEADER_ROUTER_KEY
 from controlplane.config import parse
 from controlplane.core.errors import BackendDown
@@ -107,9 +108,27 @@ async def test_requests_during_the_start_are_told_to_come_back():
             assert f"measuring {EMBED_MODEL} for" in error["message"]
         anthropic = await host.http.post("/v1/messages", json=CHAT)
         assert anthropic.json()["error"]["type"] == "overloaded_error"
-        assert (await host.http.get("/metrics")).status_code == 503
         routed = await host.http.post("/v1/completions", json=CHAT, headers={HEADER_ROUTER_KEY: "router"})
         assert routed.status_code == 503 and HEADER_LOAD not in routed.headers
+
+
+async def test_a_scraper_sees_a_starting_server_and_its_counters_at_zero():
+    """Without an answer it takes the server for dead, and the alert of that pages after two minutes."""
+    async with hosted() as host:
+        answer = await host.http.get("/metrics")
+        assert answer.status_code == 200
+        assert "tandem_requests_total{" in answer.text and "\ntandem_config_version " not in answer.text
+        host.load.set_result(None)
+        await until(lambda: host.service.is_started)
+        assert "\ntandem_config_version 1.0\n" in (await host.http.get("/metrics")).text
+
+
+async def test_the_schemas_are_described_before_a_client_asks():
+    """Else the first GET of /openapi.json stops the event loop for 0.15 s."""
+    model_schemas.cache_clear()
+    async with hosted() as host:
+        host.load.set_result(None)
+        await until(lambda: host.service.is_started and model_schemas.cache_info().currsize == 1)
 
 
 async def test_the_health_port_answers_during_the_start():

@@ -174,7 +174,7 @@ async def test_an_etag_is_accepted_without_the_quotes_that_a_shell_removes(tmp_p
 @pytest.mark.parametrize(("outcome", "status", "most"), [(Outcome.MET, 0, 5), (Outcome.REJECTED, 1, 1_000)])
 async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome, status, most):
     async with server() as (stage, url):
-        attainment, now = stage.service.gate.dispatcher.accounting.attainment, stage.service.gate.clock.now
+        attainment, now = stage.service.gate.dispatcher.recorder.attainment, stage.service.gate.clock.now
 
         def end(how: Outcome) -> None:
             for _ in range(50):

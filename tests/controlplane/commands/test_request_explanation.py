@@ -12,8 +12,9 @@ import pytest
 from backends.testing.scripted import Script
 from controlplane.cli import main
 from controlplane.commands.admin_api import KEY_VARIABLE
-from controlplane.commands.request_explanation import REASONS
+from controlplane.commands.request_explanation import REASONS, _print_request
 from controlplane.core.decision import Reason
+from controlplane.service.decision_log.log_rows import logged_history
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -98,6 +99,29 @@ async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
             patch.setenv("COLUMNS", "160")
             table = re.sub(r"\x1b\[[0-9;]*m", "", await explain("urgent"))
             assert re.search(r"ms +decision +basis *\n *[\d,.]+ +(DEFER +no_slot: no free slot|ADMIT)", table)
+
+
+async def test_a_request_of_the_decision_log_is_explained(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv(KEY_VARIABLE, "root")
+    sections = SECTIONS | {"decision_log": {"dir": str(tmp_path)}}
+    sections["server"] = {**SECTIONS["server"], "explain_requests": 0}
+    async with staged(**sections) as stage, listening(stage.app) as url:
+        headers = {"x-request-id": "old"}
+        await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "x"}, headers=headers)
+        assert await asyncio.to_thread(main, ["explain", "old", "--server", url]) == 0
+    shown = capsys.readouterr().out
+    assert ": met\n  embed, class interactive, tenant" in shown and "1 prompt tokens\n" in shown
+    assert "ADMIT" in shown and "objectives" not in shown
+
+
+def test_a_preemption_of_the_decision_log_is_explained_without_its_cost(capsys):
+    preempted = {"decision": "PREEMPTED", "by": "gate", "for": "urgent-1", "at_ms": 7.0}
+    row = {
+        "id": "a-1", "at": 0, "outcome": "met", "kind": "generate", "class": "batch", "model": "m",
+        "tenant": "t", "prompt_tokens": 5, "max_output_tokens": 9, "decisions": [preempted],
+    }  # fmt: skip
+    _print_request(logged_history(row))
+    assert "7.0 ms  PREEMPTED by the gate for urgent-1\n" in capsys.readouterr().out
 
 
 async def test_a_hypothetical_request_is_decided_and_a_drained_server_refuses_it(monkeypatch, capsys):

@@ -184,6 +184,14 @@ def test_withheld_memory_shared_prefixes_and_calibration_are_text():
     assert any(line.startswith("first token     gold 88 %") for line in lines)
 
 
+def test_a_record_that_was_too_large_is_passed_over():
+    large = {"at": 5.0, "left_out_bytes": 40_000}
+    records = [sample(1, {}), {"seq": 2, "type": "sample"} | large, {"seq": 3, "type": "config"} | large]
+    view = view_of(records)
+    assert (view.sample["seq"], view.next) == (1, 99)
+    assert plain_text(view).startswith("class")
+
+
 def test_memory_that_is_lent_has_no_urgency():
     move = EVENTS[4] | {"seq": 1, "at": 1.0, "moves": 1, "urgency": {"llm": 0.0, "embedding": 0.0}}
     assert view_of([move]).event_rows()[0][4] == (

@@ -175,6 +175,25 @@ def test_a_restarted_worker_and_a_fault_are_events(bench):
     bench(scenario)
 
 
+def test_a_worker_that_does_not_come_back_is_a_fault_and_no_restart(bench):
+    """Each attempt counts as a restart, and the former event "worker up" said that it served again."""
+
+    async def scenario(b):
+        b.embedder.die("the worker died")
+        for _ in range(3):
+            b.embedder.restarts += 1
+            b.service.live.sample()
+        assert records(b.service, "restart") == []
+        (began,) = records(b.service, "fault")
+        assert (began["part"], began["text"]) == (f"worker {b.embedder.model}", "the worker died")
+        await b.embedder.start()
+        b.service.live.sample()
+        assert [one["state"] for one in records(b.service, "restart")] == ["up"]
+        assert [one["state"] for one in records(b.service, "fault")] == ["began", "ended"]
+
+    bench(scenario)
+
+
 def test_a_change_of_the_configuration_is_an_event(bench):
     async def scenario(b):
         await b.service.reconfiguration.change({"scheduling": {"ordering": "fcfs"}}, source="test")
@@ -185,6 +204,21 @@ def test_a_change_of_the_configuration_is_an_event(bench):
         assert records(b.service, "sample")[0]["config_version"] == 2
 
     bench(scenario, scheduling={"ordering": "least-slack"})
+
+
+def test_a_change_of_the_classes_reaches_readers_that_know_the_former_ones(bench):
+    async def scenario(b):
+        view, live = LiveView(), b.service.live
+        assert not view.take(json.loads(live.since(0, "test")))
+        classes = {"interactive": {"ttft_ms": 2_000}, "bulk": {"sheddable": False}}
+        await b.service.reconfiguration.change({"classes": classes}, source="test")
+        answer = json.loads(live.since(view.next, "test"))
+        assert "about" not in answer and not view.take(answer)
+        assert view.about == json.loads(live.since(0, "test"))["about"]
+        assert view.about["classes"]["interactive"]["objectives_ms"] == {"ttft": 2_000.0}
+        assert "bulk" in view.about["classes"]
+
+    bench(scenario)
 
 
 def test_a_failed_change_of_the_configuration_is_a_fault_until_the_next_one(bench):
@@ -204,6 +238,17 @@ def test_a_failed_change_of_the_configuration_is_a_fault_until_the_next_one(benc
         assert b.service.status.faults() == {}
 
     bench(scenario, scheduling={"ordering": "least-slack"})
+
+
+def test_a_drained_server_is_a_fault(bench):
+    async def scenario(b):
+        await b.service.drain()
+        b.service.live.sample()
+        (sample,) = records(b.service, "sample")
+        assert sample["faults"].keys() == {"admission"}
+        assert "the service was drained and accepts no requests" in sample["faults"]["admission"]
+
+    bench(scenario)
 
 
 def test_the_first_answer_describes_the_classes(bench):

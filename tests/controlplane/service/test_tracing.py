@@ -132,6 +132,19 @@ async def test_a_completion_is_one_trace_with_its_parts(receiver, monkeypatch):
     assert receiver.headers["x-key"] == "secret"
 
 
+async def test_a_request_to_an_adapter_has_its_name(receiver):
+    chat = {"model": CHAT_MODEL, "engine": {"enable_lora": True}, "lora_modules": {"poet": "adapters/poet"}}
+    models = {"chat": chat, "embeddings": [{"model": EMBED_MODEL}], "rerankers": [{"model": RERANK_MODEL}]}
+    async with traced(receiver, models=models) as stage:
+        headers = {"x-request-id": "mine"}
+        await stage.http.post("/v1/completions", json=PROMPT | {"model": "poet"}, headers=headers)
+        (explained,) = stage.service.gate.histories("mine")
+    assert explained["request"]["model"] == "poet"
+    root = receiver.spans[0]
+    assert root.name == "text_completion poet"
+    assert values(root.attributes)["gen_ai.request.model"] == "poet"
+
+
 async def test_embeddings_have_their_passes(receiver):
     async with traced(receiver) as stage:
         await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": ["a", "b"]})

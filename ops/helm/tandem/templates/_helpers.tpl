@@ -19,3 +19,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/name: tandem-epp
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
+{{/* A mapping of strings: `true` and `8000` would be no strings, which Kubernetes refuses. */}}
+{{- define "tandem.strings" -}}
+{{- range $key, $value := . }}
+{{ $key }}: {{ $value | quote }}
+{{- end }}
+{{- end }}

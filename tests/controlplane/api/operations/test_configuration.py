@@ -339,11 +339,11 @@ async def test_a_temporary_change_ends_by_itself_unless_another_one_follows():
 
 async def test_a_guarded_change_is_undone_if_a_class_loses_too_much():
     async with staged(server=SERVER) as stage:
-        accounting, now = stage.service.gate.dispatcher.accounting, stage.service.gate.clock.now
+        recorder, now = stage.service.gate.dispatcher.recorder, stage.service.gate.clock.now
 
         def end(count: int, outcome: Outcome) -> None:
             for _ in range(count):
-                accounting.attainment.count("standard", outcome, now())
+                recorder.attainment.count("standard", outcome, now())
 
         end(100, Outcome.MET)
         change = {"admission": {"max_waiting": 5}}

@@ -5,13 +5,14 @@ import asyncio
 import pytest
 
 from benchmark_control_plane.simulator.virtual_time import run
-from controlplane.core.clock import Instant, seconds
+from controlplane.core.clock import Instant
 from controlplane.core.decision import Outcome
-from controlplane.service.runtime.change_guard import AttainmentHistory, ChangeGuard, GuardState
+from controlplane.service.attainment_windows import AttainmentWindows
+from controlplane.service.runtime.change_guard import ChangeGuard, GuardState
 from controlplane.service.runtime.timers import LoopClock
 
 
-def counted(history: AttainmentHistory, met: int, missed: int, now: Instant, name: str = "gold") -> None:
+def counted(history: AttainmentWindows, met: int, missed: int, now: Instant, name: str = "gold") -> None:
     for outcome, count in ((Outcome.MET, met), (Outcome.REJECTED, missed)):
         for _ in range(count):
             history.count(name, outcome, now)
@@ -34,7 +35,7 @@ def watched(
             raise error
 
     async def main() -> tuple[ChangeGuard, list[str], float]:
-        clock, history = LoopClock(), AttainmentHistory()
+        clock, history = LoopClock(), AttainmentWindows()
         counted(history, *before, clock.now())
         await asyncio.sleep(30)
         guard = ChangeGuard(2, 60.0, drop, history, clock.now, undo, is_temporary=is_temporary)
@@ -89,33 +90,15 @@ def test_a_temporary_change_is_undone_once_at_the_latest_when_its_time_is_over(a
     assert seconds_taken == pytest.approx(took)
 
 
+def test_what_ends_after_the_guard_is_not_the_changes():
+    """An undone change was shown with the attainment of the version that replaced it."""
+    guard, _, _ = watched((100, 0), (0, 100))
+    counted(guard.history, 900, 0, guard.history._samples[-1][0])
+    assert guard.to_json()["since"] == {"gold": {"percent": 0.0, "requests": 100}}
+
+
 def test_an_undo_that_fails_is_shown():
     guard, undone, _ = watched((100, 0), (0, 100), error=RuntimeError("no engine"))
     assert guard.state is GuardState.FAILED
     assert guard.reason == f"{undone[0]}; undoing the change failed: no engine"
     assert guard.to_json()["since"] == {"gold": {"percent": 0.0, "requests": 100}}
-
-
-def test_the_history_is_bounded_and_reaches_back_an_hour():
-    history = AttainmentHistory()
-    for second in range(0, 7_200, 2):
-        history.count("gold", Outcome.MET, Instant(seconds(second)))
-        history.count("gold", Outcome.ABORTED, Instant(seconds(second)))
-    assert len(history._samples) == 720
-    assert history.now()["gold"].ended == 3_600
-    assert history.at(Instant(seconds(7_000)))["gold"].ended == pytest.approx(3_500, abs=3)
-    assert history.at(Instant(0))["gold"].ended == pytest.approx(1_440, abs=3)
-    assert AttainmentHistory().at(Instant(0)) == {}
-
-
-def test_requests_before_an_idle_time_are_not_part_of_a_later_window():
-    history = AttainmentHistory()
-    for tenth in range(40):
-        history.count("gold", Outcome.MET, Instant(seconds(tenth / 10)))
-    later = Instant(seconds(7_200))
-    assert history.at(Instant(later - seconds(600))) == history.now()
-    counted(history, 1, 0, later)
-    assert history.at(Instant(later - seconds(600)))["gold"].ended == 40
-    # A window that begins within the five seconds of a sample has all requests of the sample.
-    assert history.at(Instant(later + seconds(4)))["gold"].ended == 40
-    assert history.at(Instant(later + seconds(6)))["gold"].ended == 41
