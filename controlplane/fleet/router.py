@@ -270,7 +270,9 @@ class Router:
             {name: at for at, name in enumerate(names)},
             tuple(accumulate(self._boxes[name].weight for name in names)),
         )
-        self._pools[model] = pool
+        # A name that no box serves may be any text that a client sent.
+        if any(box.load_of(model) is not None for box in self._boxes.values()):
+            self._pools[model] = pool
         return pool
 
     def _may_serve(self, box: _Box, model: str) -> bool:

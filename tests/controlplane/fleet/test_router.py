@@ -133,6 +133,15 @@ def test_a_box_that_does_not_serve_the_model_is_left_out() -> None:
     assert Router().choose(ASK, 0.0, (0.0, 0.0)) is None
 
 
+def test_names_that_no_box_serves_are_not_remembered() -> None:
+    router = fleet(0.1)
+    router.add("new")
+    for number in range(100):
+        assert chosen(router, replace(ASK, model=f"unknown-{number}")).box == "new"
+    assert chosen(router).box == "box-0"
+    assert list(router._pools) == ["chat"]
+
+
 def test_a_report_that_was_overtaken_is_ignored_but_not_that_of_a_new_process() -> None:
     router = fleet(0.5, 0.4)
     router.heard("box-0", report(0.6, number=9), 0.0)
