@@ -111,6 +111,11 @@ class _Box:
     def load_of(self, model: str) -> ModelLoad | None:
         return None if self.report is None else self.report.models.get(model)
 
+    def keeps_prompts(self, model: str) -> bool:
+        """Whether the box may have a prompt cached; embeddings and reranking keep nothing."""
+        load = self.load_of(model)
+        return load is None or load.token_bytes > 0
+
     def sent_work(self, request: RoutedRequest) -> float:
         """Seconds of prefill sent since the report that precede this request at the box.
 
@@ -214,9 +219,10 @@ class Router:
             return None
         affinity = self._affinity.find(request.session, request.blocks)
         place = None if affinity is None else pool.places.get(affinity.box)
-        first = drawn_box(pool.cumulative, draws[0]) if place is None else place
-        other = drawn_other(pool.cumulative, first, draws[1])
-        return self._better(pool.names[first], pool.names[other], request, now)
+        if place is None or not self._boxes[pool.names[place]].keeps_prompts(request.model):
+            place = drawn_box(pool.cumulative, draws[0])
+        other = drawn_other(pool.cumulative, place, draws[1])
+        return self._better(pool.names[place], pool.names[other], request, now)
 
     def sent(self, request: RoutedRequest, choice: ChosenBox, now: float) -> None:
         """Records that a request is sent to the box that was chosen for it."""
@@ -256,9 +262,10 @@ class Router:
         held = 0 if load is None else request.prompt_tokens * load.token_bytes
         box.sent = [sent for sent in box.sent if sent.at > now - self.options.useful_for]
         box.sent.append(_Sent(now, request.model, request.service_class, choice.work, held))
-        self._affinity.sent(
-            choice.box, request.session, request.prompt_tokens, request.blocks, request.block_tokens
-        )
+        if box.keeps_prompts(request.model):
+            self._affinity.sent(
+                choice.box, request.session, request.prompt_tokens, request.blocks, request.block_tokens
+            )
 
     def _pool(self, model: str) -> _Pool:
         """The boxes that serve the model by their last report, or that have not reported yet."""
@@ -316,6 +323,8 @@ class Router:
 
     def _cached_tokens(self, name: str, request: RoutedRequest) -> int:
         """Leading tokens that the box has: by its digest, or if it sent none, by what it was sent last."""
+        if not self._boxes[name].keeps_prompts(request.model):
+            return 0
         prefixes = self._boxes[name].prefixes
         if prefixes is not None and request.blocks:
             return prefixes.cached_tokens(request.blocks)

@@ -28,7 +28,7 @@ def report(
         epoch,
         number,
         0.0,
-        {"chat": ModelLoad("llm", 1e-4, 1_000), "embed": ModelLoad("embedding", 1e-5, 10)},
+        {"chat": ModelLoad("llm", 1e-4, 1_000), "embed": ModelLoad("embedding", 1e-5, 0)},
         {"llm": OwnerLoad(waits, 0.0, free), "embedding": OwnerLoad(waits, 0.0, free)},
     )
 
@@ -164,6 +164,24 @@ def test_the_box_of_a_session_is_compared_with_its_prompt_cached() -> None:
     assert again.ttft == pytest.approx(0.1 + 0.02)
     router.heard("box-31", report(0.4, number=3), 1.0)
     assert chosen(router, longer, now=1.0).box == "box-0"
+
+
+def test_embeddings_of_a_session_are_computed_anew_and_do_not_move_its_conversation() -> None:
+    """As a RAG service sends them: the query's embedding and the answer with one x-session-id."""
+    router = fleet(*[0.1] * 10)
+    talk, embed = replace(ASK, session="s-1"), RoutedRequest("embed", "interactive", 50_000, session="s-1")
+    router.sent(talk, chosen(router, talk, draws=(0.5, 0.0)), 0.0)
+    first = chosen(router, embed, draws=(0.0, 0.0))
+    router.sent(embed, first, 0.0)
+    assert first.box == "box-0"
+    assert first.ttft == pytest.approx(0.1 + 0.5)
+    # Another one goes elsewhere, by the whole work of the first.
+    second = chosen(router, embed, draws=(0.0, 0.0))
+    assert (second.box, second.work) == ("box-1", pytest.approx(1e-5 * 50_032))
+    for at in range(10):
+        router.heard(f"box-{at}", report(0.1, number=2), 1.0)
+    again = chosen(router, talk, now=1.0, draws=(0.0, 0.0))
+    assert (again.box, again.ttft) == ("box-5", pytest.approx(0.1 + 1e-4))
 
 
 def test_a_known_prefix_shortens_the_prompt_by_its_blocks() -> None:
