@@ -234,8 +234,8 @@ class Router:
     ) -> ChosenBox | float:
         """Another box to send a refused request to, or the Retry-After in seconds to answer with.
 
-        After one refusal, another box is tried if the budget allows it and its forecast leaves room; the try
-        is recorded as sent. Otherwise the answer is the smallest Retry-After.
+        After one refusal, another box is tried if the budget allows it and the forecast of a useful report
+        leaves room; the try is recorded as sent. Otherwise the answer is the smallest Retry-After.
         """
         retry_after = min(refusal.retry_after for refusal in refusals)
         if len(refusals) > 1:
@@ -245,9 +245,9 @@ class Router:
         if place is None or len(pool.names) < 2:
             return retry_after
         other = pool.names[drawn_other(pool.cumulative, place, draw)]
-        ttft = self._ttft(other, request)
-        objective = inf if request.objective is None else request.objective
-        if ttft is None or not may_retry(self._retries, ttft, objective, self.options.retry_headroom):
+        age, _, ttft = self._standing(other, request, now)
+        objective, options = inf if request.objective is None else request.objective, self.options
+        if not may_retry(self._retries, age, ttft, objective, options.retry_headroom, options.useful_for):
             return retry_after
         self._retries -= 1.0
         choice = self._choice(other, request)

@@ -223,6 +223,12 @@ def test_a_refused_request_is_not_tried_where_the_forecast_leaves_no_room() -> N
     assert fleet(0.9, 0.1).refused(ASK, [Refusal("box-9", 4.0)], 0.0, 0.0) == 4.0
 
 
+def test_a_refused_request_is_not_tried_where_the_forecast_is_old() -> None:
+    router, first = fleet(0.9, 0.1), [Refusal("box-0", 4.0)]
+    assert isinstance(router.refused(ASK, first, 1.0, 0.0), ChosenBox)
+    assert router.refused(ASK, first, 1.1, 0.0) == 4.0
+
+
 def test_retries_have_a_budget_of_a_tenth() -> None:
     router = fleet(0.9, 0.0, options=RoutingOptions(retry_burst=1.0))
     refusal = [Refusal("box-0", 4.0)]
