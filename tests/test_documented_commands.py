@@ -121,7 +121,7 @@ NOT_RUN: Mapping[str, str] = {
     r"\S+ make (test|test-fast|lint|fuzz|faults)": "takes longer than a minute",
     r"\S+ make (test-gpu|gpu-evidence|gpu-rehearsal)( .*)?": "needs a GPU, or takes longer than a minute",
     r"docs/gpu.md tandem .*": "needs a GPU, and models from a network",
-    r"\S+ python -m benchmark_control_plane\.(experiments\.(?!results_page)|round_model|simulator).*": (
+    r"\S+ python -m benchmark_control_plane\.(experiments\.(?!results_page)|fleet_studies|round_model|simulator).*": (
         "takes longer than a minute; test_docs checks the options"
     ),
     r"ops/README.md docker .*": "needs docker",

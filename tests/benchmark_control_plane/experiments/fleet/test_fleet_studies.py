@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_control_plane.experiments.fleet import oracle_accuracy, report_cost, routing_policies
+from benchmark_control_plane.experiments.fleet import report_cost
+from benchmark_control_plane.fleet_studies import oracle_accuracy, routing_policies
 
 TINY = ["--boxes", "4", "--seconds", "1", "--seeds", "1", "--rate", "10"]
 

@@ -3,7 +3,7 @@
 The models are a chat model of 7 billion parameters and an embedding model of 568 million, by their published
 dimensions, on a GPU whose step times follow from its roofline. Nothing of it is measured on a GPU.
 
-    python -m benchmark_control_plane.experiments.fleet.kinds_of_boxes [--rate R] [--indexing SHARE ...]
+    python -m benchmark_control_plane.fleet_studies.kinds_of_boxes [--rate R] [--indexing SHARE ...]
 """
 
 import argparse

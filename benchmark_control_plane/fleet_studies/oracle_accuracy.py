@@ -3,7 +3,7 @@
 Cells are numbers of boxes, loads and policies; both simulations get the same requests, draws and faults. The
 targets are 2 points of attainment and 5 and 10 % of the TTFT's median and 0.99 quantile.
 
-    python -m benchmark_control_plane.experiments.fleet.oracle_accuracy [--boxes 1 2 4] [--seconds 30]
+    python -m benchmark_control_plane.fleet_studies.oracle_accuracy [--boxes 1 2 4] [--seconds 30]
         [--ordering fcfs] [--results FILE]
 """
 

@@ -1,6 +1,6 @@
 """Studies of routing on simulated fleets: staleness, policies, lost boxes, and the rate that a fleet carries.
 
-    python -m benchmark_control_plane.experiments.fleet.routing_policies STUDY [--boxes N] [--seconds S]
+    python -m benchmark_control_plane.fleet_studies.routing_policies STUDY [--boxes N] [--seconds S]
         [--warm-up S] [--rate R] [--seeds 1 2 3] [--results FILE]
 
 - `staleness`: policies that use reports, at several periods of reports; and those that do not.
