@@ -6,12 +6,14 @@ from typing import Any
 
 from benchmark_control_plane.common.command_line import data_folder_option
 from benchmark_control_plane.common.results_file import write_json
+from benchmark_control_plane.fleet_studies.autoscaling_study import autoscaling
 from benchmark_control_plane.fleet_studies.fleet_capacity import fleet_capacity
 from benchmark_control_plane.fleet_studies.fleet_scale import fleet_scale
 from benchmark_control_plane.fleet_studies.kinds_of_boxes import kinds_of_boxes
 from benchmark_control_plane.fleet_studies.oracle_accuracy import oracle_accuracy
 from benchmark_control_plane.fleet_studies.study_file import (
     AccuracyStudy,
+    AutoscalingStudy,
     CapacityStudy,
     KindsStudy,
     ScaleStudy,
@@ -22,6 +24,7 @@ from benchmark_control_plane.fleet_studies.sweeps import sweep
 
 _RUN: Mapping[type, Callable[[Any, Path], dict[str, Any]]] = {
     SweepStudy: sweep,
+    AutoscalingStudy: autoscaling,
     CapacityStudy: lambda study, data: fleet_capacity(study),
     ScaleStudy: lambda study, data: fleet_scale(study),
     AccuracyStudy: lambda study, data: oracle_accuracy(study),

@@ -14,7 +14,8 @@ class ScaledHost:
     """Boxes that need a time to start; a removed one runs until it has drained.
 
     `demand` is the work that arrives, in boxes; each box has an equal part of it, and states its utilisation
-    with some noise. An overloaded box states up to five times its objective.
+    with some noise. An overloaded box states up to five times its objective. `serving` has the boxes that
+    serve in each second.
     """
 
     demand: Callable[[float], float]
@@ -28,6 +29,7 @@ class ScaledHost:
     draining: list[float] = field(default_factory=list)
     targets: list[tuple[float, int]] = field(default_factory=list)
     overloaded: list[float] = field(default_factory=list)
+    serving: list[int] = field(default_factory=list)
 
     def run(self, seconds: float, seed: int = 1) -> None:
         draws = random.Random(seed)
@@ -36,6 +38,7 @@ class ScaledHost:
         while self.now < end:
             self._end_starts_and_drains()
             serving = self.running
+            self.serving.append(serving)
             use = self.demand(self.now) / serving
             uses = [max(0.0, min(5.0, use * (1 + self.noise * draws.gauss(0, 1)))) for _ in range(serving)]
             if use > 1:

@@ -14,9 +14,12 @@ from pydantic.dataclasses import dataclass as section
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_file import merge, read_extended
 from benchmark_control_plane.judge.experiment_schema import Positive, StreamSection, Tokens
+from benchmark_control_plane.judge.traces import NAMED
 from benchmark_control_plane.simulator.cluster.scenario import FleetScenario, RoutingPolicy
 from controlplane.config.fields import STRICT, Fraction, Name
+from controlplane.config.fleet_file import AutoscaleSection
 from controlplane.config.loader import parse_as
+from controlplane.fleet.autoscaling import ScalingRule
 
 _QUICK_S = 6.0
 
@@ -29,10 +32,17 @@ def _policy(value: object) -> RoutingPolicy:
     raise ValueError(f"should be one of {', '.join(RoutingPolicy.__members__)}")
 
 
+def _trace(value: object) -> object:
+    if value not in NAMED:
+        raise ValueError(f"should be one of {', '.join(NAMED)}")
+    return value
+
+
 FileName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,60}$")]
 Boxes = Annotated[int, Field(ge=1, le=100_000)]
 Routers = Annotated[int, Field(ge=1, le=1_000)]
 Policy = Annotated[RoutingPolicy, BeforeValidator(_policy)]
+TraceName = Annotated[str, BeforeValidator(_trace)]
 Policies = Annotated[tuple[Policy, ...], Field(min_length=1)]
 Seeds = Annotated[tuple[int, ...], Field(min_length=1)]
 OneSeed = Annotated[tuple[int, ...], Field(min_length=1, max_length=1)]
@@ -265,14 +275,51 @@ class KindsStudy:
         return replace(self, indexing=self.indexing[:1], requests=min(self.requests, 60))
 
 
-Study = SweepStudy | CapacityStudy | ScaleStudy | AccuracyStudy | KindsStudy
-StudyName = Literal["sweep", "capacity", "scale", "accuracy", "kinds"]
+@section(frozen=True, config=STRICT)
+class AutoscalingStudy:
+    """The autoscaling rule on recorded arrivals, whose volume is scaled to `mean_load` boxes' work.
+
+    Attributes:
+        autoscale: the rule, as in a fleet file.
+        min_boxes: the fewest boxes.
+        traces: recorded arrivals by name.
+        mean_load: mean work, in boxes.
+        bin_s: seconds over which arrivals are averaged, as boxes spread the work of a request over its time.
+        noise: deviation of the utilisation that a box states, relative to its own.
+    """
+
+    name: FileName
+    question: Name
+    autoscale: AutoscaleSection
+    min_boxes: Boxes
+    traces: Annotated[tuple[TraceName, ...], Field(min_length=1)]
+    mean_load: Positive
+    bin_s: Annotated[int, Field(ge=1, le=3_600)] = 10
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.05
+    seeds: Seeds = (1, 2, 3)
+
+    @property
+    def rule(self) -> ScalingRule:
+        """The rule's parameters."""
+        stated = self.autoscale
+        return ScalingRule(
+            self.min_boxes, stated.max_boxes, stated.start_s, stated.utilisation, stated.lower_after_s
+        )
+
+    def quick(self) -> Self:
+        """The first trace on one seed."""
+        return replace(self, traces=self.traces[:1], seeds=self.seeds[:1])
+
+
+Study = SweepStudy | CapacityStudy | ScaleStudy | AccuracyStudy | KindsStudy | AutoscalingStudy
+StudyName = Literal["sweep", "capacity", "scale", "accuracy", "kinds", "autoscaling"]
 STUDIES: Mapping[StudyName, type[Study]] = {
     "sweep": SweepStudy,
     "capacity": CapacityStudy,
     "scale": ScaleStudy,
     "accuracy": AccuracyStudy,
     "kinds": KindsStudy,
+    "autoscaling": AutoscalingStudy,
 }
 """Sections of a file by its key `study`."""
 

@@ -20,8 +20,8 @@ from tests.benchmark_control_plane.fleet_studies.test_study_file import (
 )
 
 SWEEPS = [path for path in WITH_RESULTS if isinstance(read_study(path), SweepStudy)]
-# Recorded arrivals are replayed by a test of their own.
-DRAWN = [path for path in FILES if path.stem != "fleet-traces"]
+# Recorded arrivals have tests of their own.
+DRAWN = [path for path in FILES if path.stem not in ("fleet-traces", "fleet-autoscaling")]
 TRACE = "timestamp,prompt,output\n" + "".join(f"{at / 5},{50 + at % 7},{5 + at % 3}\n" for at in range(50))
 
 
