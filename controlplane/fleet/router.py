@@ -55,7 +55,7 @@ class RoutedRequest:
 
     Attributes:
         model: name of the served model.
-        service_class: its class.
+        service_class: its class; empty if it names none.
         prompt_tokens: tokens of all its inputs.
         objective: TTFT objective in seconds, for embeddings that of the response; None without one.
         session: identifies a conversation.
