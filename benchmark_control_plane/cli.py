@@ -168,7 +168,9 @@ def _add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "run an experiment and write results.json, requests.jsonl and report.html; of a fleet study NAME.json"
+    text = (
+        "run an experiment and write results.json, requests.jsonl and report.html; of a fleet study NAME.json"
+    )
     action = actions.add_parser("run", help=text, description=_sentence(text))
     action.set_defaults(act=_run)
     action.add_argument("experiment", type=Path, help="YAML file, for example configs/bench/load.yaml")
@@ -198,7 +200,9 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing.startswith("benchmark_control_plane"):
-            print(f"tandem: {missing} is no part of the package; run a clone of the repository", file=sys.stderr)
+            print(
+                f"tandem: {missing} is no part of the package; run a clone of the repository", file=sys.stderr
+            )
             return 2
         extra = _EXTRAS.get(missing, "bench")
         print(f"tandem: {missing} is not installed; pip install 'tandem-llm[{extra}]'", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Runs the autoscaling rule on the work of recorded arrivals, against fixed numbers of boxes.
 
-Time is that of the recording, and its volume is scaled to a mean of so many boxes' work. Work is a fluid: what
-arrives beyond what the serving boxes carry counts as overload, and does not wait. Routing, admission and the
-boxes' own queues are not simulated.
+Time is that of the recording, and its volume is scaled to a mean of so many boxes' work. Work is a fluid:
+what arrives beyond what the serving boxes carry counts as overload, and does not wait. Routing, admission and
+the boxes' own queues are not simulated.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Simulates the rows of a sweep: routing policies, ages of reports, numbers of choices and routers, faults."""
+"""Simulates the rows of a sweep: policies, ages of reports, numbers of choices and routers, and faults."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class PlannedRow:
 
 
 def planned_rows(study: SweepStudy) -> Iterator[PlannedRow]:
-    """The rows in their order. Raises ValueError where values do not agree, such as more choices than boxes."""
+    """The rows in their order. Raises ValueError where values do not agree, such as choices and boxes."""
     cells: Mapping[str, SweepCell] = study.cells or {"": SweepCell(study.fleet, study.load)}
     for axes in study.sweeps:
         names, values = zip(*axes.stated(), strict=True)
@@ -116,9 +116,7 @@ def _workload(load: LoadSection, boxes: int, seed: int, data: Path) -> FleetWork
             shared_tokens=drawn.shared_tokens,
             burst=drawn.burst,
         )
-    planned = plan_requests(
-        load.streams, rate=rate, seed=seed, warmup=0.0, measured=load.seconds, data=data
-    )
+    planned = plan_requests(load.streams, rate=rate, seed=seed, warmup=0.0, measured=load.seconds, data=data)
     numbers: dict[str, int] = {"": -1}
     groups = [numbers.setdefault(each.prefix_group, len(numbers) - 1) for each in planned]
     at = np.array([each.at for each in planned], np.float64)

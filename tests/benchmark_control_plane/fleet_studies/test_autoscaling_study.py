@@ -48,8 +48,6 @@ def test_the_rule_overloads_less_than_as_many_boxes_all_the_time(recorded: Path)
     assert scaled["mean_boxes"] < 0.75 * most["mean_boxes"]
 
 
-def test_a_trace_that_is_missing_ends_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_that_is_missing_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "run", str(FILE), "--out", str(tmp_path / "out"), "--data", str(tmp_path)]) == 2
     assert "azure2023_conv.csv.gz" in capsys.readouterr().err

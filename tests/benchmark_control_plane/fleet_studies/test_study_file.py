@@ -85,7 +85,10 @@ def test_a_cell_states_only_its_differences_and_other_seeds_replace_those_of_the
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"study": "sweeps"}, "study: should be one of sweep, capacity, scale, accuracy, kinds, autoscaling"),
+        (
+            {"study": ["sweep"]},
+            "study: should be one of sweep, capacity, scale, accuracy, kinds, autoscaling",
+        ),
         ({"sweeps": [{}]}, "no axis; give values of rate_per_box, choices, policy"),
         ({"sweeps": [{"policy": ["tandem"]}]}, "should be one of ROUND_ROBIN, LEAST_CONNECTIONS"),
         ({"load": {"rate_per_box": 10, "seconds": 3, "warm_up": 3}}, "warm_up=3: should be below seconds=3"),
