@@ -14,6 +14,8 @@ from pathlib import Path
 from benchmark_control_plane.common.command_line import BadInput
 from controlplane.config import ConfigError
 
+_EXTRAS = {"optuna": "tune", "numba": "research"}
+
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds `capacity`, `replay`, `tune`, and `bench` with its actions, to the sub-parsers of `tandem`.
@@ -170,13 +172,18 @@ def _add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "run an experiment and write results.json, requests.jsonl and report.html"
+    text = (
+        "run an experiment and write results.json, requests.jsonl and report.html; of a fleet study NAME.json"
+    )
     action = actions.add_parser("run", help=text, description=_sentence(text))
     action.set_defaults(act=_run)
     action.add_argument("experiment", type=Path, help="YAML file, for example configs/bench/load.yaml")
     action.add_argument("--out", type=Path, required=True, help="output folder")
     action.add_argument("--seeds", type=int, nargs="+", help="replaces the seeds of the experiment")
-    action.add_argument("--quick", action="store_true", help="run only two loads, one seed and two systems")
+    action.add_argument(
+        "--quick", action="store_true",
+        help="run only two loads, one seed and two systems; of a fleet study the ends of its axes",
+    )  # fmt: skip
     action.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
     action.add_argument("--json", action="store_true", help="print the written files as JSON")
 
@@ -195,8 +202,14 @@ def run(options: argparse.Namespace) -> int:
     try:
         status: int = options.act(options)
     except ModuleNotFoundError as error:
-        extra = "tune" if error.name == "optuna" else "bench"
-        print(f"tandem: {error.name} is not installed; pip install 'tandem-llm[{extra}]'", file=sys.stderr)
+        missing = error.name or ""
+        if missing.startswith("benchmark_control_plane"):
+            print(
+                f"tandem: {missing} is no part of the package; run a clone of the repository", file=sys.stderr
+            )
+            return 2
+        extra = _EXTRAS.get(missing, "bench")
+        print(f"tandem: {missing} is not installed; pip install 'tandem-llm[{extra}]'", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # `tandem` ends without an error where the reader has closed its output.
@@ -214,10 +227,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from benchmark_control_plane.common.servers import interrupt_on_sigterm
+    from benchmark_control_plane.judge.experiment_file import read_extended
     from benchmark_control_plane.judge.run_experiment import run_experiment
     from benchmark_control_plane.report.matrix_results import cell_folders
     from benchmark_control_plane.report.results_folder import write_page
 
+    content, _ = read_extended(options.experiment)
+    if isinstance(content, dict) and "study" in content:
+        return _run_study(options)
     interrupt_on_sigterm()
     status = run_experiment(
         options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
@@ -225,6 +242,16 @@ def _run(options: argparse.Namespace) -> int:
     pages = [write_page(folder) for folder in cell_folders(options.out) or [options.out]]
     _print_pages(pages, is_json=options.json)
     return status
+
+
+def _run_study(options: argparse.Namespace) -> int:
+    from benchmark_control_plane.fleet_studies.run_study import run_study
+
+    file = run_study(
+        options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
+    )
+    _print_pages([file], is_json=options.json)
+    return 0
 
 
 def _capacity(options: argparse.Namespace) -> int:

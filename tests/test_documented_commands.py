@@ -33,7 +33,7 @@ HERE: Mapping[str, str] = {
     r"docs/operator-guide.md tandem predictor .*": "--max-examples 200",
     r"docs/operator-guide.md printf .*": "",
     r"docs/fleet.md tandem fleet plan .*": "--requests 60 --steps 0",
-    r"\S+ tandem bench (?!.*-gpu.yaml).*": "",
+    r"\S+ tandem bench (?!.*(-gpu|/fleet-[\w-]+).yaml).*": "",
     r"\S+ tandem replay LOG .*": "",
     r"docs/tuning.md tandem diff .*": "",
     r"ops/README.md promtool .*": "",
@@ -54,6 +54,9 @@ ELSEWHERE: Mapping[str, str] = {
     ),
     r"docs/tuning.md tandem apply .*": (
         f"{_COMMANDS}/test_config_changes.py::test_a_guarded_change_is_followed_to_its_end"
+    ),
+    r"\S+ tandem bench run configs/bench/fleet-.*": (
+        f"{_BENCH}/fleet_studies/test_run_study.py::test_a_committed_study_runs_reduced"
     ),
     r"\S+ tandem tune LOG .*": (
         f"{_BENCH}/tuning/test_tune_command.py::test_a_better_file_is_written_and_the_run_resumes"

@@ -35,7 +35,7 @@ class OwnerLoad:
     """One kind of work on the box.
 
     Attributes:
-        intercepts: seconds to the first token of an empty prompt, by service class.
+        intercepts: seconds to the first token of an empty prompt, by service class; the default one is first.
         work_ahead: seconds of prompts and embeddings that are accepted and not computed yet.
         free_bytes: memory that is neither held nor promised.
     """
@@ -74,10 +74,10 @@ class LoadReport:
     def intercept(self, model: str, service_class: str) -> float:
         """Forecast for an empty prompt; of a class that the box does not know, the longest of all.
 
-        Raises KeyError if the box does not serve the model.
+        An empty name is the default class. Raises KeyError if the box does not serve the model.
         """
         intercepts = self.owners[self.models[model].owner].intercepts
-        known = intercepts.get(service_class)
+        known = intercepts.get(service_class or next(iter(intercepts), ""))
         return max(intercepts.values(), default=0.0) if known is None else known
 
     def body(self) -> str:

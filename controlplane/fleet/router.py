@@ -55,7 +55,7 @@ class RoutedRequest:
 
     Attributes:
         model: name of the served model.
-        service_class: its class.
+        service_class: its class; empty if it names none.
         prompt_tokens: tokens of all its inputs.
         objective: TTFT objective in seconds, for embeddings that of the response; None without one.
         session: identifies a conversation.
@@ -110,6 +110,11 @@ class _Box:
 
     def load_of(self, model: str) -> ModelLoad | None:
         return None if self.report is None else self.report.models.get(model)
+
+    def keeps_prompts(self, model: str) -> bool:
+        """Whether the box may have a prompt cached; embeddings and reranking keep nothing."""
+        load = self.load_of(model)
+        return load is None or load.token_bytes > 0
 
     def sent_work(self, request: RoutedRequest) -> float:
         """Seconds of prefill sent since the report that precede this request at the box.
@@ -214,9 +219,10 @@ class Router:
             return None
         affinity = self._affinity.find(request.session, request.blocks)
         place = None if affinity is None else pool.places.get(affinity.box)
-        first = drawn_box(pool.cumulative, draws[0]) if place is None else place
-        other = drawn_other(pool.cumulative, first, draws[1])
-        return self._better(pool.names[first], pool.names[other], request, now)
+        if place is None or not self._boxes[pool.names[place]].keeps_prompts(request.model):
+            place = drawn_box(pool.cumulative, draws[0])
+        other = drawn_other(pool.cumulative, place, draws[1])
+        return self._better(pool.names[place], pool.names[other], request, now)
 
     def sent(self, request: RoutedRequest, choice: ChosenBox, now: float) -> None:
         """Records that a request is sent to the box that was chosen for it."""
@@ -228,8 +234,8 @@ class Router:
     ) -> ChosenBox | float:
         """Another box to send a refused request to, or the Retry-After in seconds to answer with.
 
-        After one refusal, another box is tried if the budget allows it and its forecast leaves room; the try
-        is recorded as sent. Otherwise the answer is the smallest Retry-After.
+        After one refusal, another box is tried if the budget allows it and the forecast of a useful report
+        leaves room; the try is recorded as sent. Otherwise the answer is the smallest Retry-After.
         """
         retry_after = min(refusal.retry_after for refusal in refusals)
         if len(refusals) > 1:
@@ -239,9 +245,9 @@ class Router:
         if place is None or len(pool.names) < 2:
             return retry_after
         other = pool.names[drawn_other(pool.cumulative, place, draw)]
-        ttft = self._ttft(other, request)
-        objective = inf if request.objective is None else request.objective
-        if ttft is None or not may_retry(self._retries, ttft, objective, self.options.retry_headroom):
+        age, _, ttft = self._standing(other, request, now)
+        objective, options = inf if request.objective is None else request.objective, self.options
+        if not may_retry(self._retries, age, ttft, objective, options.retry_headroom, options.useful_for):
             return retry_after
         self._retries -= 1.0
         choice = self._choice(other, request)
@@ -256,9 +262,10 @@ class Router:
         held = 0 if load is None else request.prompt_tokens * load.token_bytes
         box.sent = [sent for sent in box.sent if sent.at > now - self.options.useful_for]
         box.sent.append(_Sent(now, request.model, request.service_class, choice.work, held))
-        self._affinity.sent(
-            choice.box, request.session, request.prompt_tokens, request.blocks, request.block_tokens
-        )
+        if box.keeps_prompts(request.model):
+            self._affinity.sent(
+                choice.box, request.session, request.prompt_tokens, request.blocks, request.block_tokens
+            )
 
     def _pool(self, model: str) -> _Pool:
         """The boxes that serve the model by their last report, or that have not reported yet."""
@@ -270,7 +277,9 @@ class Router:
             {name: at for at, name in enumerate(names)},
             tuple(accumulate(self._boxes[name].weight for name in names)),
         )
-        self._pools[model] = pool
+        # A name that no box serves may be any text that a client sent.
+        if any(box.load_of(model) is not None for box in self._boxes.values()):
+            self._pools[model] = pool
         return pool
 
     def _may_serve(self, box: _Box, model: str) -> bool:
@@ -314,6 +323,8 @@ class Router:
 
     def _cached_tokens(self, name: str, request: RoutedRequest) -> int:
         """Leading tokens that the box has: by its digest, or if it sent none, by what it was sent last."""
+        if not self._boxes[name].keeps_prompts(request.model):
+            return 0
         prefixes = self._boxes[name].prefixes
         if prefixes is not None and request.blocks:
             return prefixes.cached_tokens(request.blocks)

@@ -98,14 +98,18 @@ def is_better(
     return ttft < other_ttft
 
 
-def may_retry(budget: float, ttft: float, objective: float, headroom: float) -> bool:
+def may_retry(
+    budget: float, age: float, ttft: float, objective: float, headroom: float, useful_for: float
+) -> bool:
     """Whether a refused request may be sent to another box.
 
     Args:
         budget: retries that may be sent now.
+        age: of the other box's report, in seconds.
         ttft: predicted TTFT at the other box.
         objective: TTFT objective of the request; infinite without one.
         headroom: part of the objective that the prediction must stay below.
+        useful_for: seconds for which a report says anything; a box that is silent for longer may be dead.
     """
     # The budget is a sum of tenths.
-    return budget >= 1.0 - 1e-9 and ttft < headroom * objective
+    return budget >= 1.0 - 1e-9 and age <= useful_for and ttft < headroom * objective

@@ -39,6 +39,7 @@ class Box:
         self._router_key_sha256 = sha256(router_key.encode()).hexdigest()
         self._config = self._with_router_key(parse(content, source="config"))
         self._service = assemble(self._config)
+        self._service.reconfiguration.overrides = {"router_key_sha256": self._router_key_sha256}
         await self._service.start()
         self._given_up = asyncio.ensure_future(self._service.until_given_up())
 

@@ -41,7 +41,11 @@ class LoadPolls:
         self._router = router
         self._period = period
         self._http = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {router_key}"}, timeout=TIMEOUT_S, trust_env=False
+            headers={"authorization": f"Bearer {router_key}"},
+            timeout=TIMEOUT_S,
+            # Each box has its connection: polls of boxes that hang must not delay those of others.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,
         )
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._urls: dict[str, str] = {}

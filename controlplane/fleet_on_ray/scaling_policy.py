@@ -38,8 +38,8 @@ def autoscaling(kind: BoxKind) -> AutoscalingConfig | None:
         return None
     interval = max(_LEAST_INTERVAL_S, stated.start_s / _REPORTS_PER_START)
     return AutoscalingConfig(
+        # Without `initial_replicas`, to which Ray Serve returns at each change of the deployment.
         min_replicas=kind.boxes,
-        initial_replicas=kind.boxes,
         max_replicas=stated.max_boxes,
         metrics_interval_s=interval,
         look_back_period_s=2 * interval,

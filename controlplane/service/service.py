@@ -12,6 +12,7 @@ from controlplane.core.clock import Instant, between, milliseconds
 from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
 from controlplane.core.request import Owner
+from controlplane.core.slo import ServiceClass
 from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.gate import Gate
@@ -167,7 +168,7 @@ class Service:
         """Raises ConfigError if routers are configured and a report would be too large for them."""
         reporter = LoadReporter(
             self.gate,
-            lambda: self.config.service_classes().values(),
+            self._classes_from_the_default,
             self.status.generators,
             self.encoders,
         )
@@ -177,6 +178,10 @@ class Service:
             except ValueError as error:
                 raise ConfigError(f"server.router_key_sha256: {error}") from error
         return reporter
+
+    def _classes_from_the_default(self) -> Sequence[ServiceClass]:
+        classes, default = self.config.service_classes(), self.config.default_class()
+        return sorted(classes.values(), key=lambda each: each.name != default)
 
     def metrics_text(self) -> bytes:
         """All series in the Prometheus text format; with vLLM's names at most 0.2 s old.

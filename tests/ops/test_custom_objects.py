@@ -50,6 +50,14 @@ def test_committed_custom_objects_follow_their_definitions():
     assert not unknown, "add a definition to custom_objects.schema.json"
 
 
+def test_pods_are_scaled_by_their_own_load_and_not_by_that_of_a_release_with_a_longer_name():
+    [scaled] = [one for one in committed() if one["kind"] == "ScaledObject"]
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    pods = re.compile(re.findall(r'pod=~"([^"]+)"', query)[0])
+    assert pods.fullmatch("tandem-6b7d9c5f4-x2x9k")
+    assert not pods.fullmatch("tandem-batch-6b7d9c5f4-x2x9k")
+
+
 @pytest.mark.parametrize(
     ("kind", "path", "value"),
     [

@@ -24,6 +24,27 @@ def choices(content: Mapping[str, Any]) -> Rows:
         yield f"Boxes compared on {_load(content)}, reports every {period:g} s: met", ", ".join(compared)
 
 
+def routers(content: Mapping[str, Any]) -> Rows:
+    for choices, compared in _groups(content["rows"], "choices"):
+        for period, found in _groups(compared, "period"):
+            by_routers = (f"{row['routers']}: {row['met_percent']:.1f} %" for row in found)
+            yield (
+                f"Routers of {_load(content)}, {choices} boxes compared, reports every {period:g} s: met",
+                ", ".join(by_routers),
+            )
+
+
+def autoscaling(content: Mapping[str, Any]) -> Rows:
+    for trace, (scaled, average, _) in _groups(content["rows"], "trace"):
+        yield (
+            f"Boxes by the autoscaling rule on {trace}, whose mean is the work of {content['mean_load']:g} "
+            "boxes",
+            f"{scaled['mean_boxes']:.0f} on average, {scaled['most_boxes']} at most, "
+            f"{scaled['overload_percent']:.1f} % of the work beyond what they carry; "
+            f"{average['most_boxes']} boxes all the time: {average['overload_percent']:.1f} %",
+        )
+
+
 def retries(content: Mapping[str, Any]) -> Rows:
     for rate, found in _groups(content["rows"], "rate_per_box"):
         both = (f"{'with' if row['retries'] else 'without'} {row['met_percent']:.2f} %" for row in found)

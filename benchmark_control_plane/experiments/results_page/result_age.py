@@ -29,14 +29,14 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
 INDEPENDENT = frozenset(
     (
-        "apt-adaptive", "apt-greedy", "embedding-forecast", "embedding-throughput", "hybrid-attainment",
-        "hybrid-cost-cpu-intel-r-xeon-r-processor-opt-125m", "hybrid-cost-h100-llama-2-7b",
-        "hybrid-cost-h100-opt-13b", "kernel-figures", "mcsf-prediction-error", "mcsf-slopes",
+        "apt-adaptive", "apt-greedy", "embedding-forecast", "embedding-throughput", "fleet-autoscaling",
+        "hybrid-attainment", "hybrid-cost-cpu-intel-r-xeon-r-processor-opt-125m",
+        "hybrid-cost-h100-llama-2-7b", "hybrid-cost-h100-opt-13b", "kernel-figures", "mcsf-prediction-error", "mcsf-slopes",
         "mcsf-synthetic", "mcsf-table", "prediction",
     )
 )  # fmt: skip
 """Results of no gate and no scheduler of the server."""
-CURRENT = frozenset(("fault-suite", "hostile-input", "soak"))
+CURRENT = frozenset(("fault-suite", "fleet-routers", "fleet-traces", "hostile-input", "soak"))
 """Results of the present rules."""
 PRECEDES: Mapping[str, str] = {name: number for number, names in _PRECEDES.items() for name in names}
 

@@ -115,7 +115,7 @@ def _accepts(
 @compiled
 def _second_box(
     numbers: RoutingNumbers, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays, r: int,
-    box: int, request: int,
+    box: int, request: int, now: float,
 ) -> int:  # fmt: skip
     """Another box after a refusal, or -1; a box that is down has started nothing and needs no budget."""
     other = drawn_other(routers.cumulative, box, uniform(numbers.seed, request, 2))
@@ -128,8 +128,9 @@ def _second_box(
         int(requests.group[request]),
         int(requests.shared[request]),
     )
+    age = now - routers.described_at[other]
     ttft = forecast(routers, numbers, r, other, prompt, cached_tokens(routers, r, other, group, shared))
-    if not may_retry(routers.budget[r], ttft, numbers.ttft, numbers.retry_headroom):
+    if not may_retry(routers.budget[r], age, ttft, numbers.ttft, numbers.retry_headroom, numbers.useful_for):
         return -1
     routers.budget[r] -= 1.0
     return other
@@ -161,7 +162,7 @@ def _arrive(
         routers.open[box, r] -= 1
         other = -1
         if tries == 0:
-            other = _second_box(numbers, boxes, routers, requests, r, box, request)
+            other = _second_box(numbers, boxes, routers, requests, r, box, request, now)
         if other < 0:
             requests.fate[request] = _REJECTED if is_up else _LOST
             return tries

@@ -30,7 +30,8 @@ _KINDS = {kind.owner: kind for kind in Kind}
 class LoadReporter:
     """Reads the gate's state into a report; changes nothing but the engine leases, which it syncs first.
 
-    `classes` gives the service classes of the present configuration. A gate that drains serves no model.
+    `classes` gives the service classes of the present configuration, the default one first. A gate that
+    drains serves no model.
     """
 
     def __init__(

@@ -1,17 +1,16 @@
 """The number of boxes by predicted utilisation, in virtual time with a host that starts and drains boxes."""
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark_control_plane.fleet_studies.scaled_host import ScaledHost
 from controlplane.fleet.autoscaling import BoxScaler, ScalingRule
 
-START, LOWER_AFTER, STEP = 60.0, 300.0, 1.0
+START, LOWER_AFTER = 60.0, 300.0
 
 
 def rule(**changes: float) -> ScalingRule:
@@ -19,59 +18,8 @@ def rule(**changes: float) -> ScalingRule:
     return ScalingRule(**values)  # type: ignore[arg-type]
 
 
-@dataclass
-class Host:
-    """Boxes that need a time to start; a removed one runs until it has drained.
-
-    `demand` is the work that arrives, in boxes; each box has an equal part of it, and states its utilisation
-    with some noise. An overloaded box states up to five times its objective.
-    """
-
-    demand: Callable[[float], float]
-    scaler: BoxScaler
-    running: int
-    noise: float = 0.0
-    drain: float = 20.0
-    target: int = 0
-    now: float = 0.0
-    starting: list[float] = field(default_factory=list)
-    draining: list[float] = field(default_factory=list)
-    targets: list[tuple[float, int]] = field(default_factory=list)
-    overloaded: list[float] = field(default_factory=list)
-
-    def run(self, seconds: float, seed: int = 1) -> None:
-        draws = random.Random(seed)
-        self.target = self.target or self.running
-        end = self.now + seconds
-        while self.now < end:
-            self._end_starts_and_drains()
-            serving = self.running
-            use = self.demand(self.now) / serving
-            uses = [max(0.0, min(5.0, use * (1 + self.noise * draws.gauss(0, 1)))) for _ in range(serving)]
-            if use > 1:
-                self.overloaded.append(self.now)
-            found = self.scaler.target(uses, serving + len(self.draining), self.target, self.now)
-            self._work_towards(found)
-            self.now += STEP
-
-    def _end_starts_and_drains(self) -> None:
-        self.running += sum(at <= self.now for at in self.starting)
-        self.starting = [at for at in self.starting if at > self.now]
-        self.draining = [at for at in self.draining if at > self.now]
-
-    def _work_towards(self, found: int) -> None:
-        if found != self.target:
-            self.targets.append((self.now, found))
-        self.target = found
-        missing = found - self.running - len(self.starting)
-        self.starting += [self.now + START] * max(0, missing)
-        for _ in range(max(0, -missing)):
-            self.running -= 1
-            self.draining.append(self.now + self.drain)
-
-
-def host(demand: Callable[[float], float], running: int, noise: float = 0.0, **changes: float) -> Host:
-    return Host(demand, BoxScaler(rule(**changes)), running, noise)
+def host(demand: Callable[[float], float], running: int, noise: float = 0.0, **changes: float) -> ScaledHost:
+    return ScaledHost(demand, BoxScaler(rule(**changes)), running, noise)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -112,7 +60,7 @@ def test_without_the_prediction_the_same_ramp_overloads() -> None:
             return self._loads[-1][1]
 
     ramp = host(lambda now: 1.0 + max(0.0, now - 300) * 1.5 / START, 2, noise=0.02)
-    reactive = Host(ramp.demand, Reactive(rule()), 2, noise=0.02)
+    reactive = ScaledHost(ramp.demand, Reactive(rule()), 2, noise=0.02)
     ramp.run(600)
     reactive.run(600)
     assert len(ramp.overloaded) < len(reactive.overloaded)

@@ -80,6 +80,8 @@ def test_served_tokens_and_prefixes_are_parts_of_the_whole_report() -> None:
 def test_a_class_that_the_box_does_not_know_waits_as_long_as_the_last() -> None:
     assert REPORT.intercept("chat", "interactive") == 0.0412
     assert REPORT.intercept("chat", "other") == 1.5
+    # A request that names none has the default class.
+    assert parse_report(REPORT.to_text()).intercept("chat", "") == 0.0412
     with pytest.raises(KeyError):
         REPORT.intercept("elsewhere", "batch")
 

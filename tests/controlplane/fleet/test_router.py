@@ -28,7 +28,7 @@ def report(
         epoch,
         number,
         0.0,
-        {"chat": ModelLoad("llm", 1e-4, 1_000), "embed": ModelLoad("embedding", 1e-5, 10)},
+        {"chat": ModelLoad("llm", 1e-4, 1_000), "embed": ModelLoad("embedding", 1e-5, 0)},
         {"llm": OwnerLoad(waits, 0.0, free), "embedding": OwnerLoad(waits, 0.0, free)},
     )
 
@@ -133,6 +133,15 @@ def test_a_box_that_does_not_serve_the_model_is_left_out() -> None:
     assert Router().choose(ASK, 0.0, (0.0, 0.0)) is None
 
 
+def test_names_that_no_box_serves_are_not_remembered() -> None:
+    router = fleet(0.1)
+    router.add("new")
+    for number in range(100):
+        assert chosen(router, replace(ASK, model=f"unknown-{number}")).box == "new"
+    assert chosen(router).box == "box-0"
+    assert list(router._pools) == ["chat"]
+
+
 def test_a_report_that_was_overtaken_is_ignored_but_not_that_of_a_new_process() -> None:
     router = fleet(0.5, 0.4)
     router.heard("box-0", report(0.6, number=9), 0.0)
@@ -155,6 +164,24 @@ def test_the_box_of_a_session_is_compared_with_its_prompt_cached() -> None:
     assert again.ttft == pytest.approx(0.1 + 0.02)
     router.heard("box-31", report(0.4, number=3), 1.0)
     assert chosen(router, longer, now=1.0).box == "box-0"
+
+
+def test_embeddings_of_a_session_are_computed_anew_and_do_not_move_its_conversation() -> None:
+    """As a RAG service sends them: the query's embedding and the answer with one x-session-id."""
+    router = fleet(*[0.1] * 10)
+    talk, embed = replace(ASK, session="s-1"), RoutedRequest("embed", "interactive", 50_000, session="s-1")
+    router.sent(talk, chosen(router, talk, draws=(0.5, 0.0)), 0.0)
+    first = chosen(router, embed, draws=(0.0, 0.0))
+    router.sent(embed, first, 0.0)
+    assert first.box == "box-0"
+    assert first.ttft == pytest.approx(0.1 + 0.5)
+    # Another one goes elsewhere, by the whole work of the first.
+    second = chosen(router, embed, draws=(0.0, 0.0))
+    assert (second.box, second.work) == ("box-1", pytest.approx(1e-5 * 50_032))
+    for at in range(10):
+        router.heard(f"box-{at}", report(0.1, number=2), 1.0)
+    again = chosen(router, talk, now=1.0, draws=(0.0, 0.0))
+    assert (again.box, again.ttft) == ("box-5", pytest.approx(0.1 + 1e-4))
 
 
 def test_a_known_prefix_shortens_the_prompt_by_its_blocks() -> None:
@@ -194,6 +221,12 @@ def test_a_refused_request_is_not_tried_where_the_forecast_leaves_no_room() -> N
     assert fleet(0.9, 0.7).refused(ASK, [Refusal("box-0", 4.0)], 0.0, 0.0) == 4.0
     assert fleet(0.9).refused(ASK, [Refusal("box-0", 4.0)], 0.0, 0.0) == 4.0
     assert fleet(0.9, 0.1).refused(ASK, [Refusal("box-9", 4.0)], 0.0, 0.0) == 4.0
+
+
+def test_a_refused_request_is_not_tried_where_the_forecast_is_old() -> None:
+    router, first = fleet(0.9, 0.1), [Refusal("box-0", 4.0)]
+    assert isinstance(router.refused(ASK, first, 1.0, 0.0), ChosenBox)
+    assert router.refused(ASK, first, 1.1, 0.0) == 4.0
 
 
 def test_retries_have_a_budget_of_a_tenth() -> None:

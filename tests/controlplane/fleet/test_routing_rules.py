@@ -74,8 +74,9 @@ def test_cached_tokens_shorten_the_prompt_but_the_last_token_is_computed(prompt:
     assert ttft >= 0.75 + 0.001
 
 
-def test_a_retry_needs_budget_and_room() -> None:
-    assert may_retry(1.0, 0.69, 1.0, 0.7)
-    assert not may_retry(1.0, 0.7, 1.0, 0.7)
-    assert not may_retry(0.99, 0.1, 1.0, 0.7)
-    assert may_retry(1.0, 5.0, inf, 0.7)
+def test_a_retry_needs_budget_news_and_room() -> None:
+    assert may_retry(1.0, 0.2, 0.69, 1.0, 0.7, 1.0)
+    assert not may_retry(1.0, 0.2, 0.7, 1.0, 0.7, 1.0)
+    assert not may_retry(0.99, 0.2, 0.1, 1.0, 0.7, 1.0)
+    assert may_retry(1.0, 1.0, 5.0, inf, 0.7, 1.0)
+    assert not may_retry(1.0, 1.1, 0.1, inf, 0.7, 1.0)

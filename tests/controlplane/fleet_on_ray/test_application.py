@@ -126,7 +126,7 @@ def test_a_scaled_kind_has_the_rule_as_its_policy(
 
     monkeypatch.setenv(ROUTER_KEY, "our-key")
     config = fleet(two_kinds)._bound_deployment._deployment_config.autoscaling_config
-    assert (config.min_replicas, config.initial_replicas, config.max_replicas) == (2, 2, 5)
+    assert (config.min_replicas, config.max_replicas) == (2, 5)
     policy = _resolve_policy_callable(config.policy)
     context = SimpleNamespace(
         aggregated_metrics={"use": {"a": 0.9, "b": 0.8, "gone": 5.0}},
@@ -138,3 +138,22 @@ def test_a_scaled_kind_has_the_rule_as_its_policy(
     assert policy(context) == (3, {})
     context.aggregated_metrics = None
     assert policy(context) == (2, {})
+
+
+def test_a_change_of_a_scaled_kind_keeps_the_number_of_its_boxes(
+    two_kinds: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+    from ray.serve._private.common import DeploymentID
+
+    from controlplane.fleet_on_ray.application import ROUTER_KEY, fleet
+
+    monkeypatch.setenv(ROUTER_KEY, "our-key")
+    deployed = SimpleNamespace(
+        deployment_config=fleet(two_kinds)._bound_deployment._deployment_config,
+        target_capacity=None,
+        target_capacity_direction=None,
+        config_changed=lambda other: True,
+    )
+    state = DeploymentAutoscalingState(DeploymentID("Box", "tandem-chat"))
+    assert [state.register(deployed, boxes) for boxes in (0, 4)] == [2, 4]

@@ -55,6 +55,15 @@ async def test_a_part_is_laid_over_the_file_and_an_empty_one_is_the_file(started
     assert (versions.active.number, started._service.config.classes["quick"].weight) == (4, None)
 
 
+async def test_a_whole_configuration_sent_to_the_box_keeps_the_routers_key(started: Any) -> None:
+    """As `tandem apply` sends it to each box: the file states no such key, and routers poll with it."""
+    versions = started._service.reconfiguration
+    key = started._service.config.server.router_key_sha256
+    await versions.change({**CONTENT, "classes": {"quick": {"default": True}}}, source="tandem apply")
+    assert list(started._service.config.classes) == ["quick"]
+    assert started._service.config.server.router_key_sha256 == key is not None
+
+
 @pytest.mark.parametrize("part", [{"classes": {"slow": {"weight": -1}}}, {"no": 1}, ["no"]])
 async def test_what_cannot_be_applied_leaves_the_box_as_it_was(
     started: Any, part: object, caplog: pytest.LogCaptureFixture

@@ -9,6 +9,7 @@ import pytest
 
 from controlplane.api.settings import ApiSettings
 from controlplane.fleet.router import RoutedRequest, Router
+from controlplane.fleet_on_ray import load_polls
 from controlplane.fleet_on_ray.load_polls import LoadPolls
 from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, listening, staged
 
@@ -66,3 +67,24 @@ async def test_a_box_with_another_key_gets_no_requests(caplog: pytest.LogCapture
         assert [record.levelname for record in caplog.records if record.name == "tandem.fleet"] == ["WARNING"]
         assert polls.living == frozenset()
         assert list(router.reports()) == []
+
+
+async def test_boxes_that_hang_do_not_delay_the_polls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than an HTTP client has connections by default."""
+    monkeypatch.setattr(load_polls, "TIMEOUT_S", 30.0)
+    boxes, opened, all_open = 120, 0, asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        if opened == boxes:
+            all_open.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server, polling(Router()) as polls:
+        port = server.sockets[0].getsockname()[1]
+        polls.set_boxes({f"{box}": f"http://127.0.0.1:{port}" for box in range(boxes)}, {})
+        async with asyncio.timeout(10):
+            await all_open.wait()
+        assert polls.living == frozenset()

@@ -68,6 +68,20 @@ def test_the_linear_forecast_predicts_the_time_to_first_token(queued: int) -> No
     assert predicted == pytest.approx(measured, rel=0.35)
 
 
+def test_the_default_class_is_the_first() -> None:
+    """A router that is told no class takes its forecast, and not that of a class with hours of work ahead."""
+
+    async def intercepts() -> list[str]:
+        objective = {"ttft_ms": 60_000}
+        classes = {"batch": objective, "chat": {**objective, "default": True}, "other": objective}
+        config = config_of({"classes": classes}, has_pool=False)
+        generator, embedder = engines(MACHINE, lambda request: 2, config)
+        async with started(generator, embedder, MACHINE, config) as service:
+            return list(service.load_reporter.report().owners["llm"].intercepts)
+
+    assert run(intercepts()) == ["chat", "batch", "other"]
+
+
 def test_a_router_finds_the_prefix_that_a_box_has() -> None:
     async def digest() -> tuple[PrefixDigest | None, tuple[int, ...]]:
         config = config_of({}, has_pool=False)

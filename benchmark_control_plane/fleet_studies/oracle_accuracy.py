@@ -2,18 +2,12 @@
 
 Cells are numbers of boxes, loads and policies; both simulations get the same requests, draws and faults. The
 targets are 2 points of attainment and 5 and 10 % of the TTFT's median and 0.99 quantile.
-
-    python -m benchmark_control_plane.experiments.fleet.oracle_accuracy [--boxes 1 2 4] [--seconds 30]
-        [--ordering fcfs] [--results FILE]
 """
 
-import argparse
-from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any
 
-from benchmark_control_plane.common.command_line import BadInput, print_json
-from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.fleet_studies.study_file import AccuracyStudy
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
 from benchmark_control_plane.simulator.cluster.oracle import simulate_exactly
 from benchmark_control_plane.simulator.cluster.scenario import (
@@ -21,51 +15,22 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     FleetResult,
     FleetScenario,
     FleetWorkload,
-    RoutingPolicy,
 )
 
-_POLICIES = (
-    RoutingPolicy.TANDEM,
-    RoutingPolicy.LEAST_CONNECTIONS,
-    RoutingPolicy.RANDOM,
-    RoutingPolicy.ROUND_ROBIN,
-    RoutingPolicy.BEST_OF_ALL,
-)
 # Differences of attainment below this are not counted as an order.
 _TIE = 0.002
+_ROUTERS = 2
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--boxes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument(
-        "--rates", type=float, nargs="+", default=[16.0, 22.0, 26.0], help="requests/s per box"
-    )
-    parser.add_argument(
-        "--policies", nargs="+", default=["TANDEM"], choices=[each.name for each in _POLICIES]
-    )
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ttft", type=float, default=0.5, help="objective in seconds")
-    parser.add_argument("--ordering", default="fcfs", help="scheduling.ordering of the boxes")
-    add_results(parser)
-    options = parser.parse_args(arguments)
-
-    def command() -> dict[str, object]:
-        if options.seconds <= 0 or min(options.rates) <= 0:
-            raise BadInput(f"--seconds {options.seconds}, --rates {options.rates}: must be above 0")
-        sections = {"scheduling": {"ordering": options.ordering, "priority_head_start_ms": 0}}
-        cells = []
-        for boxes, rate, name in product(options.boxes, options.rates, options.policies):
-            workload = FleetWorkload.drawn(boxes * rate, options.seconds, options.seed)
-            scenario = FleetScenario(boxes, policy=RoutingPolicy[name], routers=2, ttft=options.ttft)
-            cells.append(_cell(scenario, workload, rate, sections))
-        found: dict[str, object] = {"ordering": options.ordering, "cells": cells, "order": _order(cells)}
-        if options.results is not None:
-            write_json(options.results, found)
-        return found
-
-    return print_json(command)
+def oracle_accuracy(study: AccuracyStudy) -> dict[str, Any]:
+    """A cell for each number of boxes, rate and policy, and how often both order two policies alike."""
+    sections = {"scheduling": {"ordering": study.ordering, "priority_head_start_ms": 0}}
+    cells = []
+    for boxes, rate, policy in product(study.cells.boxes, study.cells.rates, study.cells.policies):
+        workload = FleetWorkload.drawn(boxes * rate, study.seconds, study.seeds[0])
+        scenario = FleetScenario(boxes, policy=policy, routers=_ROUTERS, ttft=study.ttft_ms / 1_000)
+        cells.append(_cell(scenario, workload, rate, sections))
+    return {"ordering": study.ordering, "cells": cells, "order": _order(cells)}
 
 
 def _cell(
@@ -111,7 +76,3 @@ def _order(cells: list[dict[str, Any]]) -> dict[str, int]:
         pairs += 1
         same += differences[0] * differences[1] > 0
     return {"pairs": pairs, "same_order": same}
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

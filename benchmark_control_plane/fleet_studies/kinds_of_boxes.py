@@ -2,8 +2,6 @@
 
 The models are a chat model of 7 billion parameters and an embedding model of 568 million, by their published
 dimensions, on a GPU whose step times follow from its roofline. Nothing of it is measured on a GPU.
-
-    python -m benchmark_control_plane.experiments.fleet.kinds_of_boxes [--rate R] [--indexing SHARE ...]
 """
 
 import argparse
@@ -18,8 +16,7 @@ from typing import Any
 import yaml
 
 from benchmark_control_plane.capacity.fleet_plan import plan_fleet
-from benchmark_control_plane.common.command_line import BadInput, print_json
-from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.fleet_studies.study_file import KindsStudy
 
 _CHAT = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "bfloat16",
@@ -41,34 +38,16 @@ _FLEETS = {"mixed": ("both",), "dedicated": ("chat", "search"), "all kinds": ("b
 _DEVICE, _MEMORY = "h100-80", "76GiB"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", type=float, default=300.0, help="requests per second of each demand")
-    parser.add_argument(
-        "--indexing", type=float, nargs="+", default=[0.1, 0.5], help="share of documents in the arrivals"
-    )
-    parser.add_argument("--requests", type=int, default=400, help="requests of each simulated rate")
-    parser.add_argument("--seed", type=int, default=0)
-    add_results(parser)
-    options = parser.parse_args(arguments)
-
-    def command() -> dict[str, object]:
-        if not all(0 < share < 1 for share in options.indexing) or not options.rate > 0:
-            raise BadInput("--indexing and --rate: shares are between 0 and 1, and the rate is above 0")
-        with tempfile.TemporaryDirectory() as folder:
-            _write_boxes(Path(folder))
-            found: dict[str, object] = {
-                f"indexing {share:g}": {
-                    name: _planned(Path(folder), kinds, _streams(share), options)
-                    for name, kinds in _FLEETS.items()
-                }
-                for share in options.indexing
+def kinds_of_boxes(study: KindsStudy) -> dict[str, Any]:
+    """GPUs and boxes of each fleet, by the share of documents in the arrivals."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_boxes(Path(folder))
+        return {
+            f"indexing {share:g}": {
+                name: _planned(Path(folder), kinds, _streams(share), study) for name, kinds in _FLEETS.items()
             }
-        if options.results is not None:
-            write_json(options.results, found)
-        return found
-
-    return print_json(command)
+            for share in study.indexing
+        }
 
 
 def _write_boxes(folder: Path) -> None:
@@ -102,7 +81,7 @@ def _streams(indexing: float) -> Mapping[str, Any]:
 
 
 def _planned(
-    folder: Path, kinds: Sequence[str], streams: Mapping[str, Any], options: argparse.Namespace
+    folder: Path, kinds: Sequence[str], streams: Mapping[str, Any], study: KindsStudy
 ) -> dict[str, object]:
     """GPUs, and boxes, utilisation and attainment by kind."""
     file = folder / "fleet.yaml"
@@ -113,15 +92,15 @@ def _planned(
             argparse.Namespace(
                 file=file,
                 workload=json.dumps(streams),
-                rate=options.rate,
+                rate=study.rate,
                 utilisation=0.8,
                 attainment=0.9,
                 device=_DEVICE,
                 step=None,
                 embedding=None,
-                requests=options.requests,
+                requests=study.requests,
                 steps=2,
-                seed=options.seed,
+                seed=study.seeds[0],
                 data=None,
                 json=True,
             )
@@ -132,7 +111,3 @@ def _planned(
         for row in facts["kinds"]
     }
     return {"gpus": sum(row["gpus"] for row in facts["kinds"]), "status": status, "kinds": rows}
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark_control_plane.capacity.box_kinds import serves
 from benchmark_control_plane.capacity.workload_source import read_workload
-from benchmark_control_plane.experiments.fleet import kinds_of_boxes
+from benchmark_control_plane.fleet_studies import kinds_of_boxes
 from controlplane.config.fleet_file import parse_fleet
 from controlplane.service.preflight import plan_of
 
