@@ -3,7 +3,7 @@
 Prompts are random token ids of the planned length, so only planned prefixes are shared and the server does
 not tokenise; or random words, for a server that accepts no ids. Request bodies are built before the run. A
 streamed chunk with a choice is time stamped when its bytes arrive. The number of tokens is the server's
-`usage`; a response with fewer tokens than requested is a failure.
+`usage`, without it that of the chunks; a response with fewer tokens than requested is a failure.
 """
 
 import random
@@ -102,6 +102,7 @@ class HttpTarget:
         self._dialect = dialect
         self._clock = clock
         self._prepared: dict[str, bytes] = {}
+        self._open = dict.fromkeys(self._at, 0)
 
     def prepare(self, plan: Sequence[PlannedRequest], seed: int) -> None:
         """Builds the bodies in advance, so that the run only sends them."""
@@ -109,8 +110,21 @@ class HttpTarget:
         self._prepared = {planned.id: self._body(planned, draw) for planned in plan}
 
     async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
-        """Sends a request and fills `answer` as the response arrives."""
+        """Sends a request and fills `answer` as the response arrives, or rejects it at the server's limit."""
         endpoint, pool = self._served(planned)
+        if endpoint.max_concurrent is not None and self._open[planned.kind] >= endpoint.max_concurrent:
+            answer.sent, answer.status, answer.loss = self._clock(), 429, Outcome.REJECTED
+            answer.error = f"{endpoint.max_concurrent} requests were at the server"
+            return
+        self._open[planned.kind] += 1
+        try:
+            await self._send(planned, answer, endpoint, pool)
+        finally:
+            self._open[planned.kind] -= 1
+
+    async def _send(
+        self, planned: PlannedRequest, answer: PartialResponse, endpoint: Endpoint, pool: Connections
+    ) -> None:
         body = self._prepared.pop(planned.id, None) or self._body(planned, random.Random(planned.id))
         request = self._request(planned, endpoint, body)
         stream = _Stream(answer, self._clock, is_stream=planned.kind is Kind.GENERATE)
@@ -207,9 +221,10 @@ def _close(answer: PartialResponse, head: Head, stream: _Stream, now: float, ask
         _lose(answer, head.status, stream.failure, None)
     elif stream.is_stream and not (stream.is_done and answer.tokens):
         answer.loss, answer.error = Outcome.FAILED, "the stream ended without [DONE] or without a token"
-    elif stream.is_stream and answer.output_tokens is not None and answer.output_tokens < asked:
-        short = f"{answer.output_tokens} of {asked} tokens came; the server must support ignore_eos"
-        answer.loss, answer.error = Outcome.FAILED, short
+    elif stream.is_stream and (came := answer.output_tokens or len(answer.tokens)) < asked:
+        need = "ignore_eos" if answer.output_tokens else "ignore_eos, and stream_options for the usage"
+        answer.loss = Outcome.FAILED
+        answer.error = f"{came} of {asked} tokens came; the server must support {need}"
     else:
         answer.ended = now
 

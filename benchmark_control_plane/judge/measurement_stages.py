@@ -21,6 +21,7 @@ import uvloop
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.http_client import connections
+from benchmark_control_plane.common.machine_load import raised_session
 from benchmark_control_plane.judge import analysis
 from benchmark_control_plane.judge.experiment_file import (
     Experiment,
@@ -28,6 +29,7 @@ from benchmark_control_plane.judge.experiment_file import (
     classes_section,
     merge,
 )
+from benchmark_control_plane.judge.experiment_schema import Arrivals
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, Read, metrics_reader
 from benchmark_control_plane.judge.open_loop_client import (
     Clock,
@@ -51,7 +53,7 @@ Result = TypeVar("Result")
 Act = Callable[[Target, Clock, Read | None], Coroutine[Any, Any, Result]]
 
 _NICENESS_LEAD = 10
-"""Nice levels by which the load generator has priority over the servers."""
+"""Nice levels by which the load generator and its session have priority over the servers."""
 _PROBE_SECONDS = 120.0
 _SAMPLE_SECONDS = 0.5
 _UNLOADED_REQUESTS = 12
@@ -109,7 +111,8 @@ def _client_priority() -> Iterator[None]:
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, before - _NICENESS_LEAD)
     try:
-        yield
+        with raised_session(_NICENESS_LEAD):
+            yield
     finally:
         gc.unfreeze()
         # Lowering the priority is always allowed, and changes nothing if it was not raised.
@@ -371,7 +374,9 @@ def _saturated(
 ) -> tuple[RunResult, bool]:
     """Result of a saturation probe, and whether requests remained to its end."""
     capacity = experiment.plan.capacity
-    drawn = requests_of(experiment, system, rate, seed=1, measured=capacity.probe_s)
+    # The probe takes the first requests only, where bursts would make another mix than that of the streams.
+    steady = replace(system, arrivals=dict.fromkeys(experiment.plan.streams, Arrivals()))
+    drawn = requests_of(experiment, steady, rate, seed=1, measured=capacity.probe_s)
 
     async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
         await probe(target, drawn, clock, system.name)

@@ -5,8 +5,15 @@ import pytest
 import yaml
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.judge.experiment_file import classes_section, quick, read_experiment
+from benchmark_control_plane.judge.experiment_file import (
+    EXTENDED_FILE,
+    classes_section,
+    quick,
+    read_experiment,
+)
 from benchmark_control_plane.judge.experiment_matrix import read_cells
+from benchmark_control_plane.judge.hindsight import add_bounds
+from benchmark_control_plane.judge.system_schema import QueueLimits
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"
 CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if "systems:" in path.read_text(encoding="utf-8"))
@@ -132,6 +139,21 @@ def test_shares_must_name_the_stages(tmp_path):
         read(tmp_path, content)
 
 
+def test_the_reference_has_no_queue_limit(tmp_path):
+    content = changed("systems", [{"name": "pair", "kind": "baseline", "split": {"priorities": True}}])
+    content["live"] = {"chat": {"model": "a"}, "embedding": {"model": "b"}}
+    assert not read(tmp_path, content).systems[0].is_limited
+    content["systems"][0]["split"]["max_concurrent"] = {"embedder": 3}
+    with pytest.raises(BadInput, match="reference='pair': max_concurrent keeps it from being saturated"):
+        read(tmp_path, content)
+    plan = read(tmp_path, content | {"capacity": {"rps": 4}})
+    assert plan.systems[0].split.max_concurrent == QueueLimits(embedder=3)
+    end = {"url": "http://127.0.0.1:1", "model": "a", "max_concurrent": 2}
+    content["systems"] = [{"name": "pair", "kind": "baseline", "endpoints": {"chat": end}}]
+    with pytest.raises(BadInput, match="max_concurrent keeps it from being saturated"):
+        read(tmp_path, content)
+
+
 def test_invalid_yaml_is_reported(tmp_path):
     (tmp_path / "experiment.yaml").write_text("a: [", encoding="utf-8")
     with pytest.raises(BadInput, match="not YAML"):
@@ -163,6 +185,24 @@ def test_extending_file_states_only_differences(tmp_path):
     path.write_text("extends: nowhere.yaml", encoding="utf-8")
     with pytest.raises(BadInput, match=r"nowhere\.yaml: No such file"):
         read_experiment(path, tmp_path)
+
+
+def test_a_file_may_extend_one_that_extends_another(tmp_path):
+    contents = {
+        "base": SMALL,
+        "middle": {"extends": "base.yaml", "name": "middle", "classes": {"chat": {"ttft_ms": 90}}},
+        "top": {"extends": "middle.yaml", "name": "top", "systems": ["tandem"]},
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    found = read_experiment(tmp_path / "top.yaml", tmp_path)
+    assert found.plan.name == "top" and found.plan.classes["chat"].ttft_ms == 90
+    assert found.plan.question == SMALL["question"]
+    assert EXTENDED_FILE.findall(found.text) == ["middle.yaml", "base.yaml"]
+    assert add_bounds._experiment(found.text, tmp_path).plan == found.plan
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(SMALL | {"extends": "top.yaml"}), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"base\.yaml: extends: top\.yaml extends this file; drop one"):
+        read_experiment(tmp_path / "top.yaml", tmp_path)
 
 
 def test_quick_plan_keeps_tandem_and_a_baseline(tmp_path):
