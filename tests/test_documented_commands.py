@@ -34,7 +34,7 @@ HERE: Mapping[str, str] = {
     r"docs/operator-guide.md printf .*": "",
     r"docs/fleet.md tandem fleet plan .*": "--requests 60 --steps 0",
     r"\S+ tandem bench (?!.*(-gpu|/fleet-[\w-]+).yaml).*": "",
-    r"\S+ tandem replay LOG .*": "",
+    r"\S+ tandem replay LOG.*": "",
     r"docs/tuning.md tandem diff .*": "",
     r"ops/README.md promtool .*": "",
 }
@@ -58,7 +58,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"\S+ tandem bench run configs/bench/fleet-.*": (
         f"{_BENCH}/fleet_studies/test_run_study.py::test_a_committed_study_runs_reduced"
     ),
-    r"\S+ tandem tune LOG .*": (
+    r"\S+ tandem tune LOG.*": (
         f"{_BENCH}/tuning/test_tune_command.py::test_a_better_file_is_written_and_the_run_resumes"
     ),
     r"\S+ tandem top --server URL": f"{_COMMANDS}/test_top.py::test_the_application_shows_what_the_feed_has",

@@ -95,12 +95,8 @@ def _about(found: Mapping[str, Any]) -> Iterator[str]:
     names = ", ".join(f"{name} {request[name]}" for name in ("class", "tenant", "model"))
     sizes = f"{request['prompt_tokens']:,} prompt tokens"
     sizes += f", at most {limit:,} output tokens" if limit else ""
-    line = f"  {request['kind']}, {names}; {sizes}"
-    # A row of the decision log has no objectives.
-    if (objectives := request.get("objectives_ms")) is not None:
-        stated = ", ".join(f"{name} {ms:g} ms" for name, ms in objectives.items())
-        line += f"; objectives: {stated or 'none'}"
-    yield line
+    stated = ", ".join(f"{name} {ms:g} ms" for name, ms in request["objectives_ms"].items())
+    yield f"  {request['kind']}, {names}; {sizes}; objectives: {stated or 'none'}"
 
 
 def _print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:

@@ -31,8 +31,8 @@ INDEPENDENT = frozenset(
     (
         "apt-adaptive", "apt-greedy", "embedding-forecast", "embedding-throughput", "fleet-autoscaling",
         "hybrid-attainment", "hybrid-cost-cpu-intel-r-xeon-r-processor-opt-125m",
-        "hybrid-cost-h100-llama-2-7b", "hybrid-cost-h100-opt-13b", "kernel-figures", "mcsf-prediction-error", "mcsf-slopes",
-        "mcsf-synthetic", "mcsf-table", "prediction",
+        "hybrid-cost-h100-llama-2-7b", "hybrid-cost-h100-opt-13b", "kernel-figures", "mcsf-prediction-error",
+        "mcsf-slopes", "mcsf-synthetic", "mcsf-table", "prediction",
     )
 )  # fmt: skip
 """Results of no gate and no scheduler of the server."""

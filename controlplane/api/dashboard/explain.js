@@ -46,15 +46,14 @@ const prediction = ({ ttft_ms: mean, ttft_upper_ms: upper }) => (mean == null ? 
 const length = (tokens) => (tokens == null ? "" : `, predicted ${Math.round(tokens.mean ?? tokens["0.5"])} (0.9 quantile ${Math.round(tokens["0.9"])})`);
 
 function request(one) {
-  const { measured, predicted } = one, { objectives_ms: stated } = one.request;
+  const { measured, predicted } = one;
   const outcome = one.outcome ?? one.phase;
   const level = one.outcome === "met" ? "good" : one.outcome == null ? "none" : one.outcome === "late" ? "warn" : "bad";
   return el("article", {},
     el("p.verdict", {}, el("span.badge", { "data-level": level }, outcome), ` ${one.request.kind} · ${one.request.class} · ${one.request.model}`),
     timeline(one),
     facts([
-      // A row of the decision log lacks the objectives, and an embedding's the output.
-      ["Objectives", stated == null ? null : objectives(stated)],
+      ["Objectives", objectives(one.request.objectives_ms)],
       ["Missed", one.missed.map((name) => OBJECTIVES[name]).join(", ") || null],
       ["First token", measured.ttft_ms == null ? null : `${duration(measured.ttft_ms)}${prediction(predicted)}`],
       ["Per token", measured.tpot_ms == null ? null : duration(measured.tpot_ms)],

@@ -110,8 +110,8 @@ async def test_a_request_of_the_decision_log_is_explained(monkeypatch, capsys, t
         await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "x"}, headers=headers)
         assert await asyncio.to_thread(main, ["explain", "old", "--server", url]) == 0
     shown = capsys.readouterr().out
-    assert ": met\n  embed, class interactive, tenant" in shown and "1 prompt tokens\n" in shown
-    assert "ADMIT" in shown and "objectives" not in shown
+    assert ": met\n  embed, class interactive, tenant" in shown
+    assert "1 prompt tokens; objectives: ttft" in shown and "ADMIT" in shown
 
 
 def test_a_preemption_of_the_decision_log_is_explained_without_its_cost(capsys):
@@ -120,7 +120,7 @@ def test_a_preemption_of_the_decision_log_is_explained_without_its_cost(capsys):
         "id": "a-1", "at": 0, "outcome": "met", "kind": "generate", "class": "batch", "model": "m",
         "tenant": "t", "prompt_tokens": 5, "max_output_tokens": 9, "decisions": [preempted],
     }  # fmt: skip
-    _print_request(logged_history(row))
+    _print_request(logged_history(row, {}))
     assert "7.0 ms  PREEMPTED by the gate for urgent-1\n" in capsys.readouterr().out
 
 

@@ -135,12 +135,12 @@ def test_a_request_of_the_decision_log_is_explained_without_what_its_row_lacks(t
         await route();
         if (document.activeElement !== link) throw new Error("the focus is not where it was");
     """
-    shown = shown_by(tmp_path, script, request=logged_history(row))
+    shown = shown_by(tmp_path, script, request=logged_history(row, {"e2e_ms": 700}))
     assert "30 tokens, predicted 40 (0.9 quantile 80)" in shown
-    assert "NaN" not in shown and "bjective" not in shown
+    assert "NaN" not in shown and "700 ms" in shown
     embedding = {"kind": "embed", "input_tokens": [5]}
     row = {key: row[key] for key in row if key not in ("forecast", "output_tokens")} | embedding
-    assert "Output" not in shown_by(tmp_path, script, request=logged_history(row))
+    assert "Output" not in shown_by(tmp_path, script, request=logged_history(row, {"e2e_ms": 700}))
 
 
 def test_the_page_takes_classes_and_models_of_a_new_version(tmp_path: Path) -> None:
