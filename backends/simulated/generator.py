@@ -14,6 +14,7 @@ from backends.byte_codec import ByteCodec
 from backends.cost_models.step_time import StepLoad
 from backends.simulated.continuous_batching import RankedScheduler, SimulatedScheduler
 from backends.simulated.policy_scheduler import PolicyScheduler
+from backends.simulated.pool_blocks import pool_blocks
 from backends.simulated.sample_streams import (
     Sample,
     SampleStream,
@@ -34,8 +35,6 @@ from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
 
-_EXTRA_QUEUED = 64
-"""Requests waiting in the engine that an unlimited pool also has room for."""
 _ASKED_AT_ONCE = 8
 _RETRY_SECONDS = 0.001
 """An idle engine whose policy offers none of the waiting requests is asked at once, then at this interval."""
@@ -75,7 +74,7 @@ class SimulatedGenerator:
         is_ranked: bool = False,
         has_prefix_cache: bool = False,
     ) -> None:
-        blocks = _pool_blocks(geometry, kv_bytes, max_model_tokens, max_running)
+        blocks = pool_blocks(geometry, kv_bytes, max_model_tokens, max_running)
         self.model = model
         self.stall_count = 0
         self.has_tandem_scheduler = scheduling is not None
@@ -381,17 +380,3 @@ class SimulatedGenerator:
             self._engine.remove(sample)
         self._state = None
         return left
-
-
-def _pool_blocks(geometry: KvGeometry, kv_bytes: int | None, max_model_tokens: int, max_running: int) -> int:
-    """Blocks of the KV cache. Raises ValueError if the longest sequence would not fit."""
-    if kv_bytes is None:
-        kv_bytes = geometry.bytes(max_model_tokens) * 2 * (max_running + _EXTRA_QUEUED)
-    blocks = kv_bytes // geometry.bytes_per_block
-    if blocks < geometry.blocks(max_model_tokens):
-        raise ValueError(
-            f"kv_bytes={kv_bytes}: {blocks} blocks, but a sequence of "
-            f"max_model_tokens={max_model_tokens} takes {geometry.blocks(max_model_tokens)} and would "
-            "never finish; change either"
-        )
-    return blocks

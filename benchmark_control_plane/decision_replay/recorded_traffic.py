@@ -16,12 +16,8 @@ from typing import Any
 from backends.cost_models.step_time import BatchTime, StepLoad
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.decision_replay.sound_rows import MOST_TOKENS, is_sound
-from benchmark_control_plane.simulator.simulation import (
-    Machine,
-    Offered,
-    SimulatedEmbedding,
-    SimulatedRequest,
-)
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import Offered, SimulatedEmbedding, SimulatedRequest
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Request

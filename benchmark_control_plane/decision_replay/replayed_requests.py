@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmark_control_plane.decision_replay.recorded_traffic import LoggedForecasts, RecordedTraffic
-from benchmark_control_plane.simulator.simulation import Machine, SimulatedRecord, simulate
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import SimulatedRecord, simulate
 from controlplane.service.decision_log.log_rows import Row
 
 # Length predictors that read no prompt.

@@ -14,8 +14,8 @@ from benchmark_control_plane.decision_replay.recorded_traffic import expanded, r
 from benchmark_control_plane.decision_replay.replayed_requests import with_host_delays
 from benchmark_control_plane.decision_replay.self_check import check_replay
 from benchmark_control_plane.decision_replay.sound_rows import is_sound
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import (
-    Machine,
     SimulatedEmbedding,
     SimulatedRequest,
     arrival_times,
