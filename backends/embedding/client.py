@@ -28,6 +28,7 @@ from backends.embedding.time_model import ObservedTime
 from backends.embedding.tokenization import PendingTokenizations, prompt_text, token_ids, validate_inputs
 from backends.embedding.worker_link import Heartbeat, WorkerLink
 from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, PauseCost, Vectors
 from controlplane.core.request import Request
@@ -153,6 +154,11 @@ class WorkerEmbedder(ModelProperties):
     def supported_dimensions(self) -> tuple[int, ...]:
         """Vector lengths that OpenAI's `dimensions` may request, the full one last."""
         return (*(d for d in self._short_dimensions if d < self.dimension), self.dimension)
+
+    @property
+    def sharing(self) -> DeviceSharing:
+        """Whether its passes are in the idle class while a generation runs."""
+        return self._sender.sharing
 
     @property
     def is_computing(self) -> bool:

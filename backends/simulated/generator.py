@@ -24,6 +24,7 @@ from backends.simulated.sample_streams import (
     put_under_policy,
 )
 from backends.simulated.shared_device import SimulatedDevice
+from backends.simulated.step_pacing import StepPacing
 from controlplane.core.clock import Duration, Instant, between, seconds
 from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown, Refused
@@ -57,6 +58,7 @@ class SimulatedGenerator:
         scheduling: options of the engine policy; None for vLLM's own scheduler.
         is_ranked: vLLM's own scheduler goes by the gate's rank and not by arrival.
         has_prefix_cache: requests share the blocks of equal prefixes, and find those of earlier ones.
+        delivery: seconds from the end of a step until its tokens are delivered, and in addition for each.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class SimulatedGenerator:
         scheduling: EngineOptions | None = None,
         is_ranked: bool = False,
         has_prefix_cache: bool = False,
+        delivery: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         blocks = pool_blocks(geometry, kv_bytes, max_model_tokens, max_running)
         self.model = model
@@ -106,7 +109,8 @@ class SimulatedGenerator:
         self._down: str | None = None
         self._reset()
         self._generations: dict[str, SampleStream] = {}
-        self._tokens = TokenDeltas()
+        self._tokens = TokenDeltas(*delivery)
+        self._pacing = StepPacing()
         self._step_counts = (0, 0, 0)
         self._is_stepping = False
         self._load: StepLoad | None = None
@@ -261,7 +265,13 @@ class SimulatedGenerator:
                     self._policy.set_forecast(sample, forecast)
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Does nothing: the next step never starts before the embedding batch of the previous one ends."""
+        """Delays the next step to the end of the pass, as far as the TPOT objectives allow.
+
+        A pass on the same device has ended before the next step is planned.
+        """
+        self._pacing.set_shared(is_shared=is_shared)
+        if not is_shared:
+            self._device.wake()
 
     def _require_up(self) -> None:
         self._device.require_up()
@@ -336,7 +346,11 @@ class SimulatedGenerator:
 
     def _plan_by_policy(self, engine: PolicyScheduler[Sample], load: StepLoad) -> bool:
         now = self._device.now()
-        engine.observe_step(now, is_alone=self._load is None or not self._load.inputs)
+        if (begin := self._pacing.step_start(engine, now)) > now:
+            self.retry_at = begin / 1e9
+            return False
+        is_alone = self._pacing.was_alone() and (self._load is None or not self._load.inputs)
+        engine.observe_step(now, is_alone=is_alone, waited=self._pacing.waited)
         # The embedder adds its batch to the load after this call.
         self._load = load
         for _ in range(_ASKED_AT_ONCE):
@@ -360,7 +374,7 @@ class SimulatedGenerator:
         if self._policy is not None and self._last_end is not None:
             took = between(self._last_end, now)
         if self.on_step is not None:
-            self.on_step(EngineStep(*self._step_counts, took))
+            self.on_step(EngineStep(*self._step_counts, took, self._pacing.waited))
         self._last_end = now if self._engine.running else None
 
     def fail(self, reason: str) -> None:

@@ -1,6 +1,6 @@
 """The simulated machine: the sizes of device and engines, and the engines on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from backends.cost_models.step_time import BatchTime
@@ -8,6 +8,7 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import OnStep, SimulatedDevice
 from controlplane.config import Config
+from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Request
 
@@ -22,6 +23,11 @@ class Machine:
     With `pool_bytes`, KV cache and embedding workspace share one elastic pool, divided by quotas that move;
     with `quota.policy: static` each takes free memory, up to `kv_bytes` and one whole batch. Without
     `has_prefix_cache` every request computes and holds its whole prompt.
+
+    Unless steps and passes take turns (`sharing`), each kind computes at the same time as the other, a step
+    takes `step_slowdown` times as long during a pass, and a pass `pass_slowdown` times as long during steps.
+    `step_spread` are factors of the times of steps, each as likely as the others. Tokens reach the gate
+    `delivery` seconds after their step, the second number for each of its tokens.
     """
 
     batch_time: BatchTime
@@ -37,6 +43,11 @@ class Machine:
     embed_input_tokens: int = 512
     pool_bytes: int | None = None
     has_prefix_cache: bool = True
+    sharing: DeviceSharing = DeviceSharing.TURNS
+    step_slowdown: float = 1.0
+    pass_slowdown: float = 1.0
+    step_spread: Sequence[float] = (1.0,)
+    delivery: tuple[float, float] = (0.0, 0.0)
 
 
 def divide_pool(machine: Machine, llm_share: float) -> Machine:
@@ -54,12 +65,18 @@ def engines(
     config: Config | None,
     on_step: OnStep | None = None,
 ) -> tuple[SimulatedGenerator, SimulatedEmbedder]:
-    """Simulated generator and embedder on one device; `lengths` gives a request's true output length.
+    """Simulated generator and embedder on one machine; `lengths` gives a request's true output length.
 
     The generator schedules as the server's does under `config`: by an engine policy, or by the gate's rank;
-    without `config`, as behind no gate, in order of arrival.
+    without `config`, as behind no gate, in order of arrival. `on_step` observes the generator's device.
     """
-    device = SimulatedDevice(machine.batch_time, on_step=on_step)
+    device = SimulatedDevice(machine.batch_time, on_step=on_step, spread=machine.step_spread)
+    if machine.sharing is DeviceSharing.TURNS:
+        pass_device = device
+    else:
+        pass_device = SimulatedDevice(machine.batch_time)
+        pass_device.slow_down(device, machine.step_slowdown)
+        device.slow_down(pass_device, machine.pass_slowdown)
     generator = SimulatedGenerator(
         device,
         geometry=machine.geometry,
@@ -71,14 +88,16 @@ def engines(
         scheduling=None if config is None else config.engine_options(),
         is_ranked=config is not None,
         has_prefix_cache=machine.has_prefix_cache,
+        delivery=machine.delivery,
     )
     pool = machine.pool_bytes
     embedder = SimulatedEmbedder(
-        device,
+        pass_device,
         batch_tokens=machine.embed_batch_tokens,
         max_running=machine.embed_max_running,
         max_input_tokens=machine.embed_input_tokens,
         bytes_per_token=machine.embed_bytes_per_token,
         room=None if pool is None else lambda: pool - generator.step_bytes,
+        sharing=machine.sharing,
     )
     return generator, embedder

@@ -100,12 +100,12 @@ class SimulationResult:
     Attributes:
         records: one record per request, in the order offered.
         presence: (time, requests in the system) at each sample.
-        steps: steps of the device.
-        busy_seconds: time in which the device was busy.
+        steps: steps of the device, without passes that do not take turns with them.
+        busy_seconds: time of these steps.
         engine_preemptions: preemptions by the engine.
         memory: memory use, if there is a pool.
         reclaimed_bytes: bytes of KV cache reclaimed for embeddings.
-        trace_hash: SHA-256 over all steps and records.
+        trace_hash: SHA-256 over these steps and all records.
     """
 
     records: list[SimulatedRecord] = field(default_factory=list)
