@@ -28,6 +28,7 @@ from backends.embedding.time_model import ObservedTime
 from backends.embedding.tokenization import PendingTokenizations, prompt_text, token_ids, validate_inputs
 from backends.embedding.worker_link import Heartbeat, WorkerLink
 from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, PauseCost, Vectors
 from controlplane.core.request import Request
@@ -158,6 +159,11 @@ class WorkerEmbedder(ModelProperties):
     def down(self) -> str | None:
         """Why no worker computes now; None while one does."""
         return None if self.ready.is_set() else self._down_reason
+
+    @property
+    def sharing(self) -> DeviceSharing:
+        """Whether its passes are in the idle class while a generation runs."""
+        return self._sender.sharing
 
     @property
     def is_computing(self) -> bool:

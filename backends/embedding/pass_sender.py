@@ -17,6 +17,7 @@ from backends.embedding.batch_dispatcher import BatchDispatcher
 from backends.embedding.cpu_class import CpuClass, may_leave_idle_class
 from backends.embedding.ipc import Frame, FrameKind, pack_inputs
 from controlplane.core.clock import Instant, between, to_seconds
+from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.ports import PauseCost
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,11 @@ class PassSender:
         self._send_frame = send_frame
         self._cpu_class = self._cpu_class_of(pid) if may_idle else None
         self.schedule()
+
+    @property
+    def sharing(self) -> DeviceSharing:
+        """Whether the worker may be in the idle class while a generation runs."""
+        return DeviceSharing.BESIDE if self._cpu_class is None else DeviceSharing.IDLE
 
     def _cpu_class_of(self, pid: int) -> CpuClass | None:
         """The class of a worker that may idle; None, with a warning, if it could not leave it again."""

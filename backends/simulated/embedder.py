@@ -9,6 +9,7 @@ from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 
 import numpy as np
 
@@ -25,12 +26,14 @@ from backends.embedding.pair_template import PairTemplate
 from backends.embedding.truncation import Truncation
 from backends.simulated.shared_device import SimulatedDevice
 from controlplane.core.clock import Duration, Instant, between, seconds
+from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, PauseCost, TruncationSide, Vectors
 from controlplane.core.request import Request
 from controlplane.policy.sharing.pass_size import PendingWork, call_values, inputs_to_compute
 
-_RETRY_SECONDS = 0.001
+_RETRY_SECONDS = {DeviceSharing.TURNS: 0.001, DeviceSharing.BESIDE: 0.005, DeviceSharing.IDLE: 0.005}
+"""After so long a pass that was not worth its cost is decided again, beside the LLM as by `PassSender`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +54,7 @@ class _Call:
 class SimulatedEmbedder:
     """`Embedder` on a `SimulatedDevice`; with `dimension=2` also a `Reranker`.
 
+    No LLM is on its `device` if passes do not take turns (`sharing`); in the idle class they have no cost.
     `room` returns the bytes that the device really has for a batch. A batch that takes more runs out of
     memory: its step is lost and it is retried at half the size.
     """
@@ -66,6 +70,7 @@ class SimulatedEmbedder:
         bytes_per_token: int = 1_024,
         max_running: int = 256,
         room: Callable[[], int] | None = None,
+        sharing: DeviceSharing = DeviceSharing.TURNS,
     ) -> None:
         """Attaches the embedder to `device`; `room` simulates a shortage of memory.
 
@@ -102,6 +107,8 @@ class SimulatedEmbedder:
         self._last_end = Instant(0)
         self._padded = 0
         self._room = room
+        self.sharing = sharing
+        self._was_computing = False
         self._oom_limit_tokens = batch_tokens
         device.attach(self)
 
@@ -218,8 +225,17 @@ class SimulatedEmbedder:
         is_step = bool(self._batch) or (has_failed and attempted > 0 and not load.has_llm)
         load.inputs, load.length = (attempted, longest) if is_step else (0, 0)
         # What a pass costs changes with every step, and with time if the LLM makes none.
-        self.retry_at = now / 1e9 + _RETRY_SECONDS if self._queue and not is_step else None
+        retry_seconds = _RETRY_SECONDS[self.sharing]
+        self.retry_at = now / 1e9 + retry_seconds if self._queue and not is_step else None
+        self._announce()
         return is_step
+
+    def _announce(self) -> None:
+        """Calls `on_computing` if a pass has begun, or has ended."""
+        if self.is_computing is not self._was_computing:
+            self._was_computing = self.is_computing
+            if self.on_computing is not None:
+                self.on_computing(self.is_computing)
 
     def _compose_batch(self, load: StepLoad, now: Instant) -> int:
         """Moves inputs from the queue to the next batch; returns the length of the longest."""
@@ -236,22 +252,24 @@ class SimulatedEmbedder:
             for call in calls
         )
         candidates: list[tuple[_Call, float]] = []
-        budget = self._batch_budget_tokens()
+        budget, most_padding = self._batch_budget_tokens(), self._most_padding()
         longest: list[int] = []
+        tokens, is_full = 0, False
         for call, value in zip(calls, values, strict=True):
             for length in reversed(call.lengths):
-                padded = max(length, longest[-1] if longest else 0)
-                if candidates and (len(candidates) + 1) * padded > budget:
+                padded, inputs = max(length, longest[-1] if longest else 0), len(candidates) + 1
+                is_full = bool(candidates) and inputs * padded > budget
+                if is_full or (candidates and inputs * padded - tokens - length > most_padding):
                     break
                 candidates.append((call, value * length / call.tokens))
                 longest.append(padded)
-            else:
-                continue
-            break
+                tokens += length
+            if is_full:
+                break
         size = inputs_to_compute(
             [value for _, value in candidates],
             lambda inputs: took(inputs, longest[inputs - 1]),
-            None if self.pause_cost is None else self.pause_cost(),
+            None if self.pause_cost is None or self.sharing is DeviceSharing.IDLE else self.pause_cost(),
             between(self._last_end, now),
         )
         for call, _ in candidates[:size]:
@@ -259,6 +277,17 @@ class SimulatedEmbedder:
             if not call.lengths:
                 self._queue.remove(call)
         return longest[size - 1] if size else 0
+
+    def _most_padding(self) -> float:
+        """Padding in tokens up to which inputs share a pass.
+
+        A worker beside the LLM starts another pass where padding would cost more than that
+        (`backends.embedding.batcher`); in turns, another pass would delay a further step.
+        """
+        if self.sharing is DeviceSharing.TURNS:
+            return inf
+        one, two = (self._device.duration(StepLoad(inputs=inputs, length=1)) for inputs in (1, 2))
+        return (one - (two - one)) / (two - one) if two > one else inf
 
     @property
     def pass_bytes(self) -> int:
@@ -290,10 +319,14 @@ class SimulatedEmbedder:
         self._rate.idle()
         if self.on_pass is not None and self._batch:
             self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
+        self._batch = []
+        self._announce()
 
     def fail(self, reason: str) -> None:
         """Fails all calls with BackendDown."""
         self._queue.clear()
+        self._batch = []
+        self._announce()
         for call in self._calls.values():
             if not call.done.done():
                 call.done.set_exception(BackendDown(f"simulated device: {reason}"))

@@ -14,6 +14,7 @@ from backends.byte_codec import ByteCodec
 from backends.cost_models.step_time import StepLoad
 from backends.simulated.continuous_batching import RankedScheduler, SimulatedScheduler
 from backends.simulated.policy_scheduler import PolicyScheduler
+from backends.simulated.pool_blocks import pool_blocks
 from backends.simulated.sample_streams import (
     Sample,
     SampleStream,
@@ -23,6 +24,7 @@ from backends.simulated.sample_streams import (
     put_under_policy,
 )
 from backends.simulated.shared_device import SimulatedDevice
+from backends.simulated.step_pacing import StepPacing
 from controlplane.core.clock import Duration, Instant, between, seconds
 from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown, Refused
@@ -34,8 +36,6 @@ from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
 
-_EXTRA_QUEUED = 64
-"""Requests waiting in the engine that an unlimited pool also has room for."""
 _ASKED_AT_ONCE = 8
 _RETRY_SECONDS = 0.001
 """An idle engine whose policy offers none of the waiting requests is asked at once, then at this interval."""
@@ -58,6 +58,7 @@ class SimulatedGenerator:
         scheduling: options of the engine policy; None for vLLM's own scheduler.
         is_ranked: vLLM's own scheduler goes by the gate's rank and not by arrival.
         has_prefix_cache: requests share the blocks of equal prefixes, and find those of earlier ones.
+        delivery: seconds from the end of a step until its tokens are delivered, and in addition for each.
     """
 
     def __init__(
@@ -74,8 +75,9 @@ class SimulatedGenerator:
         scheduling: EngineOptions | None = None,
         is_ranked: bool = False,
         has_prefix_cache: bool = False,
+        delivery: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        blocks = _pool_blocks(geometry, kv_bytes, max_model_tokens, max_running)
+        blocks = pool_blocks(geometry, kv_bytes, max_model_tokens, max_running)
         self.model = model
         self.stall_count = 0
         self.has_tandem_scheduler = scheduling is not None
@@ -107,7 +109,8 @@ class SimulatedGenerator:
         self._down: str | None = None
         self._reset()
         self._generations: dict[str, SampleStream] = {}
-        self._tokens = TokenDeltas()
+        self._tokens = TokenDeltas(*delivery)
+        self._pacing = StepPacing()
         self._step_counts = (0, 0, 0)
         self._is_stepping = False
         self._load: StepLoad | None = None
@@ -262,7 +265,13 @@ class SimulatedGenerator:
                     self._policy.set_forecast(sample, forecast)
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Does nothing: the next step never starts before the embedding batch of the previous one ends."""
+        """Delays the next step to the end of the pass, as far as the TPOT objectives allow.
+
+        A pass on the same device has ended before the next step is planned.
+        """
+        self._pacing.set_shared(is_shared=is_shared)
+        if not is_shared:
+            self._device.wake()
 
     def _require_up(self) -> None:
         self._device.require_up()
@@ -337,7 +346,11 @@ class SimulatedGenerator:
 
     def _plan_by_policy(self, engine: PolicyScheduler[Sample], load: StepLoad) -> bool:
         now = self._device.now()
-        engine.observe_step(now, is_alone=self._load is None or not self._load.inputs)
+        if (begin := self._pacing.step_start(engine, now)) > now:
+            self.retry_at = begin / 1e9
+            return False
+        is_alone = self._pacing.was_alone() and (self._load is None or not self._load.inputs)
+        engine.observe_step(now, is_alone=is_alone, waited=self._pacing.waited)
         # The embedder adds its batch to the load after this call.
         self._load = load
         for _ in range(_ASKED_AT_ONCE):
@@ -361,7 +374,7 @@ class SimulatedGenerator:
         if self._policy is not None and self._last_end is not None:
             took = between(self._last_end, now)
         if self.on_step is not None:
-            self.on_step(EngineStep(*self._step_counts, took))
+            self.on_step(EngineStep(*self._step_counts, took, self._pacing.waited))
         self._last_end = now if self._engine.running else None
 
     def fail(self, reason: str) -> None:
@@ -381,17 +394,3 @@ class SimulatedGenerator:
             self._engine.remove(sample)
         self._state = None
         return left
-
-
-def _pool_blocks(geometry: KvGeometry, kv_bytes: int | None, max_model_tokens: int, max_running: int) -> int:
-    """Blocks of the KV cache. Raises ValueError if the longest sequence would not fit."""
-    if kv_bytes is None:
-        kv_bytes = geometry.bytes(max_model_tokens) * 2 * (max_running + _EXTRA_QUEUED)
-    blocks = kv_bytes // geometry.bytes_per_block
-    if blocks < geometry.blocks(max_model_tokens):
-        raise ValueError(
-            f"kv_bytes={kv_bytes}: {blocks} blocks, but a sequence of "
-            f"max_model_tokens={max_model_tokens} takes {geometry.blocks(max_model_tokens)} and would "
-            "never finish; change either"
-        )
-    return blocks

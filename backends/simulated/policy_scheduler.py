@@ -19,9 +19,10 @@ from backends.cost_models.step_time import StepLoad
 from backends.simulated.continuous_batching import RankedScheduler, SimulatedSequence
 from backends.simulated.prefix_cache import CachedBlock
 from backends.vllm.plugin.prefix_sharing import PrefixSharing
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
+from controlplane.policy.engine.decode_pacing import next_step_start
 from controlplane.policy.engine.interface import RANKED, EngineView
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.request_state import RequestState
@@ -114,11 +115,25 @@ class PolicyScheduler(RankedScheduler[P]):
 
     # --- one step ----------------------------------------------------------------------------
 
-    def observe_step(self, now: Instant, *, is_alone: bool) -> None:
-        """Learns from the step that ended at `now`; `is_alone` if it had no embedding batch."""
+    def observe_step(self, now: Instant, *, is_alone: bool, waited: Duration = NO_TIME) -> None:
+        """Learns from the step that ended `waited` before `now`; `is_alone` if no embedding pass ran."""
         if self._previous_schedule is not None and self._work is not None and self.running:
-            took = Duration(now - self._previous_schedule)
+            took = Duration(now - self._previous_schedule - waited)
             self.observed.observe_work(self._work, took, is_alone=is_alone)
+
+    def paced_start(self, now: Instant) -> Instant:
+        """Earliest start of the next step while an embedding pass is under way; at once if requests wait."""
+        if self._previous_schedule is None or self._work is None or not self.running or self.waiting_count:
+            return now
+        self._stamp(now)
+        return next_step_start(
+            self._batch_view,
+            self._previous_schedule,
+            now,
+            self.options.decode_pacing,
+            free_share=max(0.0, 1.0 - self.used_blocks / self.quota),
+            longest_step=self.observed.longest_step,
+        )
 
     def arrange(self, now: Instant) -> None:
         """Applies the policy's plan for the next step."""

@@ -6,7 +6,7 @@ tokens is therefore called with each delta, and its coroutines resume with the l
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backends.simulated.policy_scheduler import PolicySequence
@@ -20,6 +20,7 @@ from controlplane.core.request import Request
 TakeDelta = Callable[[Delta], None]
 
 _TEXT = "w "
+_BETWEEN_STEPS_SECONDS = 1e-6
 _DEFAULTS = Defaults()
 
 
@@ -133,29 +134,26 @@ def put_under_policy(
 
 
 class TokenDeltas:
-    """The deltas of the simulated tokens.
+    """The deltas of the simulated tokens, delivered some seconds after their step.
 
     One object per sample index is shared between requests, because creating a delta per token would cost
     more than the rest of a step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = 0.0, delay_per_token: float = 0.0) -> None:
+        self._delay, self._delay_per_token = delay, delay_per_token
         self._by_index: dict[int, Delta] = {}
+        self._delivered_at = 0.0
 
-    def deliver(self, samples: Iterable[Sample], loop: asyncio.AbstractEventLoop) -> None:
+    def deliver(self, samples: Collection[Sample], loop: asyncio.AbstractEventLoop) -> None:
         """Gives the newest token of each sample to its reader; they run in this order on the loop."""
-        calls: list[tuple[SampleStream, Delta]] = []
-        for sample in samples:
-            stream, delta = sample.generation, self.next(sample)
-            if not sample.is_removed and stream.take is not None and stream.is_awaited:
-                calls.append((stream, delta))
-                continue
-            if calls:
-                loop.call_soon(_take_all, calls)
-                calls = []
-            stream.push(delta)
-        if calls:
-            loop.call_soon(_take_all, calls)
+        tokens = [(sample.generation, self.next(sample)) for sample in samples]
+        if delay := self._delay + self._delay_per_token * len(tokens):
+            # Timers of one instant run in any order.
+            self._delivered_at = max(loop.time() + delay, self._delivered_at + _BETWEEN_STEPS_SECONDS)
+            loop.call_at(self._delivered_at, _hand_over, tokens, loop)
+        else:
+            _hand_over(tokens, loop)
 
     def next(self, sample: Sample) -> Delta:
         """The delta of the sample's newest token.
@@ -169,6 +167,20 @@ class TokenDeltas:
         if (delta := self._by_index.get(sample.index)) is None:
             delta = self._by_index[sample.index] = Delta(sample.index, _TEXT, (OUTPUT_TOKEN,))
         return delta
+
+
+def _hand_over(tokens: Iterable[tuple[SampleStream, Delta]], loop: asyncio.AbstractEventLoop) -> None:
+    calls: list[tuple[SampleStream, Delta]] = []
+    for stream, delta in tokens:
+        if delta.finish_reason is None and stream.take is not None and stream.is_awaited:
+            calls.append((stream, delta))
+            continue
+        if calls:
+            loop.call_soon(_take_all, calls)
+            calls = []
+        stream.push(delta)
+    if calls:
+        loop.call_soon(_take_all, calls)
 
 
 def _take_all(calls: Iterable[tuple[SampleStream, Delta]]) -> None:

@@ -3,11 +3,14 @@
 A step is composed from all kinds of work, takes the time that the batch-time model gives, and then its
 results are distributed. As in a real engine, the next step is composed before any client reacts to the
 previous one. On a virtual-time loop the same requests always produce the same schedule.
+
+Engines that compute at the same time have a device each, of which one may slow the other down.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
 from backends.cost_models.step_time import BatchTime, StepLoad
@@ -41,22 +44,34 @@ class Work(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """The step in progress, with the kinds of work that have a part in it; times in seconds."""
+    """The step in progress, with the kinds of work that have a part in it; times in seconds.
+
+    At `since`, `left` of it was to come on a device that nothing slows down.
+    """
 
     load: StepLoad
     works: list[Work]
     start: float
     duration: float
+    since: float
+    left: float
 
 
 class SimulatedDevice:
     """Device whose time is shared by the backends attached to it; it runs while any of them is started.
 
-    `on_step` observes every finished step. `down` is the reason why the device is down, or None.
+    `on_step` observes every finished step. `down` is the reason why the device is down, or None. The time of
+    each step is multiplied by one of the factors in `spread`, drawn at random.
     """
 
-    def __init__(self, batch_time: BatchTime, *, on_step: OnStep | None = None) -> None:
+    def __init__(
+        self, batch_time: BatchTime, *, on_step: OnStep | None = None, spread: Sequence[float] = (1.0,)
+    ) -> None:
         self._batch_time = batch_time
+        self._spread, self._random = spread, Random(0)
+        self._slowed: list[tuple[SimulatedDevice, float]] = []
+        self._slowdown = 1.0
+        self._was_busy = False
         self._on_step = on_step
         self._works: list[Work] = []
         self._users = 0
@@ -69,6 +84,10 @@ class SimulatedDevice:
     def attach(self, work: Work) -> None:
         """Adds a kind of work; work attached first is planned first."""
         self._works.append(work)
+
+    def slow_down(self, other: "SimulatedDevice", factor: float) -> None:
+        """Has the steps of `other` take `factor` times as long while this device computes."""
+        self._slowed.append((other, factor))
 
     def wake(self) -> None:
         """Ends the idle wait after work has arrived."""
@@ -101,6 +120,7 @@ class SimulatedDevice:
                 self._next.cancel()
             self._next = self._step = None
             self._is_idle = False
+            self._announce()
             self._fail("stopped")
             if self._error is not None:
                 error, self._error = self._error, None
@@ -126,6 +146,27 @@ class SimulatedDevice:
         except Exception as error:
             self._error, self._step = error, None
             self._fail(f"failed with {error!r}")
+        self._announce()
+
+    def _announce(self) -> None:
+        """Slows the other devices down, or ends that, if this one has become busy or idle."""
+        is_busy = self._step is not None
+        if is_busy is not self._was_busy:
+            self._was_busy = is_busy
+            for other, factor in self._slowed:
+                other._compute_at(factor if is_busy else 1.0)
+
+    def _compute_at(self, slowdown: float) -> None:
+        """Has the rest of the step in progress, and those that follow, take `slowdown` times as long."""
+        if (step := self._step) is not None and self._next is not None:
+            loop = asyncio.get_running_loop()
+            now = loop.time()
+            step.left = max(0.0, step.left - (now - step.since) / self._slowdown)
+            step.since, end = now, now + slowdown * step.left
+            step.duration = end - step.start
+            self._next.cancel()
+            self._next = loop.call_at(end, self._advance)
+        self._slowdown = slowdown
 
     def _end(self, step: _Step) -> None:
         self._step = None
@@ -148,8 +189,11 @@ class SimulatedDevice:
             raise ValueError(
                 f"the batch-time model gives {duration} s for {load}; a duration must be at least 0"
             )
-        start = loop.time()
-        self._step = _Step(load, works, start, duration)
+        if len(self._spread) > 1:
+            duration *= self._random.choice(self._spread)
+        start, left = loop.time(), duration
+        duration *= self._slowdown
+        self._step = _Step(load, works, start, duration, start, left)
         self._next = (
             loop.call_at(start + duration, self._advance) if duration else loop.call_soon(self._advance)
         )

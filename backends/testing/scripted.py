@@ -17,7 +17,7 @@ from backends.embedding.pair_template import PairTemplate
 from backends.embedding.truncation import Truncation
 from backends.testing.scripted_engine import DEFAULT_SCRIPT, Script, ScriptedEngine, ScriptedRun
 from controlplane.core.clock import Duration, Instant, seconds
-from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
+from controlplane.core.engine_reports import DeviceSharing, EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import FIRST_HANDOFF, ChatPrompt, Delta, Handoff, Sampling, TokenLogprob
@@ -341,6 +341,11 @@ class ScriptedEmbedder(ScriptedEngine):
     ) -> Sequence[int]:
         """Joins both without special tokens."""
         return PairTemplate((), (), (), 0).join(query, document, limit, side)
+
+    @property
+    def sharing(self) -> DeviceSharing:
+        """Its calls delay no step."""
+        return DeviceSharing.BESIDE
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration:
         """Time of one call with these inputs."""

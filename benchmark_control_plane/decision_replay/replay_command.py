@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
 from benchmark_control_plane.decision_replay.recorded_traffic import (
     RecordedTraffic,
     read_traffic,
     served_sections,
 )
-from benchmark_control_plane.decision_replay.replayed_requests import Group, RequestResult, with_host_delays
+from benchmark_control_plane.decision_replay.replayed_requests import Group, RequestResult
 from benchmark_control_plane.decision_replay.self_check import (
     LEAST_JUDGED,
     CheckedFigure,
@@ -24,6 +25,7 @@ from benchmark_control_plane.decision_replay.what_if import ClassChange, WhatIf,
 from controlplane.config import Config, ConfigError, load
 from controlplane.config.packaged import config_path
 from controlplane.config.redacted import redacted_values
+from controlplane.core.engine_reports import DeviceSharing
 from controlplane.service.decision_log.decision_log import read_salt, tenant_hash
 
 _NOT_REPRODUCED = 3
@@ -40,7 +42,7 @@ def replay_log(log: Path, config: Path | None, *, is_json: bool) -> int:
         traffic = read_traffic(log)
         if config is not None:
             other = sections_for(traffic, log, load(config_path(config)), source=str(config))
-        _note("replaying the first half for the time that requests take outside gate and engines")
+        _note("replaying the first half for what the log does not state of machine and host")
         traffic = with_host_delays(traffic)
         _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
         check = check_replay(traffic)
@@ -107,6 +109,15 @@ def check_text(traffic: RecordedTraffic, check: SelfCheck) -> Iterator[str]:
     yield from (f"left out: {line}" for line in traffic.left_out)
     for kind, delay in traffic.host_delays.items():
         yield f"{kind}: {1e3 * delay:.1f} ms after the engine's step are added to each request"
+    if (machine := traffic.machine).sharing is not DeviceSharing.TURNS:
+        delay, per_request = (1e3 * seconds for seconds in machine.delivery)
+        yield (
+            f"generate: {delay:.1f} ms after the step are added, {per_request:.2f} ms for each request in it"
+        )
+        yield (
+            f"steps take {traffic.step_factor:.2f} times as long as learned and during passes "
+            f"{machine.step_slowdown:.2f} times that, passes during steps {machine.pass_slowdown:.2f} times"
+        )
     yield "self-check on the second half of the log (measured, replayed, tolerance):"
     for each in check.figures:
         scale, unit = (1, "ms") if each.name.endswith("_ms") else (100, "%")
@@ -157,6 +168,13 @@ def check_facts(traffic: RecordedTraffic, check: SelfCheck) -> dict[str, Any]:
         "requests": len(traffic.rows),
         "left_out": list(traffic.left_out),
         "host_delays_ms": {kind: 1e3 * delay for kind, delay in traffic.host_delays.items()},
+        "machine": {
+            "sharing": traffic.machine.sharing,
+            "delivery_ms": [1e3 * seconds for seconds in traffic.machine.delivery],
+            "step_factor": traffic.step_factor,
+            "step_slowdown": traffic.machine.step_slowdown,
+            "pass_slowdown": traffic.machine.pass_slowdown,
+        },
         "self_check": {
             "passed": check.has_passed,
             "figures": [{**asdict(each), "is_reproduced": each.is_reproduced} for each in check.figures],

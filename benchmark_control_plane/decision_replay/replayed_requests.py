@@ -1,14 +1,15 @@
 """What came of each request, in the log and in a replay, in one form."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, median
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from benchmark_control_plane.decision_replay.recorded_traffic import LoggedForecasts, RecordedTraffic
-from benchmark_control_plane.simulator.simulation import Machine, SimulatedRecord, simulate
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import SimulatedRecord, simulate
 from controlplane.service.decision_log.log_rows import Row
 
 # Length predictors that read no prompt.
@@ -65,31 +66,29 @@ def replayed_results(
     the forecast that it had. In a block of a log, `history` could not learn what it knew by then, so there
     each request has its forecast, too.
     """
+    records = replayed_records(traffic, sections, machine=machine, seed=seed, is_block=is_block)
+    return results_of(traffic.rows, records)
+
+
+def results_of(rows: Sequence[Row], records: Sequence[SimulatedRecord]) -> list[RequestResult]:
+    """What came of the rows' requests by the records of their replay."""
+    return [_result(record, row) for record, row in zip(records, rows, strict=True)]
+
+
+def replayed_records(
+    traffic: RecordedTraffic,
+    sections: Mapping[str, Any],
+    *,
+    machine: Machine | None = None,
+    seed: int = 0,
+    is_block: bool = False,
+) -> list[SimulatedRecord]:
+    """`replayed_results` with all times."""
     predictor = sections.get("admission", {}).get("length_predictor")
     learns = predictor == "max-tokens" if is_block else predictor in _WITHOUT_PROMPTS
     lengths = None if learns else LoggedForecasts(traffic.rows)
     found = simulate(traffic.offered(seed), machine or traffic.machine, sections, lengths=lengths)
-    return [_result(record, row) for record, row in zip(found.records, traffic.rows, strict=True)]
-
-
-def with_host_delays(traffic: RecordedTraffic, *, most: int | None = None) -> RecordedTraffic:
-    """The traffic with the time that requests take after their step, by the first half of the log.
-
-    Of that half only the first `most` requests are replayed; None replays all.
-
-    For each kind it is the median by which the logged latency of a request exceeds that of its replay; the
-    replay has no detokenization, no transport between processes and no turn of an event loop. The time before
-    the gate is in the log, for each request.
-    """
-    middle = traffic.middle
-    first = replace(traffic, rows=[row for row in traffic.rows if row["at"] < middle][:most])
-    both = zip(first.rows, logged_results(first.rows), replayed_results(first, first.sections), strict=True)
-    excess: dict[str, list[float]] = {}
-    for row, was, would in both:
-        if was.is_served and would.is_served and None not in (was.latency_ms, would.latency_ms):
-            excess.setdefault(row["kind"], []).append(was.latency_ms - would.latency_ms)  # type: ignore[operator]
-    delays = {kind: max(0.0, median(found) / 1e3) for kind, found in excess.items()}
-    return replace(traffic, host_delays=delays)
+    return found.records
 
 
 def _result(record: SimulatedRecord, row: Row) -> RequestResult:

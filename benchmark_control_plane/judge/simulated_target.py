@@ -18,7 +18,8 @@ from benchmark_control_plane.judge.prompts import prompt_ids
 from benchmark_control_plane.judge.records import PartialResponse
 from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workload import PlannedRequest
-from benchmark_control_plane.simulator.simulation import Machine, config_of, divide_pool, engines, started
+from benchmark_control_plane.simulator.simulated_machine import Machine, divide_pool, engines
+from benchmark_control_plane.simulator.simulation import config_of, started
 from benchmark_control_plane.simulator.token_reader import read_to_end
 from controlplane.core.decision import Outcome
 from controlplane.core.generation import Delta, Sampling

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.cost_models.step_time import affine, llm_only
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import (
-    Machine,
     SimulatedRequest,
     SimulationResult,
     arrival_times,

@@ -9,24 +9,23 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from backends.cost_models.step_time import BatchTime, StepLoad
+from backends.cost_models.step_time import StepLoad
 from backends.device.kv_memory import ElasticMemory
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
-from backends.simulated.shared_device import OnStep, SimulatedDevice
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
 from benchmark_control_plane.simulator.memory_use import MemoryUse
+from benchmark_control_plane.simulator.simulated_machine import Machine, engines
 from benchmark_control_plane.simulator.token_reader import read_to_end
 from benchmark_control_plane.simulator.virtual_time import LoopTimers, run
 from controlplane.config import Config, parse
 from controlplane.core.clock import Instant, after, seconds
 from controlplane.core.generation import Sampling
-from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
 from controlplane.service.bootstrap import build_service
@@ -34,8 +33,6 @@ from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
-
-_GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,40 +79,6 @@ Offered = SimulatedRequest | SimulatedEmbedding
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Simulated device and engines.
-
-    `kv_bytes` None means no memory limit. `workspace_batches` is the embedding quota, in largest batches.
-    With `pool_bytes`, KV cache and embedding workspace share one elastic pool, divided by quotas that move;
-    with `quota.policy: static` each takes free memory, up to `kv_bytes` and one whole batch. Without
-    `has_prefix_cache` every request computes and holds its whole prompt.
-    """
-
-    batch_time: BatchTime
-    geometry: KvGeometry = _GEOMETRY
-    kv_bytes: int | None = None
-    max_model_tokens: int = 4_096
-    max_running: int = 256
-    step_tokens: int = 2_048
-    embed_batch_tokens: int = 16_384
-    embed_max_running: int = 256
-    workspace_batches: int = 2
-    embed_bytes_per_token: int = 1_024
-    embed_input_tokens: int = 512
-    pool_bytes: int | None = None
-    has_prefix_cache: bool = True
-
-
-def divide_pool(machine: Machine, llm_share: float) -> Machine:
-    """The machine with its pool statically divided: whole blocks for the KV cache, the rest for batches."""
-    assert machine.pool_bytes is not None
-    block = machine.geometry.bytes_per_block
-    kv_bytes = int(machine.pool_bytes * llm_share) // block * block
-    tokens = (machine.pool_bytes - kv_bytes) // machine.embed_bytes_per_token
-    return replace(machine, kv_bytes=kv_bytes, embed_batch_tokens=min(machine.embed_batch_tokens, tokens))
-
-
-@dataclass(frozen=True, slots=True)
 class SimulatedRecord:
     """Outcome of one request; times in nanoseconds. A rejected request has only an arrival time."""
 
@@ -137,12 +100,12 @@ class SimulationResult:
     Attributes:
         records: one record per request, in the order offered.
         presence: (time, requests in the system) at each sample.
-        steps: steps of the device.
-        busy_seconds: time in which the device was busy.
+        steps: steps of the device, without passes that do not take turns with them.
+        busy_seconds: time of these steps.
         engine_preemptions: preemptions by the engine.
         memory: memory use, if there is a pool.
         reclaimed_bytes: bytes of KV cache reclaimed for embeddings.
-        trace_hash: SHA-256 over all steps and records.
+        trace_hash: SHA-256 over these steps and all records.
     """
 
     records: list[SimulatedRecord] = field(default_factory=list)
@@ -230,42 +193,6 @@ async def _play(
         digest.update(repr(record).encode())
     result.trace_hash = digest.hexdigest()
     return result
-
-
-def engines(
-    machine: Machine,
-    lengths: Callable[[Request], int],
-    config: Config | None,
-    on_step: OnStep | None = None,
-) -> tuple[SimulatedGenerator, SimulatedEmbedder]:
-    """Simulated generator and embedder on one device; `lengths` gives a request's true output length.
-
-    The generator schedules as the server's does under `config`: by an engine policy, or by the gate's rank;
-    without `config`, as behind no gate, in order of arrival.
-    """
-    device = SimulatedDevice(machine.batch_time, on_step=on_step)
-    generator = SimulatedGenerator(
-        device,
-        geometry=machine.geometry,
-        lengths=lengths,
-        kv_bytes=machine.kv_bytes,
-        max_model_tokens=machine.max_model_tokens,
-        max_running=machine.max_running,
-        step_tokens=machine.step_tokens,
-        scheduling=None if config is None else config.engine_options(),
-        is_ranked=config is not None,
-        has_prefix_cache=machine.has_prefix_cache,
-    )
-    pool = machine.pool_bytes
-    embedder = SimulatedEmbedder(
-        device,
-        batch_tokens=machine.embed_batch_tokens,
-        max_running=machine.embed_max_running,
-        max_input_tokens=machine.embed_input_tokens,
-        bytes_per_token=machine.embed_bytes_per_token,
-        room=None if pool is None else lambda: pool - generator.step_bytes,
-    )
-    return generator, embedder
 
 
 def config_of(sections: Mapping[str, Any], *, has_pool: bool) -> Config:

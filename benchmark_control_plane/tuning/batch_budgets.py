@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmark_control_plane.simulator.simulation import Machine
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from controlplane.config import Config, ConfigError
 
 STEP_TOKENS = "models.chat.engine.max_num_batched_tokens"

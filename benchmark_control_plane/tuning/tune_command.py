@@ -10,9 +10,9 @@ from typing import Any
 import controlplane
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
+from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
 from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
 from benchmark_control_plane.decision_replay.replay_command import sections_for
-from benchmark_control_plane.decision_replay.replayed_requests import with_host_delays
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tuning_page import tuning_page
 from benchmark_control_plane.tuning.batch_budgets import SECTION, budget_values, check_budgets
@@ -31,8 +31,8 @@ from controlplane.config.documents import flattened
 from controlplane.config.loader import read_yaml
 from controlplane.config.packaged import config_path
 
-# Requests of the log that are replayed for the time that requests take outside gate and engines.
-_MOST_FOR_HOST_DELAYS = 4_000
+# Requests of the log that are replayed, up to five times, for what it does not state of machine and host.
+_MOST_FOR_HOST_DELAYS = 1_000
 # A week.
 _MOST_MINUTES = 10_080
 

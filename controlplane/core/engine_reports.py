@@ -1,7 +1,8 @@
-"""What an LLM engine reports of itself: its state, each step, and the cost of a step."""
+"""What engines report of themselves: state, steps, the cost of a step, and how they share the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from controlplane.core.clock import NO_TIME, Duration
 from controlplane.core.pool_view import Pace
@@ -56,3 +57,15 @@ class StepCost:
     decode: float
     cell: float
     prompt_token: float
+
+
+class DeviceSharing(StrEnum):
+    """How embedding passes share the device with the steps of the LLM.
+
+    `TURNS`: one after the other, as simulated by default. `BESIDE`: at the same time. `IDLE`: at the same
+    time, and in the operating system's idle class while a generation runs, so that they start at once.
+    """
+
+    TURNS = "turns"
+    BESIDE = "beside"
+    IDLE = "idle"

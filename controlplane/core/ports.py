@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.core.clock import NO_TIME, Duration, Instant
-from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
+from controlplane.core.engine_reports import DeviceSharing, EngineState, EngineStep, StepCost
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import (
     FIRST_HANDOFF,
@@ -246,9 +246,12 @@ class Embedder(Protocol):
     """Device bytes reserved by its allocator after the last pass; 0 if unknown."""
 
     @property
+    def sharing(self) -> DeviceSharing:
+        """How its passes share the device with the steps of the LLM."""
+
+    @property
     def stall_count(self) -> int:
         """Times the watchdog killed a live but unresponsive engine."""
-        ...
 
     @property
     def down(self) -> str | None:

@@ -35,13 +35,12 @@ from benchmark_control_plane.common.command_line import BadInput, add_data, data
 from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.experiments.collocation.simulated_mix_summary import draw, summary
+from benchmark_control_plane.simulator.simulated_machine import Machine, divide_pool
 from benchmark_control_plane.simulator.simulation import (
-    Machine,
     Offered,
     SimulatedEmbedding,
     SimulatedRequest,
     SimulationResult,
-    divide_pool,
     simulate,
 )
 from controlplane.core.kv_geometry import kv_geometry

@@ -18,7 +18,8 @@ from backends.cost_models.step_time import affine, embedding_line, llm_only, seq
 from benchmark_control_plane.common.command_line import BadInput, print_json
 from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
-from benchmark_control_plane.simulator.simulation import Machine, config_of, engines, started
+from benchmark_control_plane.simulator.simulated_machine import Machine, engines
+from benchmark_control_plane.simulator.simulation import config_of, started
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.generation import Sampling
 from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad, parse_report

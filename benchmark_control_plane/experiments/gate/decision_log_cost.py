@@ -23,8 +23,8 @@ from uuid import UUID
 import numpy as np
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import (
-    Machine,
     Offered,
     SimulatedEmbedding,
     SimulatedRequest,

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from backends.cost_models.step_time import affine, llm_only
-from benchmark_control_plane.simulator.simulation import Machine, SimulatedRequest, simulate
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import SimulatedRequest, simulate
 from controlplane.service.live_records import RING_SIZES
 from controlplane.service.service import Service
 

@@ -24,14 +24,10 @@ from typing import Any
 
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
+from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic, read_traffic
 from benchmark_control_plane.decision_replay.replay_command import check_facts, check_text, sections_for
-from benchmark_control_plane.decision_replay.replayed_requests import (
-    groups_of,
-    logged_results,
-    summary_of,
-    with_host_delays,
-)
+from benchmark_control_plane.decision_replay.replayed_requests import groups_of, logged_results, summary_of
 from benchmark_control_plane.decision_replay.self_check import SelfCheck, check_replay
 from benchmark_control_plane.decision_replay.what_if import predict
 from benchmark_control_plane.judge.experiment_file import Experiment, ExperimentPlan, read_experiment

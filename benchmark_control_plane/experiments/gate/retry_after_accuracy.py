@@ -21,14 +21,8 @@ import numpy as np
 from backends.cost_models.step_time import affine, llm_only, sequential
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
-from benchmark_control_plane.simulator.simulation import (
-    Machine,
-    SimulatedRequest,
-    arrival_times,
-    config_of,
-    engines,
-    started,
-)
+from benchmark_control_plane.simulator.simulated_machine import Machine, engines
+from benchmark_control_plane.simulator.simulation import SimulatedRequest, arrival_times, config_of, started
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
 from controlplane.core.generation import Sampling

@@ -28,8 +28,8 @@ from benchmark_control_plane.cli import add_command
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
 from benchmark_control_plane.decision_replay.replay_command import sections_for
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import (
-    Machine,
     Offered,
     SimulatedEmbedding,
     SimulatedRequest,

@@ -13,7 +13,8 @@ from backends.cost_models.step_time import BATCH_TIMES
 from backends.vllm.simulation.stepped_engine import GEOMETRIES, SteppedEngineSetup
 from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow
 from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
-from benchmark_control_plane.simulator.simulation import Machine, SimulatedRecord, SimulatedRequest, simulate
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import SimulatedRecord, SimulatedRequest, simulate
 from controlplane.core.clock import seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.kv_geometry import KvGeometry

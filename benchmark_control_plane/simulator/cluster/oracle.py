@@ -25,7 +25,8 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     RoutingPolicy,
 )
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
-from benchmark_control_plane.simulator.simulation import Machine, config_of, engines, started
+from benchmark_control_plane.simulator.simulated_machine import Machine, engines
+from benchmark_control_plane.simulator.simulation import config_of, started
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Outcome

@@ -21,7 +21,9 @@ from controlplane.service.gate.explanation import decision_numbers, named_number
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import StepTime
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+KNOWN_VERSIONS = (1, 2)
+"""Versions that can be read; each adds fields to those before."""
 Row = dict[str, Any]
 
 FORECAST_LEVELS = (0.0, 0.1, 0.5, 0.9, 1.0)

@@ -40,6 +40,7 @@ def machine_facts(
                 "bytes_per_token": _bytes_per_token(embedder),
                 "max_input_tokens": embedder.max_input_tokens,
                 "max_running": embedder.max_running,
+                "sharing": embedder.sharing.value,
             }
             for embedder in embedders.values()
         },

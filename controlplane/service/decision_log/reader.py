@@ -15,10 +15,11 @@ from typing import IO, Any, cast
 
 import orjson
 
-from controlplane.service.decision_log.log_rows import SCHEMA_VERSION, Row, logged_id
+from controlplane.service.decision_log.log_rows import KNOWN_VERSIONS, Row, logged_id
 from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN, segments
 
 _LONGEST_LINE = 4 * 2**20
+_VERSIONS = " and ".join(map(str, KNOWN_VERSIONS))
 # How the rows of configurations begin.
 _CONFIG = b'{"row":"config",'
 _REQUIRED: Mapping[str, Mapping[str, Any]] = {
@@ -117,9 +118,9 @@ def _checked_rows(file: Path, left_out: list[str]) -> Iterator[Row]:
         row = _parsed(line)
         if not has_head:
             version = None if row is None or row["row"] != "segment" else row["schema"]
-            if version != SCHEMA_VERSION:
+            if version not in KNOWN_VERSIONS:
                 what = "no decision log" if version is None else f"schema version {version}"
-                left_out.append(f"{file.name}: {what}; this program reads version {SCHEMA_VERSION}")
+                left_out.append(f"{file.name}: {what}; this program reads versions {_VERSIONS}")
                 return
             has_head = True
         if row is None:
@@ -129,7 +130,7 @@ def _checked_rows(file: Path, left_out: list[str]) -> Iterator[Row]:
     if not has_head:
         left_out.append(f"{file.name}: empty")
     if bad:
-        left_out.append(f"{file.name}: {bad:,} lines that are no rows of version {SCHEMA_VERSION}")
+        left_out.append(f"{file.name}: {bad:,} lines that are no rows of versions {_VERSIONS}")
 
 
 def _lines(file: Path, left_out: list[str]) -> Iterator[bytes]:

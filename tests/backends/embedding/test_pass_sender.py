@@ -12,6 +12,7 @@ from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.pass_sender import PassSender
 from backends.embedding.time_model import ObservedTime, PassTime
 from controlplane.core.clock import Instant, seconds
+from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.errors import BackendDown
 
 
@@ -55,6 +56,14 @@ async def test_a_pass_is_announced_from_its_start_to_its_end():
     assert bench.sent == [1] and bench.hooks.announced == [True]
     bench.answer()
     assert bench.hooks.announced == [True, False]
+
+
+async def test_the_sender_knows_how_passes_share_the_device():
+    bench = Bench()
+    # No process has this id.
+    for may_idle, sharing in ((False, DeviceSharing.BESIDE), (True, DeviceSharing.IDLE)):
+        bench.sender.worker_ready(2**31 - 1, bench.send_frame, may_idle=may_idle)
+        assert bench.sender.sharing is sharing
 
 
 async def test_a_withheld_pass_is_sent_once_it_is_worth_its_cost():

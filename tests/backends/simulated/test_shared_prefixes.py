@@ -15,12 +15,8 @@ from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.policy_scheduler import PolicyScheduler, PolicySequence
 from backends.simulated.shared_device import SimulatedDevice
 from backends.vllm.plugin.request_metadata import Defaults, make_engine_request
-from benchmark_control_plane.simulator.simulation import (
-    Machine,
-    SimulatedRequest,
-    arrival_times,
-    simulate,
-)
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import SimulatedRequest, arrival_times, simulate
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import Instant
 from controlplane.core.generation import Sampling

@@ -12,12 +12,8 @@ from benchmark_control_plane.capacity import workload_source
 from benchmark_control_plane.capacity.command import simulated_sections
 from benchmark_control_plane.capacity.workload_source import logged_workload, read_workload
 from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
-from benchmark_control_plane.simulator.simulation import (
-    Machine,
-    SimulatedEmbedding,
-    SimulatedRequest,
-    simulate,
-)
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import SimulatedEmbedding, SimulatedRequest, simulate
 from controlplane.config import load
 from controlplane.service.decision_log.reader import read_log
 from tests.benchmark_control_plane.bench_command import main

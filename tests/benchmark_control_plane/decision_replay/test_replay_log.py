@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
 from benchmark_control_plane.decision_replay.recorded_traffic import expanded, read_traffic
-from benchmark_control_plane.decision_replay.replayed_requests import with_host_delays
 from benchmark_control_plane.decision_replay.self_check import check_replay
 from benchmark_control_plane.decision_replay.sound_rows import is_sound
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import (
-    Machine,
     SimulatedEmbedding,
     SimulatedRequest,
     arrival_times,

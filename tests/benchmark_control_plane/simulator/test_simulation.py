@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from benchmark_control_plane.simulator.simulated_machine import Machine, divide_pool
 from benchmark_control_plane.simulator.simulation import (
-    Machine,
     SimulatedEmbedding,
     SimulatedRequest,
     arrival_times,
-    divide_pool,
     simulate,
 )
 from controlplane.config import ConfigError

@@ -8,7 +8,7 @@ from random import Random
 
 from benchmark_control_plane.decision_replay.recorded_traffic import DeviceCosts, RecordedTraffic
 from benchmark_control_plane.decision_replay.replayed_requests import RequestResult
-from benchmark_control_plane.simulator.simulation import Machine
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.tuning.blocks import Block
 from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, digest_of
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks

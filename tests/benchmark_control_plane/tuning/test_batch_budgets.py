@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmark_control_plane.simulator.simulation import Machine
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.tuning.batch_budgets import (
     BUDGETS,
     PASS_TOKENS,

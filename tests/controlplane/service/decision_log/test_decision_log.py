@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import (
-    Machine,
     SimulatedEmbedding,
     SimulatedRequest,
     arrival_times,
@@ -122,6 +122,7 @@ def test_models_memory_and_configuration_are_logged(run):
     (config,) = log.configs
     assert parse(config["config"]).classes.keys() == CLASSES.keys()
     assert config["machine"]["generators"]["simulated"]["kv_bytes"] == 96 * 16 * 1024
+    assert config["machine"]["embedders"]["simulated-embedding"]["sharing"] == "turns"
     last = log.steps[-1]
     assert last["llm"]["step_s"] == pytest.approx(0.02, rel=0.1)
     assert last["passes"]["simulated-embedding"]["base_s"] == pytest.approx(0.005, rel=0.02)

@@ -14,7 +14,8 @@ from controlplane.service.decision_log.segment_files import SegmentFiles, segmen
 
 
 def head(segment):
-    return {"row": "segment", "at": 1, "schema": 1, "run": "a", "segment": segment}
+    # Both versions that can be read.
+    return {"row": "segment", "at": 1, "schema": 1 + segment % 2, "run": "a", "segment": segment}
 
 
 def request(number, **more):

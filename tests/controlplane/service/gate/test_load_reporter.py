@@ -6,7 +6,8 @@ import pytest
 
 from backends.cost_models.step_time import affine, llm_only
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
-from benchmark_control_plane.simulator.simulation import Machine, config_of, engines, started
+from benchmark_control_plane.simulator.simulated_machine import Machine, engines
+from benchmark_control_plane.simulator.simulation import config_of, started
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
 from controlplane.core.generation import Sampling

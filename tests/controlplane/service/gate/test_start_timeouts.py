@@ -10,12 +10,8 @@ import pytest
 
 from backends.cost_models.step_time import llm_only
 from backends.testing.scripted import ScriptedGenerator
-from benchmark_control_plane.simulator.simulation import (
-    Machine,
-    SimulatedRequest,
-    arrival_times,
-    simulate,
-)
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import SimulatedRequest, arrival_times, simulate
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.service.gate.token_stream import TokenStream

@@ -9,12 +9,8 @@ import pytest
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from backends.device.kv_memory import ElasticMemory
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
-from benchmark_control_plane.simulator.simulation import (
-    Machine,
-    SimulatedEmbedding,
-    SimulatedRequest,
-    simulate,
-)
+from benchmark_control_plane.simulator.simulated_machine import Machine
+from benchmark_control_plane.simulator.simulation import SimulatedEmbedding, SimulatedRequest, simulate
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import ConfigError, parse
 from controlplane.core.generation import Sampling
