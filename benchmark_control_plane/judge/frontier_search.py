@@ -2,10 +2,12 @@
 
 The search starts from the loads measured anyway. The lowest of them that misses the target bounds the
 interval, even if a higher one reaches it, because attainment that recovers under more load is noise. Load 0
-counts as full attainment. Within the last interval attainment is interpolated linearly.
+counts as full attainment. Within the last interval attainment is interpolated linearly, so no planned load
+within it may be without a valid run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 AttainmentAt = Callable[[float], float | None]
 """Measures the attainment at a load; None if no valid run was possible."""
@@ -50,3 +52,10 @@ def highest_load(
     if not good:
         return None
     return good + (bad - good) * (attained - target) / (attained - missed)
+
+
+def is_decided(measured: Mapping[float, float], planned: Iterable[float], target: float) -> bool:
+    """Whether no planned load without a measurement lies where attainment crosses `target`."""
+    missed = min((load for load, attained in measured.items() if attained < target), default=inf)
+    reached = max((load for load in measured if load < missed), default=0.0)
+    return not any(reached < load < missed for load in planned)

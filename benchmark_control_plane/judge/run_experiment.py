@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
@@ -22,7 +21,7 @@ from benchmark_control_plane.judge.experiment_file import (
     quick,
 )
 from benchmark_control_plane.judge.experiment_matrix import cell_folder, read_cells
-from benchmark_control_plane.judge.frontier_search import highest_load
+from benchmark_control_plane.judge.frontier_search import highest_load, is_decided
 from benchmark_control_plane.judge.hindsight.hindsight_bounds import HindsightBounds
 from benchmark_control_plane.judge.measurement_stages import (
     Bench,
@@ -36,6 +35,7 @@ from benchmark_control_plane.judge.progress import ProgressDisplay
 from benchmark_control_plane.judge.records import RequestRecord
 from benchmark_control_plane.judge.results import ResultsWriter
 from benchmark_control_plane.judge.system_schema import SystemSection
+from benchmark_control_plane.report.aggregates import median_rate
 from benchmark_control_plane.report.matrix_results import write_matrix
 
 _SWEEP_LOAD = 1.0
@@ -120,9 +120,12 @@ class _ExperimentRun:
     def _frontiers(
         self, stage: Stage, system: SystemSection, found: dict[tuple[str, int], dict[float, float]]
     ) -> None:
-        frontier = self.bench.experiment.plan.frontier
-        for target in frontier.targets:
-            per_seed = []
+        """Adds the rates of a system, without seeds whose crossing may lie at a load without a valid run."""
+        plan = self.bench.experiment.plan
+        own = system.loads or plan.loads
+        planned = {*own, *(load for load in plan.loads if load < max(own))}
+        for target in plan.frontier.targets:
+            per_seed: dict[int, float | None] = {}
             for seed in system.seeds or self.seeds:
                 measured = found.get((system.name, seed), {})
 
@@ -133,17 +136,19 @@ class _ExperimentRun:
                         known[load] = attained
                     return attained
 
-                load = highest_load(dict(measured), target, steps=frontier.steps, attainment_at=attainment_at)
-                per_seed.append(None if load is None else load * self.bench.capacity)
-            self.results.add_frontier(
-                {"system": system.name, "target": target, "rps": median_rate(per_seed), "per_seed": per_seed}
-            )
-
-
-def median_rate(per_seed: Sequence[float | None]) -> float | None:
-    """Median rate over the seeds; None counts as the lowest, and is the result if it is the lower median."""
-    rising = sorted(rate or 0.0 for rate in per_seed)
-    return median(rising) if rising[(len(rising) - 1) // 2] else None
+                load = highest_load(
+                    dict(measured), target, steps=plan.frontier.steps, attainment_at=attainment_at
+                )
+                if is_decided(measured, planned, target):
+                    per_seed[seed] = None if load is None else load * self.bench.capacity
+            if per_seed:
+                rates = list(per_seed.values())
+                self.results.add_frontier(
+                    {
+                        "system": system.name, "target": target, "rps": median_rate(rates),
+                        "per_seed": rates, "seeds": list(per_seed),
+                    }
+                )  # fmt: skip
 
 
 def _discard(entry: Mapping[str, Any], records: Iterable[RequestRecord]) -> None:

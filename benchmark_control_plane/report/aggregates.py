@@ -129,6 +129,26 @@ def rates(row: FrontierRow) -> Spread | None:
     return spread(rate or 0.0 for rate in row["per_seed"]) if any(row["per_seed"]) else None
 
 
+def seeds_left_out(results: Results, row: FrontierRow) -> bool:
+    """Whether the row has fewer seeds than the experiment."""
+    return len(row["per_seed"]) < len(seeds(results))
+
+
+def paired_rates(own: FrontierRow, other: FrontierRow) -> list[tuple[float, float]]:
+    """The rates of both systems on each seed that both have; 0 where the target was reached at no rate."""
+    ours, theirs = (
+        dict(zip(row.get("seeds", range(len(row["per_seed"]))), row["per_seed"], strict=True))
+        for row in (own, other)
+    )
+    return [(ours[seed] or 0.0, theirs[seed] or 0.0) for seed in ours if seed in theirs]
+
+
+def median_rate(rates: Iterable[float | None]) -> float | None:
+    """Median rate over the seeds; None counts as the lowest, and is the result if it is the lower median."""
+    rising = sorted(rate or 0.0 for rate in rates)
+    return statistics.median(rising) if rising and rising[(len(rising) - 1) // 2] else None
+
+
 def is_limit(results: Results, row: FrontierRow) -> bool:
     """Whether the target was reached under every offered load, so that the rate is a lower bound."""
     capacity = results.get("capacity_rps")

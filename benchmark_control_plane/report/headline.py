@@ -17,9 +17,11 @@ def _by_rate(results: Results) -> str | None:
     if system is None or target is None:
         return None
     own = aggregates.frontier(results, system["name"], target)
+    if own is None:
+        return None
     best = aggregates.best_baseline(results, target)
     goal = f"{formats.share(target)} attainment"
-    if own is None or own["rps"] is None:
+    if own["rps"] is None:
         finding = f"{system['name']} reaches {goal} at no offered rate"
         return f"{finding}; {best['system']} does at {_rate(results, best)}." if best else f"{finding}."
     finding = f"At {goal}, {system['name']} serves {_rate(results, own)}"
@@ -28,28 +30,31 @@ def _by_rate(results: Results) -> str | None:
     baseline = f"the best baseline ({best['system']}, {_rate(results, best)})"
     if aggregates.is_limit(results, best):
         return f"{finding}; {baseline} was not saturated: the loads were too low to compare them."
-    return f"{finding}: {ratio_text(results, own, best)} {baseline}."
+    if (ratio := ratio_text(results, own, best)) is None:
+        return f"{finding}; {baseline} has too few valid runs on the same seeds to compare them."
+    return f"{finding}: {ratio} {baseline}."
 
 
 def _rate(results: Results, row: FrontierRow) -> str:
     return formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
 
 
-def ratio_text(results: Results, own: FrontierRow, best: FrontierRow) -> str:
-    """The ratio of the rates, with its range if there are several seeds."""
-    ratios = seed_ratios(own, best)
+def ratio_text(results: Results, own: FrontierRow, best: FrontierRow) -> str | None:
+    """The ratio of the median rates over the seeds of both, with its range if there are several seeds.
+
+    None without a seed of both on which the baseline reached the target.
+    """
+    pairs = aggregates.paired_rates(own, best)
+    ratios = [ours / theirs for ours, theirs in pairs if theirs]
+    ours, theirs = (aggregates.median_rate(rates) for rates in zip(*pairs, strict=True)) if ratios else (0, 0)
+    if not theirs:
+        return None
     least = "at least " if aggregates.is_limit(results, own) else ""
-    overall = least + formats.times((own["rps"] or 0.0) / (best["rps"] or 1.0))
+    overall = least + formats.times((ours or 0.0) / theirs)
     if len(ratios) < 2:
         return overall
     low, high = formats.times(min(ratios)), formats.times(max(ratios))
     return f"{overall} ({'the same' if low == high else f'{low} to {high}'} over {len(ratios)} seeds)"
-
-
-def seed_ratios(own: FrontierRow, best: FrontierRow) -> list[float]:
-    """Ratios on the seeds on which the baseline reached the target; 0 if ours did not."""
-    pairs = zip(own["per_seed"], best["per_seed"], strict=False)
-    return [(ours or 0.0) / baseline for ours, baseline in pairs if baseline]
 
 
 def _by_attainment(results: Results) -> str:
@@ -73,10 +78,12 @@ def _by_attainment(results: Results) -> str:
 def _baselines_without_rate(results: Results, target: float) -> str:
     """Says how often the baselines reach the target whose median rate is none; nothing without baselines."""
     names = [system["name"] for system in results["systems"] if system["kind"] == "baseline"]
-    rows = [row for name in names if (row := aggregates.frontier(results, name, target)) is not None]
+    rows = {name: aggregates.frontier(results, name, target) for name in names}
+    if unknown := [name for name, row in rows.items() if row is None]:
+        return f"; the rate of {', '.join(unknown)} is not known"
     if not names:
         return ""
-    if any(rate for row in rows for rate in row["per_seed"]):
+    if any(rate for row in rows.values() if row for rate in row["per_seed"]):
         return "; no baseline reaches it in most seeds"
     return "; no baseline reaches it at any offered rate"
 
@@ -96,7 +103,8 @@ def _rate_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
         if own and own["rps"]:
             note = "no baseline reached it"
             if best and best["rps"]:
-                note = f"{ratio_text(results, own, best)} {best['system']}"
+                ratio = ratio_text(results, own, best)
+                note = f"{ratio or 'not compared with'} {best['system']}"
             least = "\N{GREATER-THAN OR EQUAL TO} " if aggregates.is_limit(results, own) else ""
             cards.append(
                 (

@@ -130,12 +130,17 @@ class RunFigures(TypedDict):
 
 
 class FrontierRow(TypedDict):
-    """The highest offered rate at which attainment reaches `target`; null if none does."""
+    """The highest offered rate at which attainment reaches `target`; null if none does.
+
+    `seeds` are those of `per_seed`, without seeds whose rate is not known because a run near it is not valid;
+    absent in older results, whose rates are those of the experiment's seeds in their order.
+    """
 
     system: str
     target: float
     rps: float | None
     per_seed: list[float | None]
+    seeds: NotRequired[list[int]]
 
 
 class Sweep(TypedDict):

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.elements import Child, el, join, render_template
 from benchmark_control_plane.report.outcome_chart import Bars
-from benchmark_control_plane.report.schema import METRICS, Figure, Memory, Results, RunFigures
+from benchmark_control_plane.report.schema import METRICS, Figure, FrontierRow, Memory, Results, RunFigures
 from benchmark_control_plane.report.series_style import sign
 
 Row = Sequence[Child]
@@ -47,17 +47,19 @@ def frontier_table(results: Results) -> Markup:
         cells: list[Child] = []
         for goal in goals:
             row = aggregates.frontier(results, system["name"], goal)
-            reached = aggregates.rates(row) if row else None
-            main = (
-                formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
-                if row
-                else formats.ABSENT
-            )
-            cells.append(_two_lines(main, formats.spread(reached.low, reached.high) if reached else None))
+            cells.append(_rate_cell(results, row) if row else formats.ABSENT)
         rows.append([named(number, system["name"]), *cells])
     head = ["system", *(f"{formats.share(goal)} attainment" for goal in goals)]
     caption = "Highest offered rate at a stated attainment, with its range over the seeds"
     return table(caption, head, rows, row_classes=_kinds(results))
+
+
+def _rate_cell(results: Results, row: FrontierRow) -> Markup:
+    ends, is_limit = aggregates.rates(row), aggregates.is_limit(results, row)
+    notes = [formats.spread(ends.low, ends.high)] if ends else []
+    if aggregates.seeds_left_out(results, row):
+        notes.append(formats.several(len(row["per_seed"]), "seed"))
+    return _two_lines(formats.reached(row["rps"], is_limit=is_limit), "; ".join(notes))
 
 
 def attainment_table(results: Results, name: str) -> Markup:

@@ -149,8 +149,11 @@ def _rate_cell(results: Results, system: str, goal: float) -> str:
     if (row := aggregates.frontier(results, system, goal)) is None:
         return formats.ABSENT
     ends, least = aggregates.rates(row), "at least " if aggregates.is_limit(results, row) else ""
-    spread = f" ({formats.spread(ends.low, ends.high)})" if ends and ends.low < ends.high else ""
-    return f"{least}{formats.figure(row['rps'])}{spread}"
+    notes = [formats.spread(ends.low, ends.high)] if ends and ends.low < ends.high else []
+    if aggregates.seeds_left_out(results, row):
+        notes.append(formats.several(len(row["per_seed"]), "seed"))
+    note = f" ({'; '.join(notes)})" if notes else ""
+    return f"{least}{formats.figure(row['rps'])}{note}"
 
 
 def _met_head(results: Results, load: float) -> list[str]:

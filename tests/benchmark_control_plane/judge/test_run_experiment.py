@@ -14,7 +14,8 @@ from benchmark_control_plane.experiments.client_accuracy.scripted_server import 
 from benchmark_control_plane.judge.experiment_file import classes_section, read_experiment
 from benchmark_control_plane.judge.measurement_stages import objectives_from
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, parse_metrics
-from benchmark_control_plane.judge.run_experiment import median_rate, run_experiment
+from benchmark_control_plane.judge.run_experiment import run_experiment
+from benchmark_control_plane.report.aggregates import median_rate
 from tests.benchmark_control_plane.bench_command import main
 
 EXPERIMENT = {
@@ -272,7 +273,20 @@ def test_invalid_runs_count_in_no_rate(tmp_path):
     assert run_experiment(path, tmp_path / "out") == 0
     results, _ = kept(tmp_path / "out")
     assert results["runs"] and not any(run["valid"] for run in results["runs"])
-    assert [(f["rps"], f["per_seed"]) for f in results["max_goodput_rate"]] == [(None, [None])] * 2
+    assert results["max_goodput_rate"] == []
+
+
+def test_a_system_is_not_said_to_miss_a_target_at_loads_that_it_was_not_offered(tmp_path):
+    systems = [EXPERIMENT["systems"][0] | {"loads": [2.0]}, EXPERIMENT["systems"][1] | {"seeds": [1]}]
+    path = tmp_path / "loads.yaml"
+    small = {"systems": systems, "frontier": {"targets": [0.9], "steps": 0}}
+    path.write_text(yaml.safe_dump(EXPERIMENT | small), encoding="utf-8")
+    assert run_experiment(path, tmp_path / "out") == 0
+    results, _ = kept(tmp_path / "out")
+    assert len(results["runs"]) == 4
+    assert [(f["system"], f["seeds"], len(f["per_seed"])) for f in results["max_goodput_rate"]] == [
+        ("ungated", [1], 1)
+    ]
 
 
 def test_slo_scale_multiplies_every_objective(tmp_path):

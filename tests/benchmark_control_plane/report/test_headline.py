@@ -46,6 +46,27 @@ def test_a_seed_without_a_rate_of_ours_counts_as_zero() -> None:
     assert "1.50x (0.00x to 1.50x over 3 seeds)" in text_of(content)
 
 
+def test_rates_are_compared_on_the_seeds_that_both_systems_have() -> None:
+    content = with_rates(9.0, 6.0)
+    own, split = content["max_goodput_rate"][:2]
+    own |= {"per_seed": [8.0, 9.0, 10.0], "seeds": [1, 2, 3]}
+    split |= {"per_seed": [5.0, 6.0], "seeds": [3, 1], "rps": 5.5}
+    assert "serves 9 req/s: 1.64x (1.33x to 2.00x over 2 seeds)" in text_of(content)
+    split |= {"per_seed": [6.0], "seeds": [4], "rps": 6.0}
+    assert text_of(content).endswith(
+        "the best baseline (static-split, 6 req/s) has too few valid runs on the same seeds to compare them."
+    )
+
+
+def test_a_baseline_of_unknown_rate_is_not_said_to_miss_the_target() -> None:
+    content = with_rates(9.0, None)
+    del content["max_goodput_rate"][1:]
+    assert text_of(content).endswith("; the rate of static-split, plain is not known.")
+    content = with_rates(9.0, 5.0)
+    del content["max_goodput_rate"][0]
+    assert text_of(content).startswith("At 200 % load, tandem meets the SLO of ")
+
+
 @pytest.mark.parametrize(
     ("tandem", "split", "sentence"),
     [
