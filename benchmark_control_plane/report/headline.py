@@ -28,11 +28,11 @@ def _by_rate(results: Results) -> str | None:
     if best is None or not best["rps"]:
         return f"{finding}{_baselines_without_rate(results, target)}."
     baseline = f"the best baseline ({best['system']}, {_rate(results, best)})"
+    if (ratio := ratio_text(results, own, best)) is not None:
+        return f"{finding}: {ratio} {baseline}."
     if aggregates.is_limit(results, best):
         return f"{finding}; {baseline} was not saturated: the loads were too low to compare them."
-    if (ratio := ratio_text(results, own, best)) is None:
-        return f"{finding}; {baseline} has too few valid runs on the same seeds to compare them."
-    return f"{finding}: {ratio} {baseline}."
+    return f"{finding}; {baseline} has too few valid runs on the same seeds to compare them."
 
 
 def _rate(results: Results, row: FrontierRow) -> str:
@@ -42,15 +42,19 @@ def _rate(results: Results, row: FrontierRow) -> str:
 def ratio_text(results: Results, own: FrontierRow, best: FrontierRow) -> str | None:
     """The ratio of the median rates over the seeds of both, with its range if there are several seeds.
 
-    None without a seed of both on which the baseline reached the target.
+    None without a seed of both on which the baseline reached the target, or if its rate is a lower bound.
     """
+    if aggregates.is_limit(results, best):
+        return None
     pairs = aggregates.paired_rates(own, best)
-    ratios = [ours / theirs for ours, theirs in pairs if theirs]
-    ours, theirs = (aggregates.median_rate(rates) for rates in zip(*pairs, strict=True)) if ratios else (0, 0)
-    if not theirs:
+    ratios = [ours / baseline for ours, baseline in pairs if baseline]
+    if not ratios:
+        return None
+    ours, baseline = (aggregates.median_rate(rates) for rates in zip(*pairs, strict=True))
+    if not baseline:
         return None
     least = "at least " if aggregates.is_limit(results, own) else ""
-    overall = least + formats.times((ours or 0.0) / theirs)
+    overall = least + formats.times((ours or 0.0) / baseline)
     if len(ratios) < 2:
         return overall
     low, high = formats.times(min(ratios)), formats.times(max(ratios))

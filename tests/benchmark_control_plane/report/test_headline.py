@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmark_control_plane.report.headline import headline
+from benchmark_control_plane.report.headline import cards, headline
 from tests import experiments
 
 
@@ -38,6 +38,12 @@ def test_an_unsaturated_rate_is_a_lower_bound() -> None:
     assert "tandem serves at least 16 req/s: at least 2.00x" in sentence
     sentence = text_of(with_rates(16.0, 16.0))
     assert "the loads were too low to compare them" in sentence and "x (" not in sentence
+
+
+def test_a_card_states_no_ratio_to_an_unsaturated_baseline() -> None:
+    notes = [note.replace("\N{MULTIPLICATION SIGN}", "x") for *_, note in cards(with_rates(16.0, 8.0))]
+    assert notes[0] == "at least 2.00x (the same over 3 seeds) static-split"
+    assert cards(with_rates(16.0, 16.0))[0][2] == "not compared with static-split"
 
 
 def test_a_seed_without_a_rate_of_ours_counts_as_zero() -> None:
