@@ -1,7 +1,7 @@
 """Pools outcomes and latencies of single requests over the seeds of a system, load and class.
 
-Warm-up requests and runs that are not valid are excluded. A lost request has no latency but counts among
-the offered ones, so that rejecting slow requests improves no curve.
+Warm-up requests and runs that are not valid are excluded. A request that was lost, or unfinished at the end
+of the drain, has no latency but counts among the offered ones, so that neither improves a curve.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ Key = tuple[str, float, str]
 
 @dataclass
 class PooledSample:
-    """Requests of one system, load and class; `lost` counts missing latencies of lost requests by metric."""
+    """Requests of one system, load and class; `lost` counts by metric the latencies that never came."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     latencies: dict[str, list[float]] = field(default_factory=lambda: {metric: [] for metric in LATENCIES})
@@ -60,8 +60,10 @@ def _count(results: Results, record: Mapping[str, Any], samples: dict[Key, Poole
         return
     sample = samples[run["system"], run["load"], record["class"]]
     sample.outcomes[outcome] += 1
+    # A whole response has an end; of its other latencies an output of one token lacks one.
+    is_lost = outcome in _LOST or (outcome == "LATE" and record["e2e_ms"] is None)
     for metric in LATENCIES:
         if (value := record[metric]) is not None:
             sample.latencies[metric].append(value)
-        elif outcome in _LOST:
+        elif is_lost:
             sample.lost[metric] += 1

@@ -26,6 +26,12 @@ def test_a_curve_ends_at_the_share_of_lost_requests() -> None:
     assert sample.outcomes == {"MET": 2, "LATE": 1, "REJECTED": 1, "FAILED": 1}
 
 
+def test_a_curve_ends_at_the_share_that_was_unfinished_after_the_drain() -> None:
+    content = experiments.results(loads=(1.0,))
+    sample = pool_samples(content, records(content, ("MET", 10.0), ("LATE", None), ("LATE", None)))[KEY]
+    assert sample.curve("ttft_ms") == [(10.0, 1 / 3)]
+
+
 def test_an_output_of_one_token_has_no_tpot_and_is_no_loss() -> None:
     content = experiments.results(loads=(1.0,))
     sample = pool_samples(content, records(content, ("MET", 10.0), ("REJECTED", None)))[KEY]
