@@ -3,7 +3,7 @@
 Prompts are random token ids of the planned length, so only planned prefixes are shared and the server does
 not tokenise; or random words, for a server that accepts no ids. Request bodies are built before the run. A
 streamed chunk with a choice is time stamped when its bytes arrive. The number of tokens is the server's
-`usage`; a response with fewer tokens than requested is a failure.
+`usage`, without it that of the chunks; a response with fewer tokens than requested is a failure.
 """
 
 import random
@@ -207,9 +207,10 @@ def _close(answer: PartialResponse, head: Head, stream: _Stream, now: float, ask
         _lose(answer, head.status, stream.failure, None)
     elif stream.is_stream and not (stream.is_done and answer.tokens):
         answer.loss, answer.error = Outcome.FAILED, "the stream ended without [DONE] or without a token"
-    elif stream.is_stream and answer.output_tokens is not None and answer.output_tokens < asked:
-        short = f"{answer.output_tokens} of {asked} tokens came; the server must support ignore_eos"
-        answer.loss, answer.error = Outcome.FAILED, short
+    elif stream.is_stream and (came := answer.output_tokens or len(answer.tokens)) < asked:
+        need = "ignore_eos" if answer.output_tokens else "ignore_eos, and stream_options for the usage"
+        answer.loss = Outcome.FAILED
+        answer.error = f"{came} of {asked} tokens came; the server must support {need}"
     else:
         answer.ended = now
 

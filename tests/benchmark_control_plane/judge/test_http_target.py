@@ -153,6 +153,7 @@ async def test_embedding_ends_when_its_body_is_complete():
         ([chunk()], {}, Outcome.FAILED, "without"),
         ([DONE], {}, Outcome.FAILED, "without"),
         ([chunk(), usage(3), DONE], {}, Outcome.FAILED, "3 of 4 tokens came"),
+        ([chunk(), chunk(), DONE], {}, Outcome.FAILED, "2 of 4 tokens came"),
         ([chunk()], {"closes": True}, Outcome.FAILED, "connection lost"),
     ],
 )  # fmt: skip
