@@ -28,6 +28,7 @@ from benchmark_control_plane.judge.experiment_file import (
     classes_section,
     merge,
 )
+from benchmark_control_plane.judge.experiment_schema import Arrivals
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, Read, metrics_reader
 from benchmark_control_plane.judge.open_loop_client import (
     Clock,
@@ -371,7 +372,9 @@ def _saturated(
 ) -> tuple[RunResult, bool]:
     """Result of a saturation probe, and whether requests remained to its end."""
     capacity = experiment.plan.capacity
-    drawn = requests_of(experiment, system, rate, seed=1, measured=capacity.probe_s)
+    # The probe takes the first requests only, where bursts would make another mix than that of the streams.
+    steady = replace(system, arrivals=dict.fromkeys(experiment.plan.streams, Arrivals()))
+    drawn = requests_of(experiment, steady, rate, seed=1, measured=capacity.probe_s)
 
     async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
         await probe(target, drawn, clock, system.name)

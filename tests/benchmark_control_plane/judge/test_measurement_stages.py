@@ -1,6 +1,7 @@
 """A run leaves no backlog that would slow down the next system on the same machine."""
 
 import asyncio
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import yaml
 from benchmark_control_plane.judge.experiment_file import read_experiment
 from benchmark_control_plane.judge.measurement_stages import Bench, requests_of, saturation
 from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
+from controlplane.core.request import Kind
 
 EXPERIMENT = {
     "name": "overloaded",
@@ -98,6 +100,35 @@ def test_capacity_probe_draws_enough_requests_for_a_fast_server(tmp_path):
     with closing(VirtualTimeLoop()) as loop:
         rate = saturation(experiment, Stage(Fast(), True, loop), experiment.plan.systems[0])
     assert rate == pytest.approx(48 / 0.02, rel=0.06)
+
+
+class CountsKinds(Fast):
+    """Also counts the requests by kind."""
+
+    def __init__(self):
+        self.kinds = Counter()
+
+    async def send(self, planned, answer):
+        self.kinds[planned.kind] += 1
+        answer.tokens = [asyncio.get_running_loop().time()]
+        await super().send(planned, answer)
+
+
+def test_capacity_probe_has_the_mix_of_the_streams(tmp_path):
+    """It uses the first second of what it draws, in which documents that come in bursts may be absent."""
+    path, one = tmp_path / "bursts.yaml", {"fixed": 1}
+    chat = {"kind": "generate", "service_class": "documents", "share": 3, "prompt_tokens": one,
+            "output_tokens": one}  # fmt: skip
+    documents = EXPERIMENT["streams"]["documents"] | {"arrivals": {"bursts": {"on_s": 1, "off_s": 2}}}
+    content = EXPERIMENT | {
+        "streams": {"chat": chat, "documents": documents}, "capacity": {"clients": 8, "probe_s": 1},
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    experiment, target = read_experiment(path, tmp_path), CountsKinds()
+    with closing(VirtualTimeLoop()) as loop:
+        saturation(experiment, Stage(target, True, loop), experiment.plan.systems[0])
+    assert target.kinds.total() > 300
+    assert target.kinds[Kind.EMBED] / target.kinds.total() == pytest.approx(0.25, abs=0.06)
 
 
 def test_the_deadline_of_a_workflow_is_scaled_like_every_objective(tmp_path):
