@@ -5,8 +5,8 @@ The benchmark is this process and its descendants: servers and their children.
 
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,26 @@ def raise_session(process_id: int, nice: int) -> None:
     """Sets the nice value of a session's autogroup (Linux); does nothing where that is not permitted."""
     with suppress(OSError):
         Path(f"/proc/{process_id}/autogroup").write_text(str(nice), encoding="ascii")
+
+
+@contextmanager
+def raised_session(lead: int, file: Path = Path("/proc/self/autogroup")) -> Iterator[None]:
+    """Lowers the nice value of this process's autogroup by `lead` until the block ends, where permitted.
+
+    Linux divides a core among sessions before the niceness of their processes counts, and each server that a
+    benchmark starts has a session of its own.
+    """
+    words: list[str] = []
+    with suppress(OSError):
+        # For example "/autogroup-9 nice 0"; absent or empty without autogroups.
+        if words := file.read_text(encoding="ascii").split():
+            file.write_text(str(int(words[-1]) - lead), encoding="ascii")
+    try:
+        yield
+    finally:
+        if words:
+            with suppress(OSError):
+                file.write_text(words[-1], encoding="ascii")
 
 
 def _seconds_of_descendants() -> float:

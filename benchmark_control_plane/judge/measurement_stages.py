@@ -21,6 +21,7 @@ import uvloop
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.http_client import connections
+from benchmark_control_plane.common.machine_load import raised_session
 from benchmark_control_plane.judge import analysis
 from benchmark_control_plane.judge.experiment_file import (
     Experiment,
@@ -52,7 +53,7 @@ Result = TypeVar("Result")
 Act = Callable[[Target, Clock, Read | None], Coroutine[Any, Any, Result]]
 
 _NICENESS_LEAD = 10
-"""Nice levels by which the load generator has priority over the servers."""
+"""Nice levels by which the load generator and its session have priority over the servers."""
 _PROBE_SECONDS = 120.0
 _SAMPLE_SECONDS = 0.5
 _UNLOADED_REQUESTS = 12
@@ -110,7 +111,8 @@ def _client_priority() -> Iterator[None]:
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, before - _NICENESS_LEAD)
     try:
-        yield
+        with raised_session(_NICENESS_LEAD):
+            yield
     finally:
         gc.unfreeze()
         # Lowering the priority is always allowed, and changes nothing if it was not raised.

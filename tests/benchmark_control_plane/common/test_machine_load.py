@@ -4,7 +4,14 @@ import subprocess
 import sys
 import time
 
-from benchmark_control_plane.common.machine_load import CpuSnapshot, cpu_snapshot, others_cores
+import pytest
+
+from benchmark_control_plane.common.machine_load import (
+    CpuSnapshot,
+    cpu_snapshot,
+    others_cores,
+    raised_session,
+)
 
 
 def test_own_work_is_not_counted_as_others():
@@ -26,3 +33,21 @@ def test_work_of_a_finished_child_counts_as_own():
 def test_remaining_cpu_time_is_that_of_others():
     assert others_cores(CpuSnapshot(0.0, 10.0, 1.0), CpuSnapshot(2.0, 14.0, 2.0)) == 1.5
     assert others_cores(CpuSnapshot(0.0, 10.0, 1.0), CpuSnapshot(2.0, 11.0, 3.0)) == 0.0
+
+
+def test_a_session_has_its_former_level_after_the_block(tmp_path):
+    file = tmp_path / "autogroup"
+    file.write_text("/autogroup-9 nice 5\n", encoding="ascii")
+    with raised_session(10, file):
+        assert file.read_text(encoding="ascii") == "-5"
+    assert file.read_text(encoding="ascii") == "5"
+
+
+@pytest.mark.parametrize("content", [None, ""], ids=["no autogroups", "the machine's first session"])
+def test_without_autogroups_no_level_is_written(tmp_path, content):
+    file = tmp_path / "autogroup"
+    if content is not None:
+        file.write_text(content, encoding="ascii")
+    with raised_session(10, file):
+        assert (file.read_text(encoding="ascii") if file.exists() else None) == content
+    assert (file.read_text(encoding="ascii") if file.exists() else None) == content
