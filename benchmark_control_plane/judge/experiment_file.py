@@ -226,6 +226,11 @@ def _problems(plan: ExperimentPlan) -> Iterator[str]:
         yield f"systems: the name {twice[0]!r} is given twice; rename one"
     if plan.reference is not None and plan.reference not in names:
         yield f"reference={plan.reference!r}: no such system; choose one of {', '.join(names)}"
+    if names and plan.capacity.rps is None and first_variant(plan.reference_system).is_limited:
+        yield (
+            f"reference={plan.reference_system.name!r}: max_concurrent keeps it from being saturated; "
+            "name another system, or state capacity.rps"
+        )
     for system in plan.systems:
         yield from _system_problems(plan, system)
 

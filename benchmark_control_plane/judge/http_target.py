@@ -102,6 +102,7 @@ class HttpTarget:
         self._dialect = dialect
         self._clock = clock
         self._prepared: dict[str, bytes] = {}
+        self._open = dict.fromkeys(self._at, 0)
 
     def prepare(self, plan: Sequence[PlannedRequest], seed: int) -> None:
         """Builds the bodies in advance, so that the run only sends them."""
@@ -109,8 +110,21 @@ class HttpTarget:
         self._prepared = {planned.id: self._body(planned, draw) for planned in plan}
 
     async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
-        """Sends a request and fills `answer` as the response arrives."""
+        """Sends a request and fills `answer` as the response arrives, or rejects it at the server's limit."""
         endpoint, pool = self._served(planned)
+        if endpoint.max_concurrent is not None and self._open[planned.kind] >= endpoint.max_concurrent:
+            answer.sent, answer.status, answer.loss = self._clock(), 429, Outcome.REJECTED
+            answer.error = f"{endpoint.max_concurrent} requests were at the server"
+            return
+        self._open[planned.kind] += 1
+        try:
+            await self._send(planned, answer, endpoint, pool)
+        finally:
+            self._open[planned.kind] -= 1
+
+    async def _send(
+        self, planned: PlannedRequest, answer: PartialResponse, endpoint: Endpoint, pool: Connections
+    ) -> None:
         body = self._prepared.pop(planned.id, None) or self._body(planned, random.Random(planned.id))
         request = self._request(planned, endpoint, body)
         stream = _Stream(answer, self._clock, is_stream=planned.kind is Kind.GENERATE)

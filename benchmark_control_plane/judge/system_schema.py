@@ -12,6 +12,8 @@ from benchmark_control_plane.judge.workflow_stages import WorkflowDeadlines
 from controlplane.config.fields import STRICT, Bytes, Name
 from controlplane.config.models_section import ChatModel, EmbeddingModel
 
+Requests = Annotated[int, Field(ge=1)]
+
 
 @section(frozen=True, config=STRICT)
 class Pinned:
@@ -27,11 +29,20 @@ class Pinned:
 
 
 @section(frozen=True, config=STRICT)
+class QueueLimits:
+    """`max_concurrent` of the two endpoints of a split."""
+
+    llm: Requests | None = None
+    embedder: Requests | None = None
+
+
+@section(frozen=True, config=STRICT)
 class Split:
     """Baseline: vLLM's server and an embedding server that share the machine statically.
 
     `kv_cache` and `embed_batch_tokens` replace the values of the models. `flags` are further engine arguments
-    of vLLM; with `priorities`, requests carry vLLM's `priority`.
+    of vLLM; with `priorities`, requests carry vLLM's `priority`. `max_concurrent` is the queue limit of a
+    reverse proxy in front of each server, see `Endpoint`.
     """
 
     llm: Pinned = Pinned()
@@ -40,6 +51,7 @@ class Split:
     embed_batch_tokens: Tokens | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     priorities: bool = False
+    max_concurrent: QueueLimits = QueueLimits()
 
     def __post_init__(self) -> None:
         if self.llm.idle:
@@ -48,13 +60,19 @@ class Split:
 
 @section(frozen=True, config=STRICT)
 class Endpoint:
-    """Address and model of a server; with `text`, prompts are words of about one token, not token ids."""
+    """Address and model of a server; with `text`, prompts are words of about one token, not token ids.
+
+    `max_concurrent` limits the requests that the server has at a time, as nginx's `limit_conn` does: one
+    beyond it gets status 429 at once and counts as rejected. The load generator counts them, so that the
+    limit costs the server no CPU time.
+    """
 
     url: Annotated[str, Field(pattern=r"^http://[^/:]+(:\d+)?$")]
     model: Name
     api: Literal["completions", "chat"] = "completions"
     api_key: str | None = None
     text: bool = False
+    max_concurrent: Requests | None = None
 
 
 @section(frozen=True, config=STRICT)
@@ -152,3 +170,11 @@ class SystemSection:
     def is_simulated(self) -> bool:
         """Whether the system runs in virtual time."""
         return self.ungated or self.simulated is not None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether `max_concurrent` limits the requests at one of its servers."""
+        given = self.endpoints or Endpoints()
+        ends = [end.max_concurrent for end in (given.chat, given.embeddings) if end is not None]
+        splits = [split for split in (self.split, *self.variants.values()) if split is not None]
+        return any(ends) or any(split.max_concurrent != QueueLimits() for split in splits)

@@ -117,9 +117,10 @@ def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log
         (embedding_server(live, split), log.with_suffix(".embedder.log")),
     ]
     chat, embed = stack.enter_context(all_serving(logged))
+    limits = split.max_concurrent
     return RunningSystem(
-        Endpoint(chat.url, model.served_name),
-        Endpoint(embed.url, live.embedding.served_name),
+        Endpoint(chat.url, model.served_name, max_concurrent=limits.llm),
+        Endpoint(embed.url, live.embedding.served_name, max_concurrent=limits.embedder),
         Dialect(priorities=vllm_priorities(plan) if split.priorities else None),
         Address.of(chat.url),
         arguments["kv_cache_memory_bytes"],

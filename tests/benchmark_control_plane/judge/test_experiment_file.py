@@ -7,6 +7,7 @@ import yaml
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_file import classes_section, quick, read_experiment
 from benchmark_control_plane.judge.experiment_matrix import read_cells
+from benchmark_control_plane.judge.system_schema import QueueLimits
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"
 CONFIGS = sorted(path for path in FOLDER.glob("*.yaml") if "systems:" in path.read_text(encoding="utf-8"))
@@ -129,6 +130,21 @@ def test_shares_must_name_the_stages(tmp_path):
     assert read(tmp_path, content).systems[0].deadlines.shares["answer"] == 0.8
     content["streams"]["chat"] |= {"passages": {"fixed": 3}, "passage_tokens": {"fixed": 9}}
     with pytest.raises(BadInput, match="stream 'chat' has the stages query, rerank, answer"):
+        read(tmp_path, content)
+
+
+def test_the_reference_has_no_queue_limit(tmp_path):
+    content = changed("systems", [{"name": "pair", "kind": "baseline", "split": {"priorities": True}}])
+    content["live"] = {"chat": {"model": "a"}, "embedding": {"model": "b"}}
+    assert not read(tmp_path, content).systems[0].is_limited
+    content["systems"][0]["split"]["max_concurrent"] = {"embedder": 3}
+    with pytest.raises(BadInput, match="reference='pair': max_concurrent keeps it from being saturated"):
+        read(tmp_path, content)
+    plan = read(tmp_path, content | {"capacity": {"rps": 4}})
+    assert plan.systems[0].split.max_concurrent == QueueLimits(embedder=3)
+    end = {"url": "http://127.0.0.1:1", "model": "a", "max_concurrent": 2}
+    content["systems"] = [{"name": "pair", "kind": "baseline", "endpoints": {"chat": end}}]
+    with pytest.raises(BadInput, match="max_concurrent keeps it from being saturated"):
         read(tmp_path, content)
 
 

@@ -219,3 +219,20 @@ async def test_request_waits_for_a_free_connection():
         await asyncio.gather(*(target.send(CHAT, answer) for answer in answers))
     assert answers[1].sent >= answers[0].tokens[0]
     assert len(stamps) == 2
+
+
+async def test_a_request_beyond_the_limit_of_its_server_is_rejected_at_once():
+    events = [chunk(), usage(4), DONE]
+    async with scripted(events, delay=0.05) as (url, asked, _):
+        endpoint = Endpoint(url, "some-model", max_concurrent=2)
+        async with http_target(endpoint, endpoint, Dialect(), limit=8) as target:
+            chats, document = [PartialResponse() for _ in range(3)], PartialResponse()
+            sending = asyncio.gather(*(target.send(CHAT, answer) for answer in chats))
+            await target.send(DOCUMENT, document)
+            await sending
+            later = PartialResponse()
+            await target.send(CHAT, later)
+    assert [answer.loss for answer in chats] == [None, None, Outcome.REJECTED]
+    assert chats[2].status == 429 and chats[2].sent is not None and "2 requests" in chats[2].error
+    assert document.loss is None and later.loss is None
+    assert len(asked) == 4

@@ -1,14 +1,22 @@
 """Tests of the command lines and configurations with which systems are started."""
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from backends.vllm.hybrid import support
+from benchmark_control_plane.common.servers import Server
+from benchmark_control_plane.judge import systems
 from benchmark_control_plane.judge.experiment_file import first_variant, read_experiment
-from benchmark_control_plane.judge.system_schema import Pinned, Split
-from benchmark_control_plane.judge.systems import embedding_server, tandem_config, vllm_arguments
+from benchmark_control_plane.judge.system_schema import Pinned, QueueLimits, Split, SystemSection
+from benchmark_control_plane.judge.systems import (
+    embedding_server,
+    running_system,
+    tandem_config,
+    vllm_arguments,
+)
 from controlplane.config import parse
 from controlplane.service.memory.memory_plan import ModelFacts, memory_plan
 
@@ -65,3 +73,15 @@ def test_a_pinned_server_is_started_on_its_cores_with_its_niceness(on_a_gpu):
     command = embedding_server(on_a_gpu.live, split).command
     assert list(command[:5]) == ["taskset", "--cpu-list", "1,3", "nice", "--adjustment=19"]
     assert embedding_server(on_a_gpu.live, Split()).command[0] == sys.executable
+
+
+def test_each_server_of_a_split_has_its_queue_limit(on_a_gpu, tmp_path, monkeypatch):
+    @contextmanager
+    def nothing_started(servers):
+        yield [server for server, _ in servers]
+
+    monkeypatch.setattr(systems, "vllm_server", lambda *_, **__: Server("vllm", (), 1, "/"))
+    monkeypatch.setattr(systems, "all_serving", nothing_started)
+    limited = Split(max_concurrent=QueueLimits(llm=16, embedder=8))
+    with running_system(on_a_gpu, SystemSection("pair", "baseline", split=limited), {}, tmp_path) as running:
+        assert (running.chat.max_concurrent, running.embeddings.max_concurrent) == (16, 8)
