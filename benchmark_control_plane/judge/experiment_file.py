@@ -118,10 +118,10 @@ def parsed(content: object, path: Path) -> ExperimentPlan:
     return parse_as(ExperimentPlan, content, source=str(path))
 
 
-def read_extended(path: Path) -> tuple[object, str]:
-    """Content and text of a file, merged over the file in the same folder that it `extends`.
+def read_extended(path: Path, extending: tuple[str, ...] = ()) -> tuple[object, str]:
+    """Content and text of a file, merged over the file in the same folder that it `extends`, and so on.
 
-    The file states only differences. Its lists replace those of the base; a name in `systems` refers to a
+    A file states only differences. Its lists replace those of the base; a name in `systems` refers to a
     system of the base, and a stream with a `kind` replaces the stream of the base.
     """
     content = read_yaml(path)
@@ -129,17 +129,17 @@ def read_extended(path: Path) -> tuple[object, str]:
     if not isinstance(content, dict) or "extends" not in content:
         return content, text
     below = path.parent / str(content.pop("extends"))
-    base = read_yaml(below)
-    if not isinstance(base, dict) or "extends" in base:
-        raise ConfigError(
-            f"{path}: extends: {below.name} must be an experiment that does not itself extend another"
-        )
+    if below.name in (*extending, path.name):
+        raise ConfigError(f"{path}: extends: {below.name} extends this file; drop one of them")
+    base, base_text = read_extended(below, (*extending, path.name))
+    if not isinstance(base, dict):
+        raise ConfigError(f"{path}: extends: {below.name} must be an experiment")
     if isinstance(systems := content.get("systems"), list):
         content["systems"] = [_resolve_system(base, system, path) for system in systems]
     if isinstance(streams := content.get("streams"), dict):
         own = {name for name, stream in streams.items() if isinstance(stream, dict) and "kind" in stream}
         base["streams"] = {name: s for name, s in base.get("streams", {}).items() if name not in own}
-    return merge(base, content), f"{text}\n# --- {below.name}\n\n{below.read_text(encoding='utf-8')}"
+    return merge(base, content), f"{text}\n# --- {below.name}\n\n{base_text}"
 
 
 def _resolve_system(base: Mapping[str, Any], system: object, path: Path) -> object:

@@ -53,11 +53,10 @@ def _offers(experiment: Experiment, run: Mapping[str, Any], capacity: float) -> 
 
 
 def _experiment(text: str, data: Path) -> Experiment:
-    """The experiment of a text as `Experiment.text` holds it: a file, then perhaps the one it extends."""
-    own, *below = EXTENDED_FILE.split(text, maxsplit=1)
+    """The experiment of a text as `Experiment.text` holds it: a file, then each of those it extends."""
+    own, *below = EXTENDED_FILE.split(text)
     with tempfile.TemporaryDirectory() as folder:
-        if below:
-            name, base = below
+        for name, base in zip(below[::2], below[1::2], strict=True):
             (Path(folder) / Path(name).name).write_text(base, encoding="utf-8")
         # The name of the file itself is not kept; no base has this one.
         file = Path(folder) / "experiment of the results.yaml"

@@ -5,8 +5,14 @@ import pytest
 import yaml
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.judge.experiment_file import classes_section, quick, read_experiment
+from benchmark_control_plane.judge.experiment_file import (
+    EXTENDED_FILE,
+    classes_section,
+    quick,
+    read_experiment,
+)
 from benchmark_control_plane.judge.experiment_matrix import read_cells
+from benchmark_control_plane.judge.hindsight import add_bounds
 from benchmark_control_plane.judge.system_schema import QueueLimits
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"
@@ -179,6 +185,24 @@ def test_extending_file_states_only_differences(tmp_path):
     path.write_text("extends: nowhere.yaml", encoding="utf-8")
     with pytest.raises(BadInput, match=r"nowhere\.yaml: No such file"):
         read_experiment(path, tmp_path)
+
+
+def test_a_file_may_extend_one_that_extends_another(tmp_path):
+    contents = {
+        "base": SMALL,
+        "middle": {"extends": "base.yaml", "name": "middle", "classes": {"chat": {"ttft_ms": 90}}},
+        "top": {"extends": "middle.yaml", "name": "top", "systems": ["tandem"]},
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    found = read_experiment(tmp_path / "top.yaml", tmp_path)
+    assert found.plan.name == "top" and found.plan.classes["chat"].ttft_ms == 90
+    assert found.plan.question == SMALL["question"]
+    assert EXTENDED_FILE.findall(found.text) == ["middle.yaml", "base.yaml"]
+    assert add_bounds._experiment(found.text, tmp_path).plan == found.plan
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(SMALL | {"extends": "top.yaml"}), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"base\.yaml: extends: top\.yaml extends this file; drop one"):
+        read_experiment(tmp_path / "top.yaml", tmp_path)
 
 
 def test_quick_plan_keeps_tandem_and_a_baseline(tmp_path):
