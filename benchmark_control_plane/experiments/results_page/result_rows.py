@@ -43,6 +43,10 @@ BENCH_QUESTIONS: Mapping[str, tuple[str, str]] = {
     "mix-light": (COLLOCATION, "Chat, batch and document embeddings on real engines, small requests"),
     "mix-bursty": (COLLOCATION, "Chat, batch and document embeddings on real engines, in bursts"),
     "mix-documents": (COLLOCATION, "Chat, batch and long documents on real engines"),
+    "mix-memory-tuned": (
+        COLLOCATION,
+        "The same as mix-memory against baselines with queue limits and with small embedding batches",
+    ),
     "head-to-head": (COLLOCATION, "Chat, batch and document embeddings against tuned baselines"),
     "mix-compute-strict": (COLLOCATION, "The same with objectives half as long"),
     "one-gpu": (

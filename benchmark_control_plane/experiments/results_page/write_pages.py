@@ -36,6 +36,7 @@ REAL_ENGINES = (
     "mix-light.json",
     "mix-bursty.json",
     "mix-documents.json",
+    "mix-memory-tuned.json",
     "head-to-head.json",
     "mix-compute-strict.json",
     "one-gpu.json",
