@@ -30,12 +30,15 @@ def full(cells: Mapping[str, Results], link: str) -> str:
     intro = (
         "Share of requests that met their SLO: tandem, the best baseline at that load, and in parentheses "
         "tandem's share of the bound in hindsight; then the 99th percentiles at 100 % load of tandem and of "
-        "that baseline."
+        "that baseline, of the requests that each delivered."
     )
-    partial = "; **partial**" if any(results["partial"] for results in cells.values()) else ""
-    return "\n".join(
-        (intro, "", *markdown_table(head, rows), f"({seeds}, means; virtual time; {link}{partial}.)", "")
-    )
+    remarks = [f"{seeds}, shares means and percentiles medians", "virtual time", link]
+    if invalid := sum(len(aggregates.invalid(results)) for results in cells.values()):
+        runs = formats.several(invalid, "run")
+        remarks.append(f"{runs} not valid; shares are of the seeds that both systems have")
+    if any(results["partial"] for results in cells.values()):
+        remarks.append("**partial**")
+    return "\n".join((intro, "", *markdown_table(head, rows), f"({'; '.join(remarks)}.)", ""))
 
 
 def _attained(results: Results, load: float) -> str:
@@ -45,6 +48,11 @@ def _attained(results: Results, load: float) -> str:
         return formats.ABSENT
     best = _best_baseline(results, load)
     theirs = aggregates.runs_of(results, best, load) if best else []
+    if theirs:
+        both = {run["seed"] for run in own} & {run["seed"] for run in theirs}
+        own, theirs = ([run for run in runs if run["seed"] in both] for runs in (own, theirs))
+    if not own:
+        return formats.ABSENT
     of_bound = [share for run in own if (share := aggregates.share_of_bound(run)) is not None]
     text = ", ".join(formats.share(_mean(runs)) for runs in (own, theirs) if runs)
     return f"{text} ({formats.share(fmean(of_bound))})" if of_bound else text
@@ -64,7 +72,7 @@ def _best_baseline(results: Results, load: float) -> str | None:
 
 
 def _latency(results: Results, metric: str) -> str:
-    """Of the class with the highest priority that has the metric; embeddings have no TPOT."""
+    """Over the classes that have the metric; embeddings have no TPOT."""
     tandem = aggregates.tandem_system(results)
     names = [tandem["name"] if tandem else None, _best_baseline(results, _MIDDLE_LOAD)]
     found = []

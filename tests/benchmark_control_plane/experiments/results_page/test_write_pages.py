@@ -8,7 +8,12 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.experiments.results_page import result_age, result_rows, write_pages
+from benchmark_control_plane.experiments.results_page import (
+    matrix_table,
+    result_age,
+    result_rows,
+    write_pages,
+)
 from benchmark_control_plane.report import formats
 from benchmark_control_plane.report.results_folder import committed
 from tests import experiments
@@ -138,6 +143,19 @@ def test_no_lead_is_stated_over_baselines_of_which_one_was_not_measured(tmp_path
     file.write_text(json.dumps(content))
     page = write_pages.results_page(tmp_path)
     assert lead not in page and f"**not measured: {missing}**" in page
+
+
+def test_a_cell_compares_the_seeds_that_both_systems_have() -> None:
+    content = experiments.results(loads=(1.0,))
+    content["systems"] = [system for system in content["systems"] if system["name"] in ("tandem", "plain")]
+    content["runs"] = [run for run in content["runs"] if run["system"] in ("tandem", "plain")]
+    for run in content["runs"]:
+        share = {1: 0.9, 2: 0.8, 3: 0.1}[run["seed"]]
+        run["attainment"]["overall"] = share if run["system"] == "tandem" else share - 0.1
+    assert [run["seed"] for run in content["runs"] if not run["valid"]] == [3]
+    table = matrix_table.full({"mix 5:5": content}, "link")
+    assert "| 85 %, 75 % |" in table
+    assert "1 run not valid; shares are of the seeds that both systems have" in table
 
 
 def test_an_unknown_experiment_is_quoted_by_its_rates(tmp_path: Path) -> None:
