@@ -7,6 +7,8 @@ from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.schema import Results, RunFigures, SystemInfo
 
+_CHANGED = "working tree with changes that the commit lacks"
+
 
 def full(results: Results, picture: str | None, link: str) -> str:
     """Headline, chart, and the systems side by side: rates, losses, attainment under each load."""
@@ -22,6 +24,8 @@ def full(results: Results, picture: str | None, link: str) -> str:
         [environment["cpu"], f"{environment['cores']} cores", *filter(None, [environment.get("gpu")])]
     )
     remarks = [f"{seeds}, medians", machine if picture else "virtual time", link]
+    if _is_changed(ordered):
+        remarks.append(_CHANGED)
     if invalid := aggregates.invalid(ordered):
         remarks.append(f"{len(invalid)} of {len(ordered['runs'])} runs not valid and left out")
         valid = {_cell_of(run) for run in ordered["runs"] if run["valid"]}
@@ -57,9 +61,14 @@ def rates(results: Results) -> str:
             met += f", {_median(of_bound)} of the bound"
         cells.append(f"{_system_text(system)}: {rate} ({met})")
     seeds = formats.several(len(aggregates.seeds(ordered)), "seed")
+    changed = f"; {_CHANGED}" if _is_changed(ordered) else ""
     partial = "; **partial**" if ordered["partial"] else ""
     head = f"rate at {formats.share(goal)} attainment (attainment at {formats.load(load)} load)"
-    return f"{head}, {seeds}{partial}:<br>" + "<br>".join(cells)
+    return f"{head}, {seeds}{changed}{partial}:<br>" + "<br>".join(cells)
+
+
+def _is_changed(results: Results) -> bool:
+    return (results["environment"]["commit"] or "").endswith("changed since")
 
 
 def _not_measured(results: Results) -> list[str]:

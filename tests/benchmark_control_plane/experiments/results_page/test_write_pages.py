@@ -125,6 +125,15 @@ def test_the_chart_is_a_complete_svg_file(tmp_path: Path) -> None:
     }
 
 
+def test_an_experiment_on_changed_sources_is_marked(tmp_path: Path) -> None:
+    content, file = experiments.results(loads=(1.0,)), tmp_path / "mix-memory.json"
+    for commit, is_marked in (("0123abc", False), ("0123abc, changed since", True)):
+        content["environment"]["commit"] = commit
+        file.write_text(json.dumps(content))
+        page = write_pages.results_page(tmp_path)
+        assert ("working tree with changes that the commit lacks" in page) is is_marked
+
+
 def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
     for name, remark in (("mix-memory", "**partial: the experiment"), ("other", "seeds; **partial**:")):
         file = tmp_path / f"{name}.json"
