@@ -1,6 +1,7 @@
 """Compares two results of the same experiment over runs paired by system, load and seed.
 
-Paired runs share their arrivals. Latencies and goodput: geometric mean of the paired ratios B/A, with a 95
+Paired runs share their arrivals and objectives if both experiments have the same capacity and objectives;
+what differs is stated. Latencies and goodput: geometric mean of the paired ratios B/A, with a 95
 % t interval in logarithms. Shares: mean of the paired differences B - A, with a t interval. B is worse if
 attainment or goodput fell and the interval excludes "no change"; other figures are shown without a verdict.
 """
@@ -51,12 +52,16 @@ class Change:
 
 @dataclass(frozen=True)
 class ResultsComparison:
-    """All changes from A to B; `partial` names the sides of interrupted experiments."""
+    """All changes from A to B; `partial` names the sides of interrupted experiments.
+
+    `differences` are those of what was offered and promised, besides which a change may have other causes.
+    """
 
     changes: tuple[Change, ...]
     unpaired: int
     tolerance: float
     partial: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
 
     @property
     def worse(self) -> tuple[Change, ...]:
@@ -65,7 +70,10 @@ class ResultsComparison:
     def facts(self) -> dict[str, Any]:
         """The changes as plain values, for JSON."""
         rows = [asdict(change) | {"is_worse": change.is_worse(self.tolerance)} for change in self.changes]
-        return {"changes": rows, "unpaired": self.unpaired, "partial": list(self.partial)}
+        return {
+            "changes": rows, "unpaired": self.unpaired, "partial": list(self.partial),
+            "differences": list(self.differences),
+        }  # fmt: skip
 
     def text(self) -> str:
         """The changes as an aligned text table, with remarks."""
@@ -76,6 +84,7 @@ class ResultsComparison:
             "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
         lines += [f"{side} is partial: its experiment was interrupted" for side in self.partial]
+        lines += [f"not the same: {difference}" for difference in self.differences]
         if self.unpaired:
             lines.append(
                 f"{self.unpaired} valid runs have no counterpart in the other results and are left out"
@@ -107,7 +116,21 @@ def compare_results(a: Results, b: Results, *, tolerance: float = 0.0) -> Result
     ]
     unpaired = len(before) + len(after) - 2 * len(shared)
     partial = tuple(side for side, results in (("A", a), ("B", b)) if results["partial"])
-    return ResultsComparison(tuple(changes), unpaired, tolerance, partial)
+    return ResultsComparison(tuple(changes), unpaired, tolerance, partial, tuple(_differences(a, b)))
+
+
+def _differences(a: Results, b: Results) -> Iterator[str]:
+    """What was offered or promised differently by more than the rounding of committed results."""
+    stated: list[dict[str, float | None]] = []
+    for results in (a, b):
+        stated.append({"100 % load": results.get("capacity_rps")})
+        for name, limits in results["slos"].items():
+            stated[-1] |= {f"{name}.{metric}": limit for metric, limit in limits.items()}
+    for name in dict.fromkeys([*stated[0], *stated[1]]):
+        before, after = (side.get(name) for side in stated)
+        if (before is None) != (after is None) or not math.isclose(before or 0, after or 0, rel_tol=1e-6):
+            unit = "requests per second" if name == "100 % load" else "ms"
+            yield f"{name} is {formats.figure(before)} {unit} in A and {formats.figure(after)} in B"
 
 
 def _by_key(results: Results) -> dict[tuple[str, float, int], RunFigures]:

@@ -97,3 +97,16 @@ def test_results_without_a_common_run_raise() -> None:
 def test_the_interval_is_students_t() -> None:
     assert t_interval([1.0]) is None
     assert t_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((3 - 1.96324, 3 + 1.96324), abs=1e-4)
+
+
+def test_what_was_offered_and_promised_differently_is_stated() -> None:
+    before = experiments.results(loads=(1.0,))
+    assert compare_results(before, copy.deepcopy(before)).differences == ()
+    after = copy.deepcopy(before)
+    after["capacity_rps"], after["slos"] = 9.5, {"interactive": {"ttft_ms": 250.0}}
+    comparison = compare_results(before, after)
+    assert comparison.differences[0] == "100 % load is 8 requests per second in A and 9.5 in B"
+    assert "interactive.tpot_ms is 40 ms in A and \N{EM DASH} in B" in comparison.differences
+    assert not any("ttft_ms is 250" in difference for difference in comparison.differences)
+    assert "not the same: 100 % load is 8 requests" in comparison.text()
+    assert comparison.facts()["differences"] == list(comparison.differences)
