@@ -99,12 +99,14 @@ async def ttft_by_readers(url: str, model: str, key: str, rounds: int, seconds: 
 
 async def _window(http: httpx.AsyncClient, model: str, key: str, readers: int, seconds: float) -> float:
     """Mean TTFT of the requests that arrive in the window; the same arrivals in each."""
-    randomness = random.Random(0)
+    randomness, loop = random.Random(0), asyncio.get_running_loop()
     reading = [asyncio.create_task(_read(http, key)) for _ in range(readers)]
-    asking, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
+    asking, due = [], loop.time()
+    end = due + seconds
+    while due < end:
+        await asyncio.sleep(max(0.0, due - loop.time()))
         asking.append(asyncio.create_task(_ttft(http, model)))
-        await asyncio.sleep(randomness.expovariate(_RATE))
+        due += randomness.expovariate(_RATE)
     times = await asyncio.gather(*asking)
     for task in reading:
         task.cancel()

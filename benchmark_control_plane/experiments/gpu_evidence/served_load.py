@@ -113,15 +113,17 @@ async def phase(tandem: AsyncTandem, seconds: float, rate: float, *, has_bursts:
     """Sends chats at `rate` per second, and bursts of passages if stated, and waits for all of them."""
     rng, seen = random.Random(0), PhaseLatencies()
     clock = asyncio.get_running_loop().time
-    end, burst = clock() + seconds, clock()
+    due = burst = clock()
+    end = due + seconds
     async with asyncio.TaskGroup() as requests:
-        while clock() < end:
+        while due < end:
+            await asyncio.sleep(max(0.0, due - clock()))
             requests.create_task(_chat(tandem, passage(rng, rng.randint(*_PROMPT_WORDS)), seen))
-            if has_bursts and clock() >= burst:
+            if has_bursts and due >= burst:
                 burst += _BURST_SECONDS
                 texts = [passage(rng, _PASSAGE_WORDS) for _ in range(_PASSAGES)]
                 requests.create_task(_burst(tandem, texts, seen))
-            await asyncio.sleep(rng.expovariate(rate))
+            due += rng.expovariate(rate)
     return seen
 
 

@@ -1,6 +1,12 @@
 """The feed's cost under load is measured while the requests are live, and for an answer of full size."""
 
+import random
+from contextlib import closing
+
+import pytest
+
 from benchmark_control_plane.experiments.gate import live_feed_load
+from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
 from controlplane.service.live_records import MAX_ANSWER_BYTES
 
 
@@ -12,3 +18,26 @@ def test_a_sample_and_an_answer_are_measured_with_live_requests(monkeypatch):
     assert 0 < found["full_answer_bytes"] <= MAX_ANSWER_BYTES
     for name in ("sample_ms", "full_answer_ms", "answer_of_a_second_ms"):
         assert 0 <= found[name]["median"] <= found[name]["max"]
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.02])
+def test_a_client_that_falls_behind_keeps_the_arrivals(monkeypatch, cost):
+    """Else it would send less beside readers, whose work delays it."""
+    asked = []
+
+    async def answered():
+        return 1.0
+
+    with closing(VirtualTimeLoop()) as loop:
+
+        def ask(http, model):
+            asked.append(loop.time())
+            loop._set_time(loop.time() + cost)
+            return answered()
+
+        monkeypatch.setattr(live_feed_load, "_ttft", ask)
+        loop.run_until_complete(live_feed_load._window(None, "model", "key", 0, 10.0))
+    randomness, due = random.Random(0), [0.0]
+    while due[-1] < 10.0:
+        due.append(due[-1] + randomness.expovariate(live_feed_load._RATE))
+    assert len(asked) == len(due) - 1

@@ -4,8 +4,11 @@ import json
 import os
 import signal
 import struct
+from collections.abc import AsyncIterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -14,8 +17,10 @@ from benchmark_control_plane.experiments.gpu_evidence import one_gpu, random_mod
 from benchmark_control_plane.experiments.gpu_evidence.steps import STEPS, EvidenceStep
 from benchmark_control_plane.judge.experiment_file import read_experiment
 from benchmark_control_plane.judge.system_schema import Live
+from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
 from controlplane.config import load
 from controlplane.config.models_section import ChatModel, EmbeddingModel
+from controlplane.sdk.async_client import AsyncTandem
 
 ROOT = Path(__file__).resolve().parents[4]
 EMBEDDING = EmbeddingModel("tandem/minilm", name="embed")
@@ -145,6 +150,30 @@ def test_without_a_gpu_it_says_how_to_rehearse(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(run, "has_gpu", lambda: False)
     assert run.main([]) == 2
     assert "--rehearse" in capsys.readouterr().err
+
+
+class TwoParts:
+    """A client whose chats have two parts of text."""
+
+    async def stream(self, *_: object, **__: object) -> AsyncIterator[str]:
+        yield "a"
+        yield "b"
+
+
+def test_a_served_load_keeps_its_rate_if_the_client_falls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    for cost in (0.0, 0.02):
+        with closing(VirtualTimeLoop()) as loop:
+
+            def slowly(*_: object, loop: VirtualTimeLoop = loop, cost: float = cost) -> str:
+                loop._set_time(loop.time() + cost)
+                return "text"
+
+            monkeypatch.setattr(served_load, "passage", slowly)
+            client = cast(AsyncTandem, TwoParts())
+            seen = loop.run_until_complete(served_load.phase(client, 5.0, 40.0, has_bursts=False))
+            sent.append(len(seen.ttft))
+    assert sent[0] == sent[1] > 150
 
 
 def test_a_served_load_complains_of_faults_and_of_nothing_else() -> None:
