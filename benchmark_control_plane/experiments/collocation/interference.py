@@ -2,14 +2,14 @@
 
 The naive pair is vLLM's own server and `plain_embeddings`, neither configured for the other. Tandem serves
 the same two models behind one gate. Chat arrives open-loop (Poisson); a burst of passages arrives in one
-request at a fixed interval. Both stacks stay up; slices of the same arrivals go to them alternately (A B B
-A), and their requests are pooled. The deadline of a burst is three times its latency on an otherwise idle
-machine, on the faster stack. Tandem's objectives for chat are a third of the P99 TTFT and P99 TPOT of the
-naive pair's first slice, sent with each request. A run is several slices with their own objectives and
-deadline, since the speed of a shared machine varies; the report holds the medians of the runs and the runs,
-because a 99th percentile of a few hundred chats varies. All processes run in one session, as if started
-from one shell, and with raised priority where that is permitted; the client comes first, since it represents
-other machines.
+request at a fixed interval. Latencies count from the planned send time. Both stacks stay up; slices of the
+same arrivals go to them alternately (A B B A), and their requests are pooled. The deadline of a burst is
+three times its latency on an otherwise idle machine, on the faster stack. Tandem's objectives for chat are a
+third of the P99 TTFT and P99 TPOT of the naive pair's first slice, sent with each request. A run is several
+slices with their own objectives and deadline, since the speed of a shared machine varies; the report holds
+the medians of the runs and the runs, because a 99th percentile of a few hundred chats varies. All processes
+run in one session, as if started from one shell, and with raised priority where that is permitted; the
+client comes first, since it represents other machines.
 
     python -m benchmark_control_plane.experiments.collocation.interference
         [--rates 5 15] [--chat-words 40] [--burst-interval 1.5]
@@ -28,7 +28,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -196,8 +196,8 @@ async def _warm(stack: Stack) -> None:
     rng, seen = random.Random(1), CollocationLatencies()
     async with stack.connected() as (chat, embeddings):
         for _ in range(_WARMING_CHATS):
-            await _chat(chat, stack.chat_model, passage(rng, CHAT_WORDS), seen, {}, seed=0)
-        await _burst(embeddings, stack.embedding_model, rng, seen, deadline=_LOOSE_DEADLINE)
+            await _chat(chat, stack.chat_model, passage(rng, CHAT_WORDS), seen, {}, 0, time.perf_counter())
+        await _burst(embeddings, stack.embedding_model, rng, seen, _LOOSE_DEADLINE, time.perf_counter())
     if None in seen.bursts or seen.chat_failed:
         raise RuntimeError(f"{stack.name}: a warm-up request failed on an idle machine; see its log")
 
@@ -208,9 +208,8 @@ async def _unloaded(stacks: Sequence[Stack]) -> dict[str, float]:
     for stack in (*stacks, *stacks[::-1]):
         async with stack.connected() as (_, embeddings):
             for _ in range(2):
-                await _burst(
-                    embeddings, stack.embedding_model, rng, seen[stack.name], deadline=_LOOSE_DEADLINE
-                )
+                due = time.perf_counter()
+                await _burst(embeddings, stack.embedding_model, rng, seen[stack.name], _LOOSE_DEADLINE, due)
     return {name: statistics.median(_done(latencies)) for name, latencies in seen.items()}
 
 
@@ -234,25 +233,25 @@ async def _slice(
     bursts: bool,
 ) -> None:
     """Runs one slice; its arrivals depend on the seed alone, and it ends with the last response."""
-    rng, loop = random.Random(seed), asyncio.get_running_loop()
-    start = loop.time()
+    rng, start = random.Random(seed), time.perf_counter()
     async with stack.connected() as (chat, embeddings):
 
-        async def at(moment: float, work: Any) -> None:
-            await asyncio.sleep(start + moment - loop.time())
-            await work
+        async def at(moment: float, send: Callable[[float], Awaitable[None]]) -> None:
+            await asyncio.sleep(start + moment - time.perf_counter())
+            await send(start + moment)
 
         async with asyncio.TaskGroup() as group:
             moment, number = rng.expovariate(load.chats_per_second), 0
             while moment < seconds:
                 number += 1
                 prompt = passage(rng, load.chat_words)
-                group.create_task(at(moment, _chat(chat, stack.chat_model, prompt, seen, objectives, number)))
+                send = partial(_chat, chat, stack.chat_model, prompt, seen, objectives, number)
+                group.create_task(at(moment, send))
                 moment += rng.expovariate(load.chats_per_second)
             for number in range(int(seconds / load.burst_interval) if bursts else 0):
-                burst = _burst(embeddings, stack.embedding_model, rng, seen, deadline)
+                burst = partial(_burst, embeddings, stack.embedding_model, rng, seen, deadline)
                 group.create_task(at(number * load.burst_interval, burst))
-    seen.burst_seconds += loop.time() - start
+    seen.burst_seconds += time.perf_counter() - start
 
 
 async def _chat(
@@ -262,6 +261,7 @@ async def _chat(
     seen: CollocationLatencies,
     objectives: Mapping[str, float],
     seed: int,
+    due: float,
 ) -> None:
     """Sends one chat. Sampling with a seed gives equal outputs on both stacks, even with random weights."""
     body = {
@@ -269,7 +269,6 @@ async def _chat(
         "stream": True, "ignore_eos": True, "temperature": 1, "seed": seed,
     }  # fmt: skip
     headers = {"x-service-class": "interactive", **{name: f"{ms:.2f}" for name, ms in objectives.items()}}
-    start = time.perf_counter()
     stamps: list[float] = []
 
     def stamp(part: bytes) -> None:
@@ -282,25 +281,29 @@ async def _chat(
         print(f"chat failed: {error}", file=sys.stderr)
         seen.chat_failed += 1
         return
-    seen.ttft.append(stamps[0] - start)
+    seen.ttft.append(stamps[0] - due)
     seen.tpot.append((stamps[-1] - stamps[0]) / (OUTPUT_TOKENS - 1))
     seen.gaps += [after - before for before, after in pairwise(stamps)]
 
 
 async def _burst(
-    connections: Connections, model: str, rng: random.Random, seen: CollocationLatencies, deadline: float
+    connections: Connections,
+    model: str,
+    rng: random.Random,
+    seen: CollocationLatencies,
+    deadline: float,
+    due: float,
 ) -> None:
     body = {"model": model, "input": [passage(rng, PASSAGE_WORDS) for _ in range(PASSAGES)]}
     headers = {"x-service-class": "indexing", "x-slo-e2e-ms": f"{deadline * 1_000:.0f}"}
     sent = json.dumps(body).encode()
-    start = time.perf_counter()
     try:
         response = await connections.post("/v1/embeddings", sent, headers)
     except (RuntimeError, OSError) as error:
         print(f"burst failed: {error}", file=sys.stderr)
         seen.bursts.append(None)
         return
-    seen.bursts.append(time.perf_counter() - start)
+    seen.bursts.append(time.perf_counter() - due)
     if response.count(b'"index"') != PASSAGES:
         raise RuntimeError(
             f"{response.count(b'index')} vectors for {PASSAGES} passages; one per passage is needed"

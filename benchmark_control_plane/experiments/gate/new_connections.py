@@ -2,9 +2,9 @@
 
 The server has a simulated engine of known capacity, 100 requests/s, in a process of its own. For each rate:
 the time to the first byte of every response, the waits of `/health` on both ports meanwhile, and the share of
-requests in time by the client's clock and by the server's metrics. The clock of a client starts before
-it connects. Clients at the rates of `--kept-alive`, which come first, use a connection again once its
-response has ended.
+requests in time by the client's clock and by the server's metrics. The clock of a client starts when its
+request is due, before it connects. Clients at the rates of `--kept-alive`, which come first, use a connection
+again once its response has ended.
 
     python -m benchmark_control_plane.experiments.gate.new_connections
         [--kept-alive 300] [--rates 250 1000] [--seconds 10] [--results FILE]
@@ -90,7 +90,7 @@ class PhaseResult:
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its response; times in seconds after its start are None until they are known."""
+    """One request and its response; times in seconds after it was due are None until they are known."""
 
     start: float
     first_byte: float | None = None
@@ -169,7 +169,7 @@ class Client:
         for number in range(round(rate * seconds)):
             due = begin + number / rate
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            running.append(asyncio.create_task(self._exchange(Exchange(time.perf_counter()))))
+            running.append(asyncio.create_task(self._exchange(Exchange(due))))
         found = list(await asyncio.gather(*running))
         for connection in self._idle:
             connection.close()
