@@ -62,7 +62,7 @@ class RequestMiddleware:
             scope = {**scope, "method": "GET"}
         headers = scope["headers"]
         given = _value(headers, _ID_HEADER)
-        request_id = given if given is not None and _VALID_ID.fullmatch(given) else token_hex(12).encode()
+        request_id = given if given is not None and _VALID_ID.fullmatch(given) else token_hex(8).encode()
         state = scope.setdefault("state", {})
         settings = state[SETTINGS] = self._settings()
         state["request_id"] = request_id.decode()
