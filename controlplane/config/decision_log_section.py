@@ -20,4 +20,4 @@ class DecisionLogSection:
     """Most bytes of the folder; the oldest segments are deleted beyond it."""
     sample: Fraction = 0.1
     """Share of requests whose row has the numbers behind each decision; every request has a row.
-    A row takes about 60 bytes on disk, with the numbers 100."""
+    A row takes about 50 bytes on disk, with the numbers 80."""
