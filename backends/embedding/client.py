@@ -138,9 +138,8 @@ class WorkerEmbedder(ModelProperties):
         try:
             await asyncio.wait_for(next_frame.wait(), self._check_seconds)
         except TimeoutError:
-            raise BackendDown(
-                f"embedding worker {link.pid}: no frame for {self._check_seconds:g} s"
-            ) from None
+            silent = f"embedding worker {link.pid}: no frame for {self._check_seconds:g} s"
+            raise BackendDown(silent) from None
         self._require_up()
 
     @property

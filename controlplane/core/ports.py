@@ -41,19 +41,15 @@ class TextCodec(Protocol):
     @property
     def vocabulary(self) -> int:
         """Exclusive upper bound of token ids."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text of any length."""
-        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids below `vocabulary`, special tokens included."""
-        ...
 
     def strings(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string of each token."""
-        ...
 
 
 class ImageRenderer(Protocol):
@@ -64,7 +60,6 @@ class ImageRenderer(Protocol):
 
         Raises Refused for images beyond the limits, and for those that are broken or not accepted.
         """
-        ...
 
 
 class Generator(Protocol):
@@ -105,7 +100,6 @@ class Generator(Protocol):
     @property
     def sampling_defaults(self) -> SamplingDefaults | None:
         """The model's defaults that the gate applies; None if it has none."""
-        ...
 
     @property
     def images(self) -> ImageRenderer | None:
@@ -114,20 +108,16 @@ class Generator(Protocol):
     @property
     def codec(self) -> TextCodec:
         """The tokenizer. Raises BackendDown before the first start."""
-        ...
 
     @property
     def stall_count(self) -> int:
         """Times the watchdog killed a live but unresponsive engine."""
-        ...
 
     async def start(self) -> None:
         """Returns once the engine generates. Raises BackendDown."""
-        ...
 
     async def stop(self) -> None:
         """Stops the engine; running requests end with BackendDown."""
-        ...
 
     async def check(self) -> None:
         """Raises BackendDown unless the engine responds."""
@@ -137,11 +127,9 @@ class Generator(Protocol):
 
         Raises Refused, also for a text that cannot fit, before it is tokenized.
         """
-        ...
 
     async def tokenize(self, text: str) -> list[int]:
         """Token ids of `text`. May raise Refused instead of tokenizing a text that cannot fit."""
-        ...
 
     async def check_grammar(
         self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn
@@ -167,7 +155,6 @@ class Generator(Protocol):
         of the text. `request.adapter` names one of the adapters in `models.chat.lora_modules`. Raises Refused
         for what this engine cannot do, BackendDown, BackendFailed.
         """
-        ...
 
     async def preempt(self, request_id: str) -> None:
         """Returns when the request's blocks are free.
@@ -202,7 +189,6 @@ class Generator(Protocol):
 
     def state(self) -> EngineState:
         """Latest state of the engine. Raises BackendDown."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,17 +246,14 @@ class Embedder(Protocol):
     @property
     def restarts(self) -> int:
         """Number of restarts of its process, failed ones included."""
-        ...
 
     @property
     def out_of_memory(self) -> int:
         """Number of passes that ran out of device memory."""
-        ...
 
     @property
     def is_computing(self) -> bool:
         """Whether a pass is in flight."""
-        ...
 
     def tokens_left(self, request_id: str) -> int | None:
         """Tokens of a call not computed yet, a pass in flight included; None for an unknown call."""
@@ -278,42 +261,34 @@ class Embedder(Protocol):
     @property
     def dimension(self) -> int:
         """Length of its vectors."""
-        ...
 
     @property
     def supported_dimensions(self) -> Sequence[int]:
         """Vector lengths that may be requested; several for Matryoshka models."""
-        ...
 
     @property
     def max_input_tokens(self) -> int:
         """Longest input in tokens, special tokens included."""
-        ...
 
     @property
     def vocabulary(self) -> int:
         """Exclusive upper bound of token ids."""
-        ...
 
     @property
     def special_tokens(self) -> tuple[Sequence[int], Sequence[int]]:
         """Token ids that the tokenizer puts before and after every text."""
-        ...
 
     @property
     def pass_tokens(self) -> int:
         """Most padded tokens of one pass."""
-        ...
 
     @property
     def workspace_bytes(self) -> int:
         """Device bytes of the largest batches in flight at once."""
-        ...
 
     @property
     def budget_bytes(self) -> int:
         """Device bytes that the batches in flight may take now."""
-        ...
 
     def set_budget_bytes(self, budget_bytes: int) -> None:
         """Replaces `budget_bytes` from the next batch on.
@@ -324,15 +299,12 @@ class Embedder(Protocol):
     @property
     def prompts(self) -> Mapping[str, str]:
         """Prefixes that the model was trained with, by name ("query", "passage")."""
-        ...
 
     async def start(self) -> None:
         """Returns once the engine computes. Raises BackendDown."""
-        ...
 
     async def stop(self) -> None:
         """Stops the engine."""
-        ...
 
     async def check(self) -> None:
         """Raises BackendDown unless the engine responds."""
@@ -342,7 +314,6 @@ class Embedder(Protocol):
 
         `prompt` names one of `prompts`; None is the model's default. Raises Refused for an unknown name.
         """
-        ...
 
     def truncate(
         self, token_ids: Sequence[int], limit: int, side: TruncationSide | None = None
@@ -352,21 +323,17 @@ class Embedder(Protocol):
         `side` is cut, left being the start of the text; None is the side that the model's tokenizer cuts.
         Raises Refused if no token of the text would be left.
         """
-        ...
 
     def batch_time(self, token_counts: Sequence[int]) -> Duration | None:
         """Time of a pass over these inputs on an idle device; None if unknown."""
-        ...
 
     def batch_bytes(self, token_counts: Sequence[int]) -> int:
         """Device bytes of a pass over these inputs, split into the largest batches."""
-        ...
 
     async def embed(
         self, request: Request, inputs: Sequence[Sequence[int]], *, deadline: Instant | None
     ) -> Vectors:
         """float32 [inputs, dimension], row i for input i. Cancelling skips inputs that have not started."""
-        ...
 
 
 class Reranker(Embedder, Protocol):
@@ -384,7 +351,6 @@ class Reranker(Embedder, Protocol):
         The longer text is cut first, at `side`; None is the side that the model's tokenizer cuts. Raises
         Refused if no token of a text would be left.
         """
-        ...
 
 
 class LengthPredictor(Protocol):
@@ -392,11 +358,9 @@ class LengthPredictor(Protocol):
 
     def forecast(self, request: Request) -> LengthForecast:
         """Distribution of the request's output length."""
-        ...
 
     def observe(self, request: Request, output_tokens: int) -> None:
         """Learns from a complete output."""
-        ...
 
     def withdraw(self, request: Request) -> None:
         """Forgets a request that ended without a complete output."""
