@@ -6,7 +6,8 @@ A log may come from anywhere. A size of a million million tokens must cost its r
 from controlplane.service.decision_log.log_rows import FORECAST_LEVELS, Row
 
 MOST_TOKENS = 1 << 24
-MOST_BLOCKS = 1 << 24
+# Of the serial number of a block, which grows as long as a server runs; below `_OWN_TOKENS` in tokens.
+_MOST_BLOCKS = 1 << 40
 _MOST_SEQUENCES = 4_096
 _OBJECTIVES = ("ttft", "tpot", "e2e", "gap")
 
@@ -50,7 +51,7 @@ def _is_sound_generation(row: Row) -> bool:
         return False
     if not all(isinstance(run, list) and len(run) == 2 and all(map(_is_count, run)) for run in blocks):
         return False
-    in_bounds = all(first < MOST_BLOCKS for first, _ in blocks)
+    in_bounds = all(first < _MOST_BLOCKS for first, _ in blocks)
     return (
         in_bounds and 1 <= limit <= MOST_TOKENS and sum(count for _, count in blocks) <= row["prompt_tokens"]
     )

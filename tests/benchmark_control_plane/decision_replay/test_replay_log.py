@@ -282,6 +282,11 @@ def test_a_row_that_no_request_can_have_is_not_replayed(log, change):
     assert not is_sound(row | change)
 
 
+def test_a_row_of_a_server_that_has_seen_many_blocks_is_replayed(log):
+    row = next(row for row in read_log(log).requests if row["kind"] == "generate")
+    assert is_sound(row | {"blocks": [[10**9, 1]], "prompt_tokens": 64})
+
+
 def test_thinned_lengths_are_expanded_to_as_many():
     assert expanded([3, 5], 2) == [3, 5]
     found = expanded([1, 5, 9], 301)
