@@ -127,3 +127,14 @@ def test_grafana_is_provisioned_with_what_compose_mounts():
     assert (variable["query"], source["isDefault"]) == (source["type"], True)
     host, _, port = source["url"].removeprefix("http://").partition(":")
     assert compose[host]["ports"][0].endswith(f":{port}")
+
+
+@pytest.mark.long
+def test_a_pod_monitor_sends_the_key_of_the_metrics():
+    given = "monitoring.podMonitor=true,monitoring.keySecret.name=tandem-metrics"
+    text = run("helm", "template", "t", CHART, "--set", f"{given},monitoring.keySecret.key=token")
+    [monitor] = [one for one in documents(text) if one["kind"] == "PodMonitor"]
+    require_valid("PodMonitor", monitor)
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "tandem-metrics", "key": "token"}}
+    assert "keySecret" in run("helm", "template", "t", CHART, "--set", given, status=1)
