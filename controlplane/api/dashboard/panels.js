@@ -141,7 +141,7 @@ export class Panels {
         const held = this.numbers("owners", side, "held_by_class", name);
         edge = edge.map((at, index) => at + (isTop ? -held[index] : held[index]));
         const ink = this.colorOf(name), isDim = this.view.focus && this.view.focus !== name;
-        const at = add(edge, { name, color: ink, width: 0, value: (index) => held[index] });
+        const at = add(edge, { name: isTop ? `${name} (embeddings)` : name, color: ink, width: 0, value: (index) => held[index] });
         bands.push({ series: isTop ? [previous, at] : [at, previous], fill: faded(ink, isDim ? 0.1 : 0.72) });
         previous = at;
       }

@@ -21,7 +21,7 @@ export class Tables {
     ].map(([key, text]) => el("button", { type: "button", "data-filter": key, onclick: () => this.setFilter(key) }, text)));
     document.getElementById("tables").replaceChildren(
       panel("decisions", "Decisions", "Why requests were deferred or rejected. A request opens its explanation.", filters),
-      panel("preemptions", "Preemptions", "Who lost its memory, for whom, and what computing it again costs."),
+      panel("preemptions", "Preemptions", "Requests that lost their memory, which request got it, and what computing it again costs."),
       panel("quotas", "Quota moves", "Merged by second, with the urgency that caused the largest move."),
       panel("happenings", "Engines, configuration, faults", "Restarts, versions of the configuration, and impairments."),
     );
