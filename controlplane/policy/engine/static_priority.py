@@ -87,14 +87,6 @@ class StaticPriorityPolicy:
         """Number of waiting requests."""
         return len(self._waiting) + len(self._new)
 
-    def order(self) -> list[RequestState]:
-        """All requests ranked by the last plan, the first to start first."""
-        return [queued.state for queued in self._waiting]
-
-    def rank_of(self, state: RequestState) -> Rank:
-        """Rank of a request that a plan has ranked."""
-        return self._ranks[state.request.id]
-
     def plan(self, view: EngineView) -> StepPlan:
         """Preempts for a shortage, then starts requests in order of rank."""
         self._steps += 1

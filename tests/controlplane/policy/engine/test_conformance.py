@@ -106,11 +106,15 @@ def test_gate_cycle_and_engine_policy_decide_alike(ordering, batch, slots):
     waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(batch[1])]
     # Slots can be taken only if requests run.
     view = replace(view_of(running, free=40 + batch[2]), free_slots=slots if running else 64)
-    policy = engine_policy(EngineOptions(ordering=ordering, look_ahead="all"))
+    options = EngineOptions(ordering=ordering, look_ahead="all")
+    policy, order = engine_policy(options), ORDERINGS[ordering](options.order())
+    line = []
     for state in waiting:
         policy.enqueue(state)
+        footprint = footprint_of(state, BLOCK)
+        line.append(waiting_of(state, footprint, order.rank(state.request, footprint, view.pace)))
+    line.sort(key=lambda each: each.rank)
     plan = policy.plan(view)
-    line = [waiting_of(p, footprint_of(p, BLOCK), policy.rank_of(p)) for p in policy.order()]
     # The engine skips a request above the quota; the gate never admits it.
     fitting = [w for w in line if -(-(w.request.prompt_tokens + 1) // BLOCK) <= view.quota]
     gate = run_cycle(pool_view(view, fitting), NOW, policy.ahead)
