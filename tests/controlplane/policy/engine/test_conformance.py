@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from backends.testing.conformance import check_engine_policy
 from controlplane.core.clock import Duration, Instant, milliseconds, scaled, seconds
-from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Request
+from controlplane.core.pool_view import Pace, PoolView, Queue
+from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.apt_serve import AptServe
-from controlplane.policy.engine.gate_view_adapter import footprint_of, pool_view, waiting_of
+from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of, waiting_of
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.request_state import RequestState
@@ -117,7 +117,8 @@ def test_gate_cycle_and_engine_policy_decide_alike(ordering, batch, slots):
     plan = policy.plan(view)
     # The engine skips a request above the quota; the gate never admits it.
     fitting = [w for w in line if -(-(w.request.prompt_tokens + 1) // BLOCK) <= view.quota]
-    gate = run_cycle(pool_view(view, fitting), NOW, policy.ahead)
+    pool = PoolView({Owner.LLM: share_of(view)}, {Owner.LLM: Queue(tuple(fitting), ())})
+    gate = run_cycle(pool, NOW, policy.ahead)
     victims = [victim.request_id for _, admit in gate.dispatches for victim in admit.victims]
     assert [p.request.id for p in plan.offer] == [request_id for request_id, _ in gate.dispatches]
     assert [p.request.id for p in plan.preempt] == victims
