@@ -185,7 +185,7 @@ class QuotaController:
         if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
             return
         if isinstance(decision, Reject):
-            self._recent.lost[owner] += 1
+            self._recent.rejected[owner] += 1
         now = self.clock.now()
         is_early = self._last_tick is not None and between(self._last_tick, now) < _MIN_TICK_GAP
         if not is_early and (self._urgent_tick is None or self._urgent_tick.done()):

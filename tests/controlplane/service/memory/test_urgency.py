@@ -98,7 +98,7 @@ def test_a_victim_without_hope_has_no_slack_and_one_that_can_recover_has_none_le
 def test_rejected_requests_count_and_decay():
     lately, now = RecentArrivals(), Instant(0)
     lately.fade(now)
-    lately.lost[Owner.LLM] += 1
+    lately.rejected[Owner.LLM] += 1
     options = UrgencyOptions(critical=CRITICAL, critical_weight=2.0)
     assert urgencies([], PACES, lately, now, options) == {Owner.LLM: 2.0, Owner.EMBEDDING: 0.0}
     lately.fade(Instant(milliseconds(15_000)))
