@@ -282,7 +282,7 @@ class Intake:
         defaults = generator.sampling_defaults or SamplingDefaults()
         unstated = min(room, default_max_tokens or defaults.max_tokens or room)
         limit = unstated if max_tokens is None else max_tokens
-        limit = min(limit, defaults.most_tokens or limit)
+        limit = min(limit, defaults.max_tokens_limit or limit)
         most = self._requests.terms_of(fields.caller).max_answer_values
         is_stated = max_tokens is not None
         limit = answer_limit(limit, sampling, len(prompt), prompts, most, is_stated=is_stated)

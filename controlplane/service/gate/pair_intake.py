@@ -100,7 +100,7 @@ class PairIntake:
         documents = [ids[: texts.document_tokens] for ids in token_ids[count:]]
         side = None if truncation is None else truncation.side
         most = self._requests.terms_of(caller).max_pair_tokens
-        join = partial(self._joined, reranker, texts, queries, documents, limit, side, most_tokens=most)
+        join = partial(self._joined, reranker, texts, queries, documents, limit, side, max_tokens=most)
         is_short = sum(map(len, token_ids)) + len(documents) * len(queries[0]) <= _TOKENS_INLINE
         pairs = join() if is_short else await asyncio.to_thread(join)
         return self._job(fields, reranker, pairs, charged)
@@ -135,7 +135,7 @@ class PairIntake:
         limit: int | None,
         side: TruncationSide | None,
         *,
-        most_tokens: int,
+        max_tokens: int,
     ) -> list[Sequence[int]]:
         most = reranker.max_input_tokens if limit is None else limit
         each_query = repeat(queries[0], len(documents)) if len(queries) == 1 else iter(queries)
@@ -150,10 +150,10 @@ class PairIntake:
                     code="context_length_exceeded",
                 )
             tokens += len(pair)
-            if tokens > most_tokens:
+            if tokens > max_tokens:
                 raise Refused(
                     f"{texts.document_field}: {position + 1:,} of {len(documents):,} pairs have {tokens:,} "
-                    f"tokens already; server.limits.max_pair_tokens is {most_tokens:,}. Send fewer "
+                    f"tokens already; server.limits.max_pair_tokens is {max_tokens:,}. Send fewer "
                     "or shorter documents.",
                     param=texts.document_field,
                     code="input_too_large",

@@ -30,7 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     ],
 )
 async def test_limit(stage: Stage, path: str, stated: dict[str, int | None], expected: int):
-    stage.generator.sampling_defaults = SamplingDefaults(max_tokens=20, most_tokens=40)
+    stage.generator.sampling_defaults = SamplingDefaults(max_tokens=20, max_tokens_limit=40)
     answer = await stage.http.post(path, json=BODIES[path] | stated)
     assert answer.status_code == 200, answer.text
     [run] = stage.generator.runs
