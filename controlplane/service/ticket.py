@@ -178,7 +178,7 @@ class Ticket:
         if self.timeline.has_missed(self.request.slo):
             slack = None
         elif slack is not None and slack < 0:
-            slack = None if self._is_hopeless(now, pace) else NO_TIME
+            slack = None if self._cannot_meet_slo(now, pace) else NO_TIME
         return Running(
             request_id=self.request.id,
             priority=self.request.service_class.priority,
@@ -215,11 +215,11 @@ class Ticket:
         deadline = next_token_deadline(self.request.slo, seen, max(1, remaining_steps), step)
         return None if deadline is None else between(now, deadline)
 
-    def _is_hopeless(self, now: Instant, pace: Pace | None) -> bool:
+    def _cannot_meet_slo(self, now: Instant, pace: Pace | None) -> bool:
         slo, seen = self.request.slo, self.timeline.progress
         chance = last_chance(slo, seen, self.likely_total, NO_TIME if pace is None else pace.step)
         return chance is not None and now > chance
 
 
 TICKETS: ContextVar[list[Ticket] | None] = ContextVar("tickets", default=None)
-"""Collects the tickets of the gate requests that one HTTP request makes; None: nobody asks."""
+"""Collects the tickets of the gate requests that one HTTP request makes; None: not collected."""
