@@ -122,7 +122,7 @@ class LiveView:
         ]
 
     def event_rows(self, most_of_a_type: int | None = None, *, is_filtered: bool = False) -> list[Row]:
-        """Rows of `EVENT_COLUMNS`, newest first; filtered, without requests that were served as promised."""
+        """Rows of `EVENT_COLUMNS`, newest first; filtered, without routine events (`is_routine`)."""
         counts: Counter[str] = Counter()
         rows = []
         for event in reversed(self.events):
@@ -148,7 +148,7 @@ class LiveView:
 
 
 def is_routine(event: Record) -> bool:
-    """Whether an event says that a request was admitted at once, or that it met its objectives."""
+    """Whether an event says that a request was admitted at once, or that it met its SLO."""
     is_met = event["type"] == "end" and event["outcome"] in ("met", "rejected", "aborted")
     return is_met or (event["type"] == "admission" and not event["victims"])
 

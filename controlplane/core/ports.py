@@ -208,7 +208,7 @@ class EmbeddingPass:
 
 
 PauseCost = Callable[[Sequence[float]], Sequence[float]]
-"""Expected number of promises to running generations, weighted by class, that each of some pauses breaks.
+"""Expected number of SLOs of running generations, weighted by class, that each of some pauses breaks.
 
 Pauses are in seconds, ascending."""
 

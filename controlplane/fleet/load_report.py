@@ -37,7 +37,7 @@ class OwnerLoad:
     Attributes:
         intercepts: seconds to the first token of an empty prompt, by service class; the default one is first.
         work_ahead: seconds of prompts and embeddings that are accepted and not computed yet.
-        free_bytes: memory that is neither held nor promised.
+        free_bytes: memory that is neither held nor needed by waiting requests.
     """
 
     intercepts: Mapping[str, float]
