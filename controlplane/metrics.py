@@ -145,7 +145,7 @@ class Metrics(SeriesRegistry):
         self.predicted_utilisation = self._series(
             Series(
                 "predicted_utilisation",
-                "Largest part in use or promised of memory, of slots, or of a TTFT objective by the work "
+                "Largest part in use or predicted of memory, of slots, or of a TTFT objective by the work "
                 "before a new request; at 1 an objective is at risk.",
                 None,
                 is_total=False,
