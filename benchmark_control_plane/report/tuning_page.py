@@ -36,7 +36,7 @@ def tuning_page(facts: Mapping[str, Any]) -> str:
 
 
 def class_chart(classes: list[Mapping[str, Any]]) -> Markup:
-    """Promises kept by class, before (hollow) and after (filled), as shares of its requests."""
+    """Attainment by class, before (hollow) and after (filled), as shares of its requests."""
     low = min(min(each["before"], each["after"]) for each in classes)
     frame = _frame(len(classes), max(0.0, 0.1 * int(10 * low - 0.5)), 1.0)
     rows = [
@@ -52,12 +52,12 @@ def class_chart(classes: list[Mapping[str, Any]]) -> Markup:
         )
         for number, each in enumerate(classes)
     ]  # fmt: skip
-    grid = _grid(frame, formats.share, "promises kept; hollow before, filled after")
-    return _figure("classes", frame, "Promises kept by class, before and after", grid, *rows)
+    grid = _grid(frame, formats.share, "attainment; hollow before, filled after")
+    return _figure("classes", frame, "Attainment by class, before and after", grid, *rows)
 
 
 def load_chart(loads: list[Mapping[str, Any]]) -> Markup:
-    """Promises kept over load, before (dashed, hollow) and after (filled)."""
+    """Attainment over load, before (dashed, hollow) and after (filled)."""
     values = [each[when] for each in loads for when in ("before", "after")]
     height, edge = _LOAD_HEIGHT, 0.04 * (loads[-1]["load"] - loads[0]["load"])
     frame = svg_axes.ChartFrame(
@@ -76,7 +76,7 @@ def load_chart(loads: list[Mapping[str, Any]]) -> Markup:
         _load_line(frame, loads, when, style, at)
         for when, style, at in zip(("before", "after"), ("s5", "s0"), heights, strict=True)
     )
-    return svg_axes.figure("loads", frame, "Promises kept over load, before and after", grid, before, after)
+    return svg_axes.figure("loads", frame, "Attainment over load, before and after", grid, before, after)
 
 
 def _load_line(

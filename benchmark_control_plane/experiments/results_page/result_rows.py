@@ -93,7 +93,7 @@ def victims(content: Mapping[str, Any]) -> Rows:
         kept.setdefault(run["arm"], []).append(run["kept"]["overall"])
     shares = [f"{arm}: {100 * fmean(found):.1f} %" for arm, found in kept.items()]
     yield (
-        "Choice of the requests to preempt where KV-cache memory is short: promises kept by each rule, "
+        "Choice of the requests to preempt where KV-cache memory is short: attainment by each rule, "
         "in the engine and at the gate, 5 seeds",
         "<br>".join(shares),
     )
