@@ -12,6 +12,7 @@ from controlplane.core.request import Owner
 from controlplane.service.gate.chat_rendering import ChatRendering
 from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.request_jobs import Caller, RequestHints
+from tests.controlplane.service.scripted_bench import read
 
 IMAGE_TOKENS = 64
 
@@ -39,10 +40,6 @@ async def ask(b, image: int, *, max_tokens: int = 4, service_class: str = "batch
         sampling=Sampling(max_tokens=max_tokens), hints=RequestHints(service_class=service_class),
     )  # fmt: skip
     return await b.service.gate.generate(job)
-
-
-async def read(answer: TokenStream) -> str:
-    return "".join([delta.text async for delta in answer])
 
 
 def test_new_limits_hold_for_the_next_request(bench):

@@ -11,7 +11,6 @@ from controlplane.core.errors import BackendFailed
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.request import Kind, Request, Timeline
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected, Ticket
 
 CLASSES = {"documents": {"e2e_ms": 2_000, "default": True}}
@@ -23,9 +22,7 @@ def slow() -> ScriptedEmbedder:
 
 
 async def embedding(b, name: str, size: int):
-    model = b.embedder.model
-    job = await b.service.intake.embeddings(name, Caller("tests"), model, ["a" * size], RequestHints())
-    return await b.service.gate.embed(job)
+    return await b.embed("a" * size, name=name)
 
 
 def test_the_larger_of_two_conflicting_calls_is_evicted_at_once(bench):
