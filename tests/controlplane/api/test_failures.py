@@ -18,8 +18,8 @@ from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.log_output import LogRateLimiter
 from controlplane.service.ticket import Rejected
+from tests.controlplane.api.example_bodies import CHAT, EMBED, TEXT, chat, text
 from tests.controlplane.api.scripted_server import (
-    CHAT_MODEL,
     EMBED_MODEL,
     MAX_RUNNING,
     WORDS,
@@ -28,20 +28,6 @@ from tests.controlplane.api.scripted_server import (
     staged,
     until,
 )
-
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-EMBED = "/v1/embeddings"
-_HI = [{"role": "user", "content": "hi"}]
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": CHAT_MODEL, "messages": _HI} | fields
-
-
-def text(**fields: Any) -> dict[str, Any]:
-    return {"model": CHAT_MODEL, "prompt": "hi"} | fields
-
 
 # reason, status, code, drop reason
 REJECTIONS = [
