@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from backends.testing.conformance import check_engine_policy
 from controlplane.core.clock import Duration, Instant, milliseconds, scaled, seconds
 from controlplane.core.pool_view import Pace, PoolView, Queue
-from controlplane.core.request import Kind, Owner, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Owner
+from controlplane.core.slo import Slo
 from controlplane.policy.engine.apt_serve import AptServe
 from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of, waiting_of
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
@@ -21,6 +21,7 @@ from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import ENGINE_POLICIES, ORDERINGS, engine_policy
+from tests.example_requests import a_request
 
 # Per ordering; they share most of their code.
 FEWER = settings(max_examples=40)
@@ -47,8 +48,8 @@ def progress(name: str, life: dict, *, is_running: bool) -> RequestState:
     arrival = Instant(NOW - milliseconds(life["ago_ms"]))
     ttft = None if life["ttft_ms"] is None else milliseconds(life["ttft_ms"])
     gap = None if life["gap_ms"] is None else milliseconds(life["gap_ms"])
-    klass = ServiceClass("any", Slo(ttft=ttft, gap=gap), life["priority"], sheddable=False)
-    request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
+    slo, priority = Slo(ttft=ttft, gap=gap), life["priority"]
+    request = a_request(name, life["prompt"], 400, slo=slo, priority=priority, arrival=arrival)
     state = RequestState(request, life["predicted"])
     if is_running and life["done"]:
         state.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
