@@ -19,15 +19,15 @@ from controlplane.config import parse
 from controlplane.config.config_file import ConfigFile
 from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import build_service
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged, until
+from tests.controlplane.api.scripted_server import (
+    MODELS,
+    Stage,
+    staged,
+    until,
+)
 
 pytestmark = pytest.mark.long
 
-MODELS = {
-    "chat": {"model": CHAT_MODEL},
-    "embeddings": [{"model": EMBED_MODEL}],
-    "rerankers": [{"model": RERANK_MODEL}],
-}
 INTERVAL = 0.005
 
 
