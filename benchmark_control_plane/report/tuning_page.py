@@ -1,13 +1,12 @@
 """Renders what `tandem tune` found as one self-contained HTML page, in the style of the report."""
 
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
 
 from benchmark_control_plane.report import formats, svg_axes
-from benchmark_control_plane.report.elements import el, join, render_template
+from benchmark_control_plane.report.elements import el, join, packaged_text, render_template
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tables import table
 
@@ -17,12 +16,12 @@ _LOAD_LEFT, _LOAD_HEIGHT = 60, 320
 
 def tuning_page(facts: Mapping[str, Any]) -> str:
     """The page; `facts` are those that `tandem tune --json` prints."""
-    style = "".join(_text(name) for name in ("chart.css", "page.css"))
+    style = "".join(packaged_text(name) for name in ("chart.css", "page.css"))
     return render_template(
         "tuning",
         facts=facts,
         style=Markup(style),
-        script=Markup(_text("page.js")),
+        script=Markup(packaged_text("page.js")),
         formats=formats,
         table=table,
         class_chart=class_chart,
@@ -188,7 +187,3 @@ def _trial_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
         )
         for number, each in enumerate(facts["trials"], 1)
     ]
-
-
-def _text(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
