@@ -45,8 +45,7 @@ def explain_routes(service: Service) -> APIRouter:
         body = parse_body(await request.body(), ExplainRequest, settings_for(request).limits)
         hints = hints_of(request.scope["headers"], body)
         job = await _job(service, request_id_of(request), body, hints)
-        gate = service.gate
-        return json_response(render_dry_run(gate.dry_run(gate.hypothetical_entry(job))))
+        return json_response(render_dry_run(service.gate.dry_run(job)))
 
     @routes.get("/admin/explain/{request_id}", response_model=None)
     async def explain_request(request: Request, request_id: str) -> Response:

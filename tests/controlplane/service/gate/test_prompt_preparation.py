@@ -151,8 +151,7 @@ def test_choices_take_a_slot_each(bench):
         gate = one.service.gate
 
         async def free_slots() -> int:
-            entry = gate.hypothetical_entry(await complete(one, "red", "hi"))
-            return gate.dry_run(entry).basis.share.free_slots
+            return gate.dry_run(await complete(one, "red", "hi")).basis.share.free_slots
 
         before = await free_slots()
         stream = await gate.generate(await complete(one, "red", "hi", n=3))
