@@ -19,8 +19,6 @@ from controlplane.service.decision_history import Decided, Preempted
 from controlplane.service.request_trace import RequestTrace
 from predictors.timing.ttft_model import TtftForecast, WorkAhead
 
-_ZERO = Duration(0)
-
 
 class Rejected(Exception):
     """The gate rejected a request, or evicted it after it had accepted it (`is_evicted`).
@@ -68,9 +66,9 @@ class Ticket:
     engine_start: EngineStart | None = None
     pending_preemptions: tuple[asyncio.Task[None], ...] = ()
     """Preemptions under way in the engine; the request starts when they are complete."""
-    service_time: Duration = _ZERO
+    service_time: Duration = NO_TIME
     """Predicted time for which its owner's whole quota would be busy with it."""
-    tenant_delay: Duration = _ZERO
+    tenant_delay: Duration = NO_TIME
     """How far weighted fair queueing moves it back behind its tenant's other work."""
     preemptions: int = 0
     cached_tokens: int = 0

@@ -151,7 +151,7 @@ class Gate:
 
     def engine_restarted(self) -> None:
         """Sends a restarted engine the present state of device contention."""
-        self._contention.engine_restarted()
+        self._contention.notify()
 
     async def drain(self, grace: float) -> None:
         """Rejects new and waiting requests, and after `grace` seconds evicts those still running.

@@ -98,12 +98,23 @@ class RequestBuilder:
 
 
 def named_backend(
-    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Iterable[Container[str]]
+    table: Mapping[str, _Backend], model: str | None, purpose: str, *, others: Iterable[Container[str]]
 ) -> _Backend:
-    """The backend of `model` in `table`; `others` name all models that are served. Raises Refused."""
+    """The backend of `model` in `table`, or without a name the only one.
+
+    `others` name all models that are served. Raises Refused.
+    """
+    served = ", ".join(sorted(table)) or "none"
+    if model is None:
+        if len(backends := set(table.values())) == 1:
+            return backends.pop()
+        raise Refused(
+            f"model: missing, and not exactly one model serves {purpose}; models for it: {served}",
+            param="model",
+            code="missing_required_parameter",
+        )
     if model in table:
         return table[model]
-    served = ", ".join(sorted(table)) or "none"
     if any(model in each for each in others):
         raise Refused(f"{model!r} does not serve {purpose}; models that do: {served}", param="model")
     raise Refused(

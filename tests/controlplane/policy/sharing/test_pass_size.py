@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.clock import Duration, milliseconds
+from controlplane.core.clock import NO_TIME, Duration, milliseconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.policy.sharing.pass_size import (
     MeanPace,
@@ -16,7 +16,6 @@ from controlplane.policy.sharing.pass_size import (
     inputs_to_compute,
 )
 
-NO_TIME = Duration(0)
 UNIFORM = LengthForecast((0.0, 1.0), (1.0, 101.0))
 
 
