@@ -113,7 +113,7 @@ class Metrics(SeriesRegistry):
         self._explored = self._counter(
             "explored",
             "Requests served although they were to be rejected as slo_unattainable (admission.explore), by "
-            "outcome; the share that is late tells how many rejections are right.",
+            "outcome; the share that is late is that of right rejections.",
             ("class", "outcome"),
         )
         self._shed = self._counter(

@@ -143,8 +143,8 @@ class LiveView:
 
     def _event_row(self, event: Record) -> Row:
         name, detail = _described(event)
-        who = event.get("id") or event.get("model") or event.get("part") or ""
-        return (_age(self.now - event["at"]), name, str(who)[:28], event.get("class", ""), detail)
+        subject = event.get("id") or event.get("model") or event.get("part") or ""
+        return (_age(self.now - event["at"]), name, str(subject)[:28], event.get("class", ""), detail)
 
 
 def is_routine(event: Record) -> bool:

@@ -181,7 +181,7 @@ class Generator(Protocol):
         """
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Tells the engine whether an embedding pass is under way on the device.
+        """Signals to the engine whether an embedding pass is under way on the device.
 
         Tandem's scheduler then delays its next step to the end of the pass, as far as its TPOT objectives
         allow; any other ignores it.

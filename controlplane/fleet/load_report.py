@@ -1,4 +1,4 @@
-"""What a box tells routers about its load, as one line of JSON of at most 1,000 bytes.
+"""The load of a box as it states it to routers, as one line of JSON of at most 1,000 bytes.
 
 The forecast of the TTFT is linear in the prompt: an intercept for each owner and service class, which is the
 work that precedes a new request of that class, and a slope for each model. A model that is not in the report

@@ -8,7 +8,7 @@ from controlplane.service.encoder_registry import EncoderRegistry
 
 
 class DeviceContention:
-    """Tells the LLM engines whether an embedding pass is under way on the device that they share."""
+    """Signals to the LLM engines whether an embedding pass is under way on the device that they share."""
 
     def __init__(self, generators: Collection[Generator], encoders: EncoderRegistry) -> None:
         self._generators = generators
