@@ -108,7 +108,7 @@ def test_gate_cycle_and_engine_policy_decide_alike(ordering, batch, slots):
     # Slots can be taken only if requests run.
     view = replace(view_of(running, free=40 + batch[2]), free_slots=slots if running else 64)
     options = EngineOptions(ordering=ordering, look_ahead="all")
-    policy, order = engine_policy(options), ORDERINGS[ordering](options.order())
+    policy, order = engine_policy(options), ORDERINGS[ordering](options.ordering_options())
     line = []
     for state in waiting:
         policy.enqueue(state)
