@@ -65,10 +65,8 @@ def view_of(running: list[RequestState], *, free: int, quota: int | None = None)
     return EngineView(NOW, PACE, BLOCK, quota, used, growth, 64, RunningBatch(running))
 
 
-def planned(
-    ordering: str, running: list[RequestState], waiting: list[RequestState], view: EngineView, **more
-) -> StepPlan:
-    policy = engine_policy(EngineOptions().changed({"ordering": ordering, **more}))
+def planned(waiting: list[RequestState], view: EngineView, **options: float) -> StepPlan:
+    policy = engine_policy(EngineOptions(**options))
     for state in waiting:
         policy.enqueue(state)
     plan = policy.plan(view)
@@ -93,7 +91,7 @@ def test_srmt_offers_no_more_than_the_free_blocks(batch):
     running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(batch[0])]
     waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(batch[1])]
     view = view_of(running, free=batch[2])
-    plan = planned("srmt", running, waiting, view)
+    plan = planned(waiting, view)
     freed = sum(p.held for p in plan.preempt)
     assert sum(view.need(p) for p in plan.offer) <= max(0, view.free + freed)
 
@@ -258,10 +256,10 @@ def test_an_urgent_request_preempts_the_largest_memory_time():
         state.last_token = NOW
     urgent_life = {**base, "done": 0, "ago_ms": 2_000, "prompt": 50, "predicted": 30}
     urgent = progress("urgent", urgent_life, is_running=False)
-    plan = planned("srmt", [small, large], [urgent], view_of([small, large], free=1))
+    plan = planned([urgent], view_of([small, large], free=1))
     assert (plan.offer, plan.preempt) == ([urgent], [large])
     early = progress("early", {**urgent_life, "ago_ms": 100}, is_running=False)
-    plan = planned("srmt", [small, large], [early], view_of([small, large], free=1))
+    plan = planned([early], view_of([small, large], free=1))
     assert (plan.offer, plan.preempt) == ([], [])
 
 
@@ -282,7 +280,7 @@ def test_a_long_prefill_counts_in_the_order():
     for state in (long_prompt, long_answer):
         policy.dequeue(state)
     assert policy.plan(view).offer == []
-    free_by_option = planned("srmt", [], [long_prompt, long_answer], view, prefill_weight=0.0)
+    free_by_option = planned([long_prompt, long_answer], view, prefill_weight=0.0)
     assert free_by_option.offer == [long_prompt, long_answer]
 
 
@@ -353,12 +351,12 @@ def test_a_request_with_time_waits_if_a_preemption_would_follow_soon():
     early = progress("early", {**base, "ago_ms": 10}, is_running=False)
     urgent = progress("urgent", {**base, "ago_ms": 600}, is_running=False)
     free = view_of(running, free=0).need(early)
-    assert planned("srmt", running, [early], view_of(running, free=free + 1)).offer == []
-    assert planned("srmt", running, [early], view_of(running, free=free + 7)).offer == [early]
-    assert planned("srmt", running, [urgent], view_of(running, free=free + 1)).offer == [urgent]
+    assert planned([early], view_of(running, free=free + 1)).offer == []
+    assert planned([early], view_of(running, free=free + 7)).offer == [early]
+    assert planned([urgent], view_of(running, free=free + 1)).offer == [urgent]
 
 
 def test_a_request_that_fills_the_memory_starts_alone():
     life = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": None, "ago_ms": 10, "predicted": 100}
     whole = progress("whole", {**life, "prompt": 159}, is_running=False)
-    assert planned("srmt", [], [whole], view_of([], free=10)).offer == [whole]
+    assert planned([whole], view_of([], free=10)).offer == [whole]
