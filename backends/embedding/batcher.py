@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from backends.embedding.deadline_order import Key, by_key, deadline_key, on_time_first
+from backends.embedding.deadline_order import DeadlineKey, by_key, deadline_key, on_time_first
 from controlplane.core.clock import Instant
 
 Payload = TypeVar("Payload")
@@ -55,7 +55,7 @@ class QueuedCall(Generic[Payload]):
 
     payload: Payload
     lengths: Sequence[int]
-    key: Key
+    key: DeadlineKey
     pending: list[int]
     tokens: int
     weight: float
