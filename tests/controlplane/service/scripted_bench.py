@@ -7,7 +7,7 @@ from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.gate.gate import Embedded
 from controlplane.service.gate.token_stream import TokenStream
-from controlplane.service.request_jobs import Caller, GenerateJob, RequestHints
+from controlplane.service.request_jobs import Caller, GenerateJob, RequestHints, RequestOrigin
 from controlplane.service.service import Service
 from controlplane.service.ticket import Ticket
 
@@ -29,17 +29,16 @@ class Bench:
 
     async def job(self, prompt: str = "hello", *, max_tokens: int = 4, **hints: object) -> GenerateJob:
         return await self.service.intake.completion(
-            "test", Caller("tests"), self.generator.model, prompt,
-            max_tokens=max_tokens, sampling=Sampling(max_tokens=max_tokens), hints=RequestHints(**hints),
+            RequestOrigin("test", Caller("tests"), RequestHints(**hints)), self.generator.model, prompt,
+            max_tokens=max_tokens, sampling=Sampling(max_tokens=max_tokens),
         )  # fmt: skip
 
     async def ask(self, prompt: str = "hello", *, max_tokens: int = 4, **hints: object) -> TokenStream:
         return await self.service.gate.generate(await self.job(prompt, max_tokens=max_tokens, **hints))
 
     async def embed(self, *texts: str, name: str = "e", **hints: object) -> Embedded:
-        job = await self.service.intake.embeddings(
-            name, Caller("tests"), self.embedder.model, texts, RequestHints(**hints)
-        )
+        origin = RequestOrigin(name, Caller("tests"), RequestHints(**hints))
+        job = await self.service.intake.embeddings(origin, self.embedder.model, texts)
         return await self.service.gate.embed(job)
 
     def assert_nothing_is_held(self) -> None:

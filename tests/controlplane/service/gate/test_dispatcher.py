@@ -10,7 +10,7 @@ from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.request import Owner
-from controlplane.service.request_jobs import Caller, RequestHints, TruncationRequest
+from controlplane.service.request_jobs import Caller, RequestOrigin, TruncationRequest
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.scripted_bench import read
 
@@ -303,15 +303,14 @@ def test_embedding_passes_are_priced_by_the_objectives_of_running_generations(be
 def test_a_too_long_input_is_truncated_only_on_request(bench):
     async def scenario(b):
         intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"
+        origin = RequestOrigin("e", Caller("tests"))
         with pytest.raises(Refused, match=r"at most 512 tokens, .* 2,001 characters"):
-            await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], RequestHints())
-        job = await intake.embeddings(
-            "e", Caller("tests"), b.embedder.model, [text], RequestHints(), truncation=TruncationRequest()
-        )
+            await intake.embeddings(origin, b.embedder.model, [text])
+        job = await intake.embeddings(origin, b.embedder.model, [text], truncation=TruncationRequest())
         assert bytes(job.inputs[0]) == b"x" * limit
         assert job.request.prompt_tokens == limit
         with pytest.raises(Refused, match=r"input\[1\] has no tokens"):
-            await intake.embeddings("e", Caller("tests"), b.embedder.model, [[5], []], RequestHints())
+            await intake.embeddings(origin, b.embedder.model, [[5], []])
 
     bench(scenario)
 
@@ -320,8 +319,8 @@ def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
     async def scenario(b):
         b.service.gate.dispatcher.pace_estimators[Owner.LLM].observe_step(1)
         job = await b.service.intake.completion(
-            "r", Caller("web"), b.generator.model, "hi",
-            max_tokens=1, sampling=(await b.job()).sampling, hints=RequestHints(),
+            RequestOrigin("r", Caller("web")), b.generator.model, "hi",
+            max_tokens=1, sampling=(await b.job()).sampling,
         )  # fmt: skip
         await read(await b.service.gate.generate(job))
         with pytest.raises(Rejected) as caught:
