@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,9 @@ from tests.controlplane.api.scripted_server import (
     until,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("harmless_signals")]
 
 INTERVAL = 0.005
-
-
-@pytest.fixture(autouse=True)
-def unharmed() -> Iterator[None]:
-    """A signal that is not handled fails the test instead of ending the test run."""
-    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def write(path: Path, **sections: Any) -> None:
