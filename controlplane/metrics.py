@@ -113,7 +113,7 @@ class Metrics(SeriesRegistry):
         self._explored = self._counter(
             "explored",
             "Requests served although they were to be rejected as slo_unattainable (admission.explore), by "
-            "outcome; the share that is late tells how many rejections are right.",
+            "outcome; the share that is late is that of right rejections.",
             ("class", "outcome"),
         )
         self._shed = self._counter(
@@ -145,7 +145,7 @@ class Metrics(SeriesRegistry):
         self.predicted_utilisation = self._series(
             Series(
                 "predicted_utilisation",
-                "Largest part in use or promised of memory, of slots, or of a TTFT objective by the work "
+                "Largest part in use or predicted of memory, of slots, or of a TTFT objective by the work "
                 "before a new request; at 1 an objective is at risk.",
                 None,
                 is_total=False,

@@ -8,11 +8,10 @@ from typing import Any
 from backends.vllm.client import VllmGenerator
 from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.hybrid.support import HybridSetup
-from controlplane.core.clock import Instant
 from controlplane.core.generation import ChatPrompt, Delta, Handoff, Sampling
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Request
 from controlplane.policy.engine.options import EngineOptions
+from tests import example_requests
 
 BLOCK_TOKENS = 32
 BLOCKS = 64
@@ -28,7 +27,6 @@ TINY_ARGUMENTS: dict[str, Any] = {
     "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
 
-_ANY_CLASS = ServiceClass("any", Slo(), priority=0, sheddable=False)
 _numbers = count()
 
 
@@ -67,17 +65,9 @@ async def running_vllm(
 
 
 def a_request(prompt: list[int], sampling: Sampling) -> Request:
-    return Request(
-        id=f"request-{next(_numbers)}",
-        kind=Kind.GENERATE,
-        model="tiny",
-        tenant="tests",
-        service_class=_ANY_CLASS,
-        slo=Slo(),
-        arrival=Instant(0),
-        prompt_tokens=len(prompt),
-        max_output_tokens=sampling.max_tokens,
-        sequences=sampling.n,
+    name = f"request-{next(_numbers)}"
+    return example_requests.a_request(
+        name, len(prompt), sampling.max_tokens, model="tiny", sequences=sampling.n
     )
 
 

@@ -8,7 +8,7 @@ as many of its most urgent inputs are returned as the caller chooses; the rest s
 later arrivals. An input therefore waits for at most one window of less urgent tokens. An input above the
 limit forms a pass alone. Halves of a failed pass come first.
 
-A pass is formed when it is requested; `is_worth_a_pass` tells whether the queue justifies one.
+A pass is formed when it is requested; `is_worth_a_pass`: whether the queue justifies one.
 """
 
 from bisect import bisect_left, insort
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from backends.embedding.deadline_order import Key, by_key, deadline_key, on_time_first
+from backends.embedding.deadline_order import DeadlineKey, by_key, deadline_key, on_time_first
 from controlplane.core.clock import Instant
 
 Payload = TypeVar("Payload")
@@ -55,7 +55,7 @@ class QueuedCall(Generic[Payload]):
 
     payload: Payload
     lengths: Sequence[int]
-    key: Key
+    key: DeadlineKey
     pending: list[int]
     tokens: int
     weight: float

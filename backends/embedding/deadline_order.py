@@ -22,7 +22,7 @@ _RATE_MEMORY_PASSES = 32
 by_key = attrgetter("key")
 
 
-class Key(NamedTuple):
+class DeadlineKey(NamedTuple):
     """Sort key of a call: by deadline, then arrival number; calls without a deadline (0 here) last."""
 
     has_no_deadline: bool
@@ -30,12 +30,12 @@ class Key(NamedTuple):
     arrival: int
 
 
-def deadline_key(deadline: Instant | None, arrival: int) -> Key:
+def deadline_key(deadline: Instant | None, arrival: int) -> DeadlineKey:
     """The key of a call with this deadline, or with none."""
-    return Key(deadline is None, deadline or Instant(0), arrival)
+    return DeadlineKey(deadline is None, deadline or Instant(0), arrival)
 
 
-def time_left(key: Key, now: Instant) -> Duration | None:
+def time_left(key: DeadlineKey, now: Instant) -> Duration | None:
     """Time to the deadline of a call with this key, negative if it has passed; None without a deadline."""
     return None if key.has_no_deadline else between(now, key.deadline)
 
@@ -43,7 +43,7 @@ def time_left(key: Key, now: Instant) -> Duration | None:
 class Pending(Protocol):
     """A call with `tokens` that are not part of any pass yet."""
 
-    key: Key
+    key: DeadlineKey
     tokens: int
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from backends.cost_models.step_time import StepLoad
 from backends.embedding.deadline_order import (
-    Key,
+    DeadlineKey,
     ServiceRate,
     by_key,
     deadline_key,
@@ -46,7 +46,7 @@ class _Call:
     lengths: list[int]
     inputs_left: int
     tokens: int
-    key: Key
+    key: DeadlineKey
     weight: float
     done: asyncio.Future[None]
 

@@ -285,7 +285,7 @@ class VllmGenerator:
             self._engine.scheduler_client.set_forecast(request_id, forecast)
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Tells Tandem's scheduler whether an embedding pass is under way on the device."""
+        """Signals to Tandem's scheduler whether an embedding pass is under way on the device."""
         if self._engine is not None and self._engine.scheduler_client is not None:
             self._engine.scheduler_client.set_device_contention(is_shared=is_shared)
 

@@ -60,7 +60,7 @@ def defaults_of(model_config: Any) -> tuple[Mapping[str, Any], SamplingDefaults]
     has_folder = model_config.generation_config not in ("auto", "vllm")
     return found, SamplingDefaults(
         max_tokens=found.get("max_tokens"),
-        most_tokens=found.get("max_tokens") if has_folder else stated,
+        max_tokens_limit=found.get("max_tokens") if has_folder else stated,
         presence_penalty=found.get("presence_penalty"),
         frequency_penalty=found.get("frequency_penalty"),
     )

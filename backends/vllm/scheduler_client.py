@@ -102,7 +102,7 @@ class SchedulerClient:
             self._sending = asyncio.get_running_loop().create_task(self._send_forecasts())
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Tells the scheduler through shared memory whether an embedding pass is under way."""
+        """Signals to the scheduler through shared memory whether an embedding pass is under way."""
         self._shared_state.is_device_shared = is_shared
 
     async def _send_forecasts(self) -> None:

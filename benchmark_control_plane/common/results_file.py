@@ -35,6 +35,11 @@ def write_or_print(file: Path | None, found: object) -> None:
         write_json(file, found)
 
 
+def file_name(of: str) -> str:
+    """The name of a file or folder about something: letters and digits, a dash for anything else."""
+    return "".join(letter if letter.isalnum() else "-" for letter in of)
+
+
 def write_json(file: Path, found: object) -> None:
     """Replaces `file` atomically with JSON."""
     write_atomic(file, json.dumps(found, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """Decides whether a replay reproduces its log well enough to be asked what-if questions.
 
 The device's costs are those of the first half of the log; the requests of the second half are judged under
-the log's own configuration. If a figure is off, the same replay on a device 5 % slower tells why: where that
+the log's own configuration. If a figure is off, the same replay on a device 5 % slower shows why: where that
 alone moves a figure by more than its tolerance, the system was saturated, and its course cannot be predicted
 from costs that are 5 % off; where it does not, the model of the device is wrong.
 """

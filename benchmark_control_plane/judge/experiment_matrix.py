@@ -41,11 +41,6 @@ def read_cells(path: Path, data: Path) -> dict[str, Experiment]:
         raise BadInput(str(error)) from error
 
 
-def cell_folder(cell: str) -> str:
-    """Name of the folder with the results of a cell."""
-    return "".join(letter if letter.isalnum() else "-" for letter in cell)
-
-
 def _cells(matrix: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     first = {axis: next(iter(values)) for axis, values in matrix.items()}
     for axis, values in matrix.items():

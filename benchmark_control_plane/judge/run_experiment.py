@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
+from benchmark_control_plane.common.results_file import file_name
 from benchmark_control_plane.judge.experiment_file import (
     Experiment,
     first_variant,
     quick,
 )
-from benchmark_control_plane.judge.experiment_matrix import cell_folder, read_cells
+from benchmark_control_plane.judge.experiment_matrix import read_cells
 from benchmark_control_plane.judge.frontier_search import highest_load, is_decided
 from benchmark_control_plane.judge.hindsight.hindsight_bounds import HindsightBounds
 from benchmark_control_plane.judge.measurement_stages import (
@@ -216,8 +217,8 @@ def run_experiment(
     status = 0
     for number, (cell, experiment) in enumerate(cells.items(), start=1):
         print(f"cell {number} of {len(cells)}: {cell}", file=sys.stderr, flush=True)
-        status = _run_one(experiment, out / cell_folder(cell), seeds, is_quick=is_quick)
-        write_matrix(out, path.stem, {name: out / cell_folder(name) for name in list(cells)[:number]})
+        status = _run_one(experiment, out / file_name(cell), seeds, is_quick=is_quick)
+        write_matrix(out, path.stem, {name: out / file_name(name) for name in list(cells)[:number]})
         if status:
             break
     return status

@@ -25,7 +25,7 @@ from controlplane.core.decision import Outcome
 from controlplane.core.generation import Delta, Sampling
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Kind, Request
-from controlplane.service.request_jobs import Caller, EmbedJob, GenerateJob, RequestHints
+from controlplane.service.request_jobs import Caller, EmbedJob, GenerateJob, RequestHints, RequestOrigin
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
@@ -56,27 +56,26 @@ class SimulatedTarget:
         loop = asyncio.get_running_loop()
         answer.sent = loop.time()
         self._output_tokens[planned.id] = planned.output_tokens
-        caller, hints = Caller(planned.tenant), RequestHints(planned.service_class, e2e_ms=planned.e2e_ms)
+        hints = RequestHints(planned.service_class, e2e_ms=planned.e2e_ms)
+        origin = RequestOrigin(planned.id, Caller(planned.tenant), hints)
         try:
             if planned.kind is Kind.EMBED:
                 inputs = [range(length) for length in planned.lengths]
-                job = await self.service.intake.embeddings(
-                    planned.id, caller, self._embedder.model, inputs, hints
-                )
+                job = await self.service.intake.embeddings(origin, self._embedder.model, inputs)
                 answer.decision = await self._embed(job)
             else:
-                answer.decision = await self._generate(await self._generation(planned, caller, hints), answer)
+                answer.decision = await self._generate(await self._generation(planned, origin), answer)
         except Rejected as rejected:
             answer.status, answer.loss = 429, Outcome.REJECTED
             answer.decision, answer.error = "REJECT", str(rejected.reject.reason)
             return
         answer.status, answer.ended = 200, loop.time()
 
-    async def _generation(self, planned: PlannedRequest, caller: Caller, hints: RequestHints) -> GenerateJob:
+    async def _generation(self, planned: PlannedRequest, origin: RequestOrigin) -> GenerateJob:
         limit = planned.max_tokens or planned.output_tokens
         return await self.service.intake.completion(
-            planned.id, caller, self._generator.model, prompt_ids(planned, random.Random(planned.id)),
-            max_tokens=limit, sampling=Sampling(max_tokens=limit), hints=hints,
+            origin, self._generator.model, prompt_ids(planned, random.Random(planned.id)),
+            max_tokens=limit, sampling=Sampling(max_tokens=limit),
         )  # fmt: skip
 
     async def _generate(self, job: GenerateJob, answer: PartialResponse) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.common.http_client import Address
+from benchmark_control_plane.common.results_file import file_name
 from benchmark_control_plane.common.servers import (
     Server,
     all_serving,
@@ -66,7 +67,7 @@ def running_system(
             yield _tandem(stack, plan, plan.live, system, objectives, folder)
         else:
             assert system.split is not None
-            yield _split(stack, plan, plan.live, system.split, folder / _file(system.name))
+            yield _split(stack, plan, plan.live, system.split, folder / file_name(system.name))
 
 
 def _tandem(
@@ -79,7 +80,7 @@ def _tandem(
 ) -> RunningSystem:
     keys = {stream.tenant: f"key-{stream.tenant}" for stream in plan.streams.values()}
     keys = keys if set(keys) != {"default"} else {}
-    file = folder / f"{_file(system.name)}.yaml"
+    file = folder / f"{file_name(system.name)}.yaml"
     described = tandem_server(tandem_config(plan, live, system, objectives, keys), file, name=system.name)
     server = stack.enter_context(serving(described, file.with_suffix(".log")))
     return RunningSystem(
@@ -169,7 +170,3 @@ def _pinned(pinned: Pinned) -> list[str]:
 def as_yaml(section: Any) -> dict[str, Any]:
     """A section as a YAML mapping, without empty values."""
     return {key: value for key, value in asdict(section).items() if value not in (None, (), {})}
-
-
-def _file(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name)

@@ -54,7 +54,7 @@ class Change:
 class ResultsComparison:
     """All changes from A to B; `partial` names the sides of interrupted experiments.
 
-    `differences` are those of what was offered and promised, besides which a change may have other causes.
+    `differences` are those of the load and the objectives, besides which a change may have other causes.
     """
 
     changes: tuple[Change, ...]
@@ -120,7 +120,7 @@ def compare_results(a: Results, b: Results, *, tolerance: float = 0.0) -> Result
 
 
 def _differences(a: Results, b: Results) -> Iterator[str]:
-    """What was offered or promised differently by more than the rounding of committed results."""
+    """What differs in load or objectives by more than the rounding of committed results."""
     stated: list[dict[str, float | None]] = []
     for results in (a, b):
         stated.append({"100 % load": results.get("capacity_rps")})

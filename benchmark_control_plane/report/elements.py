@@ -1,6 +1,7 @@
 """Builds HTML from Jinja2 templates for the page and from single elements for charts; all text is escaped."""
 
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,6 +25,11 @@ def join(*children: Child) -> Markup:
 def render_template(name: str, /, **values: Any) -> Markup:
     """Fills `templates/<name>.html.j2`. Raises jinja2.UndefinedError if a value is missing."""
     return Markup(_templates().get_template(f"{name}.html.j2").render(values))
+
+
+def packaged_text(name: str) -> str:
+    """A style sheet or script of this package."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

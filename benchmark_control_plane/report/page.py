@@ -5,14 +5,13 @@ page shows all loads. Colours are in chart.css, the layout in page.css, the stru
 """
 
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
 
 from benchmark_control_plane.report import aggregates, formats, headline, tables
 from benchmark_control_plane.report.attainment_chart import attainment_chart
-from benchmark_control_plane.report.elements import render_template
+from benchmark_control_plane.report.elements import packaged_text, render_template
 from benchmark_control_plane.report.frontier_chart import frontier_chart
 from benchmark_control_plane.report.latency_chart import distribution_charts
 from benchmark_control_plane.report.memory_chart import memory_chart, owner_key, recorded_memory
@@ -35,8 +34,8 @@ def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) ->
         "page",
         results=known,
         samples=samples,
-        style=Markup(_text("chart.css") + _text("page.css")),
-        script=Markup(_text("page.js")),
+        style=Markup(packaged_text("chart.css") + packaged_text("page.css")),
+        script=Markup(packaged_text("page.js")),
         aggregates=aggregates,
         formats=formats,
         headline=headline,
@@ -48,9 +47,7 @@ def render(results: Mapping[str, Any], requests: Iterable[Mapping[str, Any]]) ->
 def picture(results: Mapping[str, Any]) -> str:
     """Attainment against load as a complete SVG file, light or dark by the reader's preference."""
     known = aggregates.ordered(results_of(results))
-    style = Markup(f"<style>{_text('chart.css')} svg {{ font-family: system-ui, sans-serif; }}</style>")
+    style = Markup(
+        f"<style>{packaged_text('chart.css')} svg {{ font-family: system-ui, sans-serif; }}</style>"
+    )
     return attainment_chart(known, aggregates.OVERALL, 1040, 400, labels=True, style=style) + "\n"
-
-
-def _text(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,13 +1,12 @@
 """Renders what `tandem tune` found as one self-contained HTML page, in the style of the report."""
 
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
 
 from benchmark_control_plane.report import formats, svg_axes
-from benchmark_control_plane.report.elements import el, join, render_template
+from benchmark_control_plane.report.elements import el, join, packaged_text, render_template
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tables import table
 
@@ -17,12 +16,12 @@ _LOAD_LEFT, _LOAD_HEIGHT = 60, 320
 
 def tuning_page(facts: Mapping[str, Any]) -> str:
     """The page; `facts` are those that `tandem tune --json` prints."""
-    style = "".join(_text(name) for name in ("chart.css", "page.css"))
+    style = "".join(packaged_text(name) for name in ("chart.css", "page.css"))
     return render_template(
         "tuning",
         facts=facts,
         style=Markup(style),
-        script=Markup(_text("page.js")),
+        script=Markup(packaged_text("page.js")),
         formats=formats,
         table=table,
         class_chart=class_chart,
@@ -36,7 +35,7 @@ def tuning_page(facts: Mapping[str, Any]) -> str:
 
 
 def class_chart(classes: list[Mapping[str, Any]]) -> Markup:
-    """Promises kept by class, before (hollow) and after (filled), as shares of its requests."""
+    """Attainment by class, before (hollow) and after (filled), as shares of its requests."""
     low = min(min(each["before"], each["after"]) for each in classes)
     frame = _frame(len(classes), max(0.0, 0.1 * int(10 * low - 0.5)), 1.0)
     rows = [
@@ -52,12 +51,12 @@ def class_chart(classes: list[Mapping[str, Any]]) -> Markup:
         )
         for number, each in enumerate(classes)
     ]  # fmt: skip
-    grid = _grid(frame, formats.share, "promises kept; hollow before, filled after")
-    return _figure("classes", frame, "Promises kept by class, before and after", grid, *rows)
+    grid = _grid(frame, formats.share, "attainment; hollow before, filled after")
+    return _figure("classes", frame, "Attainment by class, before and after", grid, *rows)
 
 
 def load_chart(loads: list[Mapping[str, Any]]) -> Markup:
-    """Promises kept over load, before (dashed, hollow) and after (filled)."""
+    """Attainment over load, before (dashed, hollow) and after (filled)."""
     values = [each[when] for each in loads for when in ("before", "after")]
     height, edge = _LOAD_HEIGHT, 0.04 * (loads[-1]["load"] - loads[0]["load"])
     frame = svg_axes.ChartFrame(
@@ -76,7 +75,7 @@ def load_chart(loads: list[Mapping[str, Any]]) -> Markup:
         _load_line(frame, loads, when, style, at)
         for when, style, at in zip(("before", "after"), ("s5", "s0"), heights, strict=True)
     )
-    return svg_axes.figure("loads", frame, "Promises kept over load, before and after", grid, before, after)
+    return svg_axes.figure("loads", frame, "Attainment over load, before and after", grid, before, after)
 
 
 def _load_line(
@@ -188,7 +187,3 @@ def _trial_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
         )
         for number, each in enumerate(facts["trials"], 1)
     ]
-
-
-def _text(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -24,12 +24,12 @@ from benchmark_control_plane.simulator.simulated_machine import Machine, engines
 from benchmark_control_plane.simulator.token_reader import read_to_end
 from benchmark_control_plane.simulator.virtual_time import LoopTimers, run
 from controlplane.config import Config, parse
-from controlplane.core.clock import Instant, after, seconds
+from controlplane.core.clock import after, seconds
 from controlplane.core.generation import Sampling
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
 from controlplane.service.bootstrap import build_service
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
@@ -260,14 +260,13 @@ async def _all_clients(
 async def _client(service: Service, llm: SimulatedGenerator, number: int, offer: Offered) -> SimulatedRecord:
     hints = RequestHints(offer.service_class, **offer.objectives)
     arrival = after(service.gate.clock.now(), seconds(-offer.host_delay))
+    origin = RequestOrigin(str(number), Caller(offer.tenant), hints, arrival)
     try:
         if isinstance(offer, SimulatedRequest):
-            ticket = await _generated(service, llm, number, offer, hints, arrival)
+            ticket = await _generated(service, llm, number, offer, origin)
         else:
-            inputs, caller = [range(length) for length in offer.lengths], Caller(offer.tenant)
-            job = await service.intake.embeddings(
-                str(number), caller, "simulated-embedding", inputs, hints, arrival=arrival
-            )
+            inputs = [range(length) for length in offer.lengths]
+            job = await service.intake.embeddings(origin, "simulated-embedding", inputs)
             ticket = (await service.gate.embed(job)).ticket
     except Rejected as rejected:
         return SimulatedRecord(number, f"rejected: {rejected.reject.reason}", rejected.request.arrival)
@@ -286,26 +285,13 @@ async def _client(service: Service, llm: SimulatedGenerator, number: int, offer:
 
 
 async def _generated(
-    service: Service,
-    llm: SimulatedGenerator,
-    number: int,
-    offer: SimulatedRequest,
-    hints: RequestHints,
-    arrival: Instant,
+    service: Service, llm: SimulatedGenerator, number: int, offer: SimulatedRequest, origin: RequestOrigin
 ) -> Ticket:
     limit = offer.max_tokens or offer.output_tokens
     shared, group = offer.prefix_tokens, offer.prefix_group
     prompt = offer.prompt or prompt_ids(number, offer.prompt_tokens, group=group, shared=shared)
-    job = await service.intake.completion(
-        str(number),
-        Caller(offer.tenant),
-        "simulated",
-        prompt,
-        max_tokens=limit,
-        sampling=Sampling(limit, offer.sequences),
-        hints=hints,
-        arrival=arrival,
-    )
+    sampling = Sampling(limit, offer.sequences)
+    job = await service.intake.completion(origin, "simulated", prompt, max_tokens=limit, sampling=sampling)
     answer = await service.gate.generate(job)
     await read_to_end(llm, job.request.id, answer)
     return answer.ticket

@@ -1,4 +1,4 @@
-"""Compares two configurations on the same blocks: promises kept, weighted by class, in points.
+"""Compares two configurations on the same blocks: attainment, weighted by class, in points.
 
 A point is one hundredth of the weighted requests. The difference of two configurations is taken block by
 block, and its 95 % interval is that of a mean of so many differences (Student's t).
@@ -36,7 +36,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ClassDifference:
-    """Promises kept of a class before and after, as shares of its `requests`."""
+    """Attainment of a class before and after, as shares of its `requests`."""
 
     name: str
     requests: int
@@ -96,7 +96,7 @@ class Comparison:
 
 
 def points(block: Block, results: Sequence[RequestResult], weights: Mapping[str, float]) -> float:
-    """Promises kept in a block, weighted by class, in points; 0 for a block without judged requests."""
+    """Attainment in a block, weighted by class, in points; 0 for a block without judged requests."""
     kept = total = 0.0
     for (name, _), numbers in block.groups.items():
         total += weights[name] * len(numbers)

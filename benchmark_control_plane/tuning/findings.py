@@ -74,12 +74,10 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
             for c in held_out["classes"]
         ]  # fmt: skip
         header = ("class", "requests", "kept", "kept after", "rejected", "rejected after")
-        print_table("promises kept on the held-out blocks", header, rows)
+        print_table("attainment on the held-out blocks", header, rows)
     if facts["loads"]:
         header_over_load = ("load of the log", "kept", "kept after", "95 % of the difference")
-        print_table(
-            "promises kept over load, weighted by class", header_over_load, _load_rows(facts["loads"])
-        )
+        print_table("attainment over load, weighted by class", header_over_load, _load_rows(facts["loads"]))
     for change in facts["changes"]:
         before, after = yaml_value(change["before"]), yaml_value(change["after"])
         print(f"{change['key']}: {before} -> {after}: {change_gain(change)}")
@@ -118,7 +116,7 @@ def change_gain(change: Mapping[str, Any]) -> str:
     if change["gain"] is None:
         known = "needed by the other changes" if change["is_measured"] else "its effect was not measured"
         return f"{known}{basis}"
-    return f"{change['gain']:+.1f} points of promises kept (95 %: {change['error']:.1f}){basis}"
+    return f"{change['gain']:+.1f} points of attainment (95 %: {change['error']:.1f}){basis}"
 
 
 def percent(share: float) -> str:
@@ -158,8 +156,8 @@ def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
     if found.best is None:
         whole = sum(each.blocks == len(blocks.search[: found.blocks]) for each in found.tried)
         return (
-            f"Nothing better found: of {len(found.tried)} trials, {whole} of them on all blocks, none keeps "
-            f"more promises than {path} for what its changes cost."
+            f"Nothing better found: of {len(found.tried)} trials, {whole} of them on all blocks, none has a "
+            f"higher attainment than {path} net of what its changes cost."
         )
     if found.verdict is None and found.changes:
         return "Nothing better found: the time was over before the verdict; give more --minutes."
@@ -169,9 +167,7 @@ def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
     text = f"{gain.mean:+.1f} points (95 %: {gain.error:.1f}) on the held-out blocks"
     if found.is_better:
         before = found.verdict.before
-        return (
-            f"Better: promises kept, weighted by class, {before:.1f} -> {before + gain.mean:.1f} %, {text}."
-        )
+        return f"Better: attainment, weighted by class, {before:.1f} -> {before + gain.mean:.1f} %, {text}."
     if found.verdict.losers:
         lost = ", ".join(f"{each.name} {each.lost:.1f}" for each in found.verdict.losers)
         return f"Nothing better found: {text}, but classes lose more points than they may: {lost}."

@@ -1,4 +1,4 @@
-"""Promises kept over load: held-out blocks whose requests arrive closer together or further apart.
+"""Attainment over load: held-out blocks whose requests arrive closer together or further apart.
 
 The arrivals of a block are moved as if the same requests came in so many times the rate of the log. Sizes,
 classes and objectives stay, and so do the requests that are in the system when a block begins.

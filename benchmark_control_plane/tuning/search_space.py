@@ -1,6 +1,6 @@
 """The keys that `tandem tune` may change, their values, and which of them act in a configuration.
 
-No objective is among them, nor `sheddable`: promises are never relaxed. A key that does nothing in an
+No objective is among them, nor `sheddable`: no SLO is ever relaxed. A key that does nothing in an
 arrangement is not tried there (`controlplane.config.active_mechanisms`).
 """
 

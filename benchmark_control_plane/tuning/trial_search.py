@@ -138,7 +138,7 @@ def _ended(study: optuna.Study, paired: PairedBlocks, batch: Sequence[_Drawn], f
     for before, rung in zip((0, *rungs), rungs, strict=False):
         rest = len(running) * (rung - before) + rungs[-1] - rung
         if not fits(rest) and study.trials[0].state.is_finished():
-            running = _most_promising(study, running) if fits(rungs[-1] - before) else []
+            running = _most_valued(study, running) if fits(rungs[-1] - before) else []
         if not running:
             break
         for each, comparison in zip(
@@ -165,7 +165,7 @@ def _ended(study: optuna.Study, paired: PairedBlocks, batch: Sequence[_Drawn], f
             yield Tried(each.changes, each.comparison)
 
 
-def _most_promising(study: optuna.Study, running: Sequence[_Drawn]) -> list[_Drawn]:
+def _most_valued(study: optuna.Study, running: Sequence[_Drawn]) -> list[_Drawn]:
     """Ends all trials but the one that is ahead of the best so far by most, if any is; it may go on."""
     ahead = {
         each.trial.number: each.comparison.value

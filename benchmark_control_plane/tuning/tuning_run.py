@@ -77,7 +77,7 @@ class Tuned:
         effects: what each of them brings, on the blocks of the search.
         verdict: the operator's configuration with these changes, on the held-out blocks; None without
             changes, or if the time was over.
-        loads: promises kept over load, with and without the changes.
+        loads: attainment over load, with and without the changes.
         cuts: what the time did not suffice for.
     """
 
@@ -162,13 +162,13 @@ def _judged(result: Tuned, paired: PairedBlocks, replays: int, note: Note) -> Tu
     if verdict is None:
         return result
     result = replace(result, verdict=verdict)
-    note("promises kept over load")
+    note("attainment over load")
     try:
         loads = load_curve(paired, changes, fits=time.fits)
     except TimeIsOver:
         loads = []
     if not loads:
-        time.cuts.append("load: promises kept over load are not measured")
+        time.cuts.append("load: attainment over load is not measured")
     return replace(result, loads=loads)
 
 

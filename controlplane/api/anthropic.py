@@ -46,7 +46,7 @@ def anthropic_routes(service: Service, endpoints: EndpointFactory) -> list[Route
 
 
 async def _serve(service: Service, request: ParsedRequest[MessagesRequest], send: Send) -> None:
-    encoder = partial(MessageEncoder, f"msg_{request.request_id}", request.body.model)
+    encoder = partial(MessageEncoder, f"msg_{request.origin.request_id}", request.body.model)
     await serve_chat(service, request, request.body.chat, send, encoder=encoder, names=_FIELDS)
 
 

@@ -57,7 +57,7 @@ def cohere_routes(service: Service, endpoints: EndpointFactory) -> list[Route]:
 
 async def _chat(service: Service, request: ParsedRequest[CohereChatRequest], send: Send) -> None:
     body = request.body
-    encoder = partial(CohereEncoder, request.request_id, has_plan=body.may_call)
+    encoder = partial(CohereEncoder, request.origin.request_id, has_plan=body.may_call)
     names = {"response_format.json_schema.schema": body.schema_field}
     await serve_chat(service, request, body.chat, send, encoder=encoder, names=names)
 
@@ -83,7 +83,7 @@ async def _embed(service: Service, request: ParsedRequest[CohereEmbedRequest], s
         for kind in dict.fromkeys(body.embedding_types or ["float"])
     ]
     tail = {
-        "id": request.request_id,
+        "id": request.origin.request_id,
         "texts": body.texts,
         "response_type": "embeddings_by_type",
         "meta": _meta("2") | {"billed_units": {"input_tokens": job.request.prompt_tokens}},
@@ -103,14 +103,16 @@ async def _tokenize(service: Service, request: ParsedRequest[CohereTokenizeReque
     body = request.body
     with renamed_fields({"prompt": "text"}):
         found = await service.intake.tokenization.text(
-            request.caller, body.model, body.text, add_special_tokens=False, has_strings=True
+            request.origin.caller, body.model, body.text, add_special_tokens=False, has_strings=True
         )
     reply = {"tokens": found.token_ids, "token_strings": found.strings, "meta": _meta("1")}
     await send_json(send, orjson.dumps(reply), [])
 
 
 async def _detokenize(service: Service, request: ParsedRequest[CohereDetokenizeRequest], send: Send) -> None:
-    text = await service.intake.tokenization.decoded(request.caller, request.body.model, request.body.tokens)
+    text = await service.intake.tokenization.decoded(
+        request.origin.caller, request.body.model, request.body.tokens
+    )
     await send_json(send, orjson.dumps({"text": text, "meta": _meta("1")}), [])
 
 

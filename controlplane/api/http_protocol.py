@@ -49,7 +49,7 @@ _LINGER_S, _LINGER_PAUSE_S = 30.0, 5.0
 # iteration, so that ten clients with headers of 66 MiB made others wait for 0.2 s.
 _LINGER_READ_S = 0.005
 # How long a connection that is idle while the server ends stays open. Its client may be sending a request at
-# that moment, which a closed connection would lose; one that uses it again is told to close it.
+# that moment, which a closed connection would lose; one that uses it again gets `Connection: close`.
 _LAST_REQUEST_S = 0.5
 # The least rate at which a client reads the rest of a finished response. Reading little keeps the kernel from
 # ending the connection, and no limit of the gate counts a request that has ended.

@@ -26,8 +26,7 @@ from controlplane.api.protocol.requests import (
 )
 from controlplane.api.settings import ARRIVAL, ApiSettings, settings_for
 from controlplane.api.slo_headers import hints_of
-from controlplane.core.clock import Instant
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import RequestOrigin
 from controlplane.service.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -40,19 +39,17 @@ _DECISIONS_BY_SEVERITY = ("ADMIT", "ADMIT_WITH_PREEMPTION", "DEFER")
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest(Generic[Body]):
-    """A validated request. `request_id` comes from the client or the middleware and need not be unique.
+    """A validated request.
 
-    `settings` are those it began with. `headers` have lower-case names. `arrival` is when its first bytes
-    reached the host, or None if the HTTP server does not know.
+    `origin` has the id that the client or the middleware gave it, which need not be unique, and the time at
+    which its first bytes reached the host, if the HTTP server knows it. `settings` are those it began with.
+    `headers` have lower-case names.
     """
 
-    request_id: str
-    caller: Caller
+    origin: RequestOrigin
     body: Body
-    hints: RequestHints
     settings: ApiSettings
     headers: RawHeaders
-    arrival: Instant | None = None
 
 
 Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
@@ -73,7 +70,6 @@ class EndpointFactory:
         """Authenticates and validates a request. Raises Problem with a 4xx status."""
         settings = settings_for(request)
         caller = caller_of(request.headers, settings)
-        request_id = request_id_of(request)
         try:
             content = await request.body()
         except ClientDisconnect:
@@ -85,7 +81,8 @@ class EndpointFactory:
         body = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
         headers = request.scope["headers"]
         arrival = request.scope["state"].get(ARRIVAL)
-        return ParsedRequest(request_id, caller, body, hints_of(headers, body), settings, headers, arrival)
+        origin = RequestOrigin(request_id_of(request), caller, hints_of(headers, body), arrival)
+        return ParsedRequest(origin, body, settings, headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ class _Endpoint(Generic[Body]):
                 await self.reply(parsed, watch.send)
         except ClientDisconnected:
             message = "request %s: client disconnected after %d chunks; request aborted"
-            log.debug(message, parsed.request_id, watch.chunks)
+            log.debug(message, parsed.origin.request_id, watch.chunks)
 
 
 def ticket_headers(tickets: list[Ticket]) -> RawHeaders:

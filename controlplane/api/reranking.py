@@ -61,7 +61,7 @@ async def _rerank(
             result["document"] = {"text": document} if isinstance(document, str) else document
         results.append(result)
     reply = {
-        "id": f"rerank-{request.request_id}",
+        "id": f"rerank-{request.origin.request_id}",
         "model": job.request.model,
         "results": results,
         "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
@@ -102,7 +102,7 @@ async def _score(service: Service, request: ParsedRequest[ScoreRequest], send: S
     job, scored = await _scored(service, request, texts, _truncation(body))
     tokens = job.request.prompt_tokens
     reply = {
-        "id": f"score-{request.request_id}",
+        "id": f"score-{request.origin.request_id}",
         "object": "list",
         "created": int(time.time()),
         "model": job.request.model,
@@ -119,15 +119,7 @@ async def _scored(
     service: Service, request: ParsedRequest[Any], texts: TextPairs, truncation: TruncationRequest | None
 ) -> tuple[EmbedJob, Embedded]:
     """Scores the pairs; an error names the field of the document at fault."""
-    job = await service.intake.pairs.job(
-        request.request_id,
-        request.caller,
-        request.body.model,
-        texts,
-        request.hints,
-        truncation=truncation,
-        arrival=request.arrival,
-    )
+    job = await service.intake.pairs.job(request.origin, request.body.model, texts, truncation)
     try:
         return job, await service.gate.embed(job)
     except BackendFailed as error:

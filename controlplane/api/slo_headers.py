@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from controlplane.api.errors import Problem
 from controlplane.api.protocol.requests import HEADER_SERVICE_CLASS, MAX_OBJECTIVE_MS, Objectives
-from controlplane.service.request_jobs import RequestHints
+from controlplane.service.request_jobs import NO_HINTS, RequestHints
 
 _OBJECTIVE_HEADERS = {
     b"x-slo-ttft-ms": "ttft_ms",
@@ -19,7 +19,6 @@ _CLASS_HEADERS = frozenset(
     (HEADER_SERVICE_CLASS.encode(), b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 )
 _MAX_DIGITS = 24
-_NO_HINTS = RequestHints()
 
 
 def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> RequestHints:
@@ -45,7 +44,7 @@ def hints_of(headers: Iterable[tuple[bytes, bytes]], body: Objectives) -> Reques
             source = name.decode()
             _add(stated, _OBJECTIVE_HEADERS[name], source, _objective(source, raw.decode("latin-1")))
     if not stated:
-        return _NO_HINTS
+        return NO_HINTS
     return RequestHints(**{part: value for part, (_, value) in stated.items()})  # type: ignore[arg-type]
 
 

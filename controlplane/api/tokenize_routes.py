@@ -25,10 +25,10 @@ async def _tokenize(service: Service, request: ParsedRequest[TokenizeRequest], s
     has_strings = bool(body.return_token_strs)
     if body.prompt is None:
         prompt = chat_prompt(body)
-        found = await tokenization.chat(request.caller, body.model, prompt, has_strings=has_strings)
+        found = await tokenization.chat(request.origin.caller, body.model, prompt, has_strings=has_strings)
     else:
         found = await tokenization.text(
-            request.caller,
+            request.origin.caller,
             body.model,
             body.prompt,
             add_special_tokens=body.add_special_tokens is not False,
@@ -44,5 +44,7 @@ async def _tokenize(service: Service, request: ParsedRequest[TokenizeRequest], s
 
 
 async def _detokenize(service: Service, request: ParsedRequest[DetokenizeRequest], send: Send) -> None:
-    text = await service.intake.tokenization.decoded(request.caller, request.body.model, request.body.tokens)
+    text = await service.intake.tokenization.decoded(
+        request.origin.caller, request.body.model, request.body.tokens
+    )
     await send_json(send, orjson.dumps({"prompt": text}), [])

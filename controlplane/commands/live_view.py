@@ -122,7 +122,7 @@ class LiveView:
         ]
 
     def event_rows(self, most_of_a_type: int | None = None, *, is_filtered: bool = False) -> list[Row]:
-        """Rows of `EVENT_COLUMNS`, newest first; filtered, without requests that were served as promised."""
+        """Rows of `EVENT_COLUMNS`, newest first; filtered, without routine events (`is_routine`)."""
         counts: Counter[str] = Counter()
         rows = []
         for event in reversed(self.events):
@@ -143,12 +143,12 @@ class LiveView:
 
     def _event_row(self, event: Record) -> Row:
         name, detail = _described(event)
-        who = event.get("id") or event.get("model") or event.get("part") or ""
-        return (_age(self.now - event["at"]), name, str(who)[:28], event.get("class", ""), detail)
+        subject = event.get("id") or event.get("model") or event.get("part") or ""
+        return (_age(self.now - event["at"]), name, str(subject)[:28], event.get("class", ""), detail)
 
 
 def is_routine(event: Record) -> bool:
-    """Whether an event says that a request was admitted at once, or that it met its objectives."""
+    """Whether an event says that a request was admitted at once, or that it met its SLO."""
     is_met = event["type"] == "end" and event["outcome"] in ("met", "rejected", "aborted")
     return is_met or (event["type"] == "admission" and not event["victims"])
 

@@ -119,7 +119,7 @@ class TopApp(App[None]):
         self.refresh_view()
 
     def action_all_events(self) -> None:
-        """Shows also requests that were admitted at once and served as promised, or leaves them out."""
+        """Shows also requests that were admitted at once and met their SLO, or leaves them out."""
         self._shows_all = not self._shows_all
         self.refresh_view()
 
@@ -157,7 +157,7 @@ class TopApp(App[None]):
             shown = f"{100 * values[-1]:.0f} %" if path[0] == "device" else f"{values[-1]:,.0f}"
             self.query_one(f"#value-{number}", Static).update(f"{shown}, at most {_peak(path, values)}")
         self._fill("events", map(_event_cells, view.event_rows(is_filtered=not self._shows_all)))
-        note = "all" if self._shows_all else "without requests that were served as promised"
+        note = "all" if self._shows_all else "without requests that met their SLO"
         self.query_one("#events-panel").border_subtitle = note
 
     def _title(self) -> Text:

@@ -328,7 +328,7 @@ def _of_sharing(config: Config) -> Iterator[Mechanism]:
     else:
         pacing = f"scheduling.engine.decode_pacing: {engine.decode_pacing:g}"
         yield Mechanism("decode pacing", engine.decode_pacing > 0, pacing)
-    both = "by the promises that each pass keeps and breaks" if _has_both(config) else None
+    both = "by the SLOs that each pass meets and breaks" if _has_both(config) else None
     yield Mechanism("priced embedding passes", both is not None, both or "only one kind of model is served")
     yield Mechanism("moving quotas", static is None, static or f"quota.policy: {quota.policy}")
     quantile = quota.forecast.quantile

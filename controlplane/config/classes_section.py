@@ -16,7 +16,7 @@ class ClassSection:
     priority: Annotated[int, Field(ge=0, le=100)] = 0
     """Higher is served first, within `scheduling.priority_head_start_ms`, and may preempt lower ones."""
     weight: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None
-    """Value of a met promise of this class relative to other classes, for the engine orderings `srmt` and
+    """Value of a met SLO of this class relative to other classes, for the engine orderings `srmt` and
     `apt` and for the price of an embedding pass; `1 + priority` by default. Under `srmt`, a class of weight 3
     goes before a class of weight 1 unless its request needs more than three times the memory-time."""
     ttft_ms: Milliseconds | None = None

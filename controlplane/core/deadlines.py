@@ -9,8 +9,8 @@ Every objective becomes a deadline of the next token:
 
 The slack is the time to the earliest, less the work before the next token. An objective that was missed for
 good (a late first token, a pause that was too long) does not enter: the slack is about what the next token
-can still miss. It is negative once a deadline has passed. Then the request is hopeless, except for TPOT: a
-mean recovers while steps are shorter than it (`last_chance`).
+can still miss. It is negative once a deadline has passed. Then the SLO cannot be met any more, except
+for TPOT: a mean recovers while steps are shorter than it (`last_chance`).
 """
 
 from typing import NamedTuple
@@ -66,9 +66,9 @@ def next_token_deadline(
 
 
 def last_chance(slo: Slo, seen: Progress, likely: tuple[int, int], step: Duration) -> Instant | None:
-    """The latest time of the next token after which the request is hopeless; None if it cannot become so.
+    """The latest time of the next token with which the SLO can still be met; None without such a limit.
 
-    It is hopeless if an objective is missed although every step takes only `step`. A step longer than TPOT
+    It cannot be met if an objective is missed although every step takes only `step`. A step longer than TPOT
     counts as TPOT, because it shortens when the batch shrinks. `likely` are the fewest and the most output
     tokens in total: end-to-end time is missed at the fewest or more, TPOT at the most or fewer. With the
     quantiles 0.1 and 0.9 (`LengthForecast.likely_total`) each is missed with a probability of at least 0.9.

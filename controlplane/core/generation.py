@@ -41,11 +41,11 @@ class Sampling:
 class SamplingDefaults:
     """A model's sampling defaults that the gate applies, because leases and resumption depend on them.
 
-    `max_tokens` and the penalties are for requests that state none; `most_tokens` bounds every request.
+    `max_tokens` and the penalties are for requests that state none; `max_tokens_limit` bounds every request.
     """
 
     max_tokens: int | None = None
-    most_tokens: int | None = None
+    max_tokens_limit: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 

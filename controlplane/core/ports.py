@@ -181,7 +181,7 @@ class Generator(Protocol):
         """
 
     def set_device_contention(self, *, is_shared: bool) -> None:
-        """Tells the engine whether an embedding pass is under way on the device.
+        """Signals to the engine whether an embedding pass is under way on the device.
 
         Tandem's scheduler then delays its next step to the end of the pass, as far as its TPOT objectives
         allow; any other ignores it.
@@ -208,7 +208,7 @@ class EmbeddingPass:
 
 
 PauseCost = Callable[[Sequence[float]], Sequence[float]]
-"""Expected number of promises to running generations, weighted by class, that each of some pauses breaks.
+"""Expected number of SLOs of running generations, weighted by class, that each of some pauses breaks.
 
 Pauses are in seconds, ascending."""
 

@@ -90,7 +90,7 @@ class PrefixIndex:
         Of the readers of a block the first pays for it. Returns how many blocks of the request each other
         reader pays for from now on.
         """
-        heirs: dict[str, int] = {}
+        taken_over: dict[str, int] = {}
         # The end of a prefix is evicted first.
         for block in reversed(self._blocks_of.pop(request_id, ())):
             readers = self._readers[block]
@@ -101,10 +101,10 @@ class PrefixIndex:
                 del self._readers[block]
                 self._unused[block] = None
             elif has_paid:
-                heir = next(iter(readers))
-                heirs[heir] = heirs.get(heir, 0) + 1
+                payer = next(iter(readers))
+                taken_over[payer] = taken_over.get(payer, 0) + 1
         self._trim()
-        return heirs
+        return taken_over
 
     def shared(self, request_id: str) -> tuple[int, int]:
         """Blocks that an admitted request uses together with others, and those of them that it pays for."""

@@ -47,7 +47,7 @@ class ServiceClass:
     """A named SLO with a priority; a larger `priority` is served sooner.
 
     A sheddable class is rejected when its SLO cannot be met; any other waits up to the maximum wait.
-    `weight` is the value of a met promise; `1 + priority` where `stated_weight` is None.
+    `weight` is the value of a met SLO; `1 + priority` where `stated_weight` is None.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ServiceClass:
     def __post_init__(self) -> None:
         if self.stated_weight is not None and not 0 < self.stated_weight <= MOST_WEIGHT:
             raise ValueError(
-                f"weight={self.stated_weight}: the value of a met promise; must be greater than 0 and "
+                f"weight={self.stated_weight}: the value of a met SLO; must be greater than 0 and "
                 f"at most {MOST_WEIGHT:,}"
             )
         weight = 1.0 + max(0, self.priority) if self.stated_weight is None else float(self.stated_weight)

@@ -1,4 +1,4 @@
-"""What a box tells routers about its load, as one line of JSON of at most 1,000 bytes.
+"""The load of a box as it states it to routers, as one line of JSON of at most 1,000 bytes.
 
 The forecast of the TTFT is linear in the prompt: an intercept for each owner and service class, which is the
 work that precedes a new request of that class, and a slope for each model. A model that is not in the report
@@ -37,7 +37,7 @@ class OwnerLoad:
     Attributes:
         intercepts: seconds to the first token of an empty prompt, by service class; the default one is first.
         work_ahead: seconds of prompts and embeddings that are accepted and not computed yet.
-        free_bytes: memory that is neither held nor promised.
+        free_bytes: memory that is neither held nor needed by waiting requests.
     """
 
     intercepts: Mapping[str, float]

@@ -27,7 +27,7 @@ _WAIT_AT_START_S = 10.0
 
 
 class BoxMembership(RequestRouter):  # type: ignore[misc]
-    """Tells a process the boxes of a kind, which Ray Serve tells to the request router of a handle only."""
+    """Informs a process of the boxes of a kind, as Ray Serve informs only the request router of a handle."""
 
     def initialize_state(self, router_key: str, path: str, weight: float) -> None:
         """Called by Ray Serve with `request_router_kwargs`."""
@@ -41,12 +41,12 @@ class BoxMembership(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Any box: nobody sends requests to boxes through Ray Serve, and the interface asks for a method."""
+        """Any box: no request is sent to boxes through Ray Serve, and the interface needs the method."""
         return [candidate_replicas]
 
 
 def follow(kinds: Iterable[str]) -> list[DeploymentHandle]:
-    """Handles of the boxes of other applications, whose `BoxMembership` tells this process the boxes."""
+    """Handles of the boxes of other applications, whose `BoxMembership` keeps this process informed."""
     handles = [serve.get_deployment_handle(BOX, application_name(kind)) for kind in kinds]
     for handle in handles:
         handle._init(_run_router_in_separate_loop=False)

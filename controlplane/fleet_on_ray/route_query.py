@@ -1,4 +1,4 @@
-"""What HAProxy tells a router of a request, in one header, and what a router makes of it.
+"""What HAProxy states of a request to a router, in one header, and what a router makes of it.
 
 The header has the form of a query string. The body is not read: a router needs its size only, and a client
 with a prompt of a megabyte would wait for two copies.

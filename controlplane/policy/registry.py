@@ -89,7 +89,7 @@ def _static_priority(ordering: OrderingFactory, *, look_ahead_for_all: bool = Fa
         fits = lookup("admission", ADMISSIONS, options.policy, setting="policy")
         victims = lookup("victims", VICTIMS, options.victims)
         return StaticPriorityPolicy(
-            ordering(options.order()),
+            ordering(options.ordering_options()),
             Admission(limits, fits, victims),
             Admission(limits, fits_always, victims),
             look_ahead="all" if look_ahead_for_all else options.look_ahead,

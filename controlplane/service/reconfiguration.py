@@ -181,7 +181,7 @@ class Reconfiguration:
 
         Args:
             content: the document; what it means is stated at `wanted_config`.
-            source: who changes, for the log and the list of versions.
+            source: origin of the change, for the log and the list of versions.
             expected: ETags of the versions that the change may be based on; None for any.
             is_dry_run: only says what would change.
             guard: watches the change, and undoes it if a class loses too much attainment or its time is over.
@@ -308,7 +308,7 @@ class Reconfiguration:
                 parts.quotas.divided(plan.config)
             return AppliedChange(before, plan, is_dry_run, workers)
         change = AppliedChange(found, plan, is_dry_run, workers)
-        # Workers are loaded before the engine is told, since a model may not load.
+        # Workers are loaded before the engine gets its options, since a model may not load.
         async with self._loaded(workers) as loaded:
             after = None if self.workers is None or workers is None else self.workers.after(workers, loaded)
             pool = None if parts.quotas is None else parts.quotas.divided(plan.config, after)

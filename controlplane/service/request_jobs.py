@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from controlplane.core.clock import Instant
 from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.ports import Embedder, TruncationSide
 from controlplane.core.request import Request
@@ -41,6 +42,22 @@ class RequestHints:
     tpot_ms: float | None = None
     e2e_ms: float | None = None
     gap_ms: float | None = None
+
+
+NO_HINTS = RequestHints()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """Where a request comes from: the client's id of it, its caller, and the class and objectives it states.
+
+    `arrival` is when it arrived; None: now.
+    """
+
+    request_id: str
+    caller: Caller
+    hints: RequestHints = NO_HINTS
+    arrival: Instant | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The W3C trace context of one HTTP request: who called, under which ids, and whether its spans are kept.
+"""The W3C trace context of one HTTP request: its caller's span, its ids, and whether its spans are kept.
 
 https://www.w3.org/TR/trace-context/. `tracestate` is not forwarded, since nothing is called over HTTP.
 """

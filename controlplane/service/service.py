@@ -228,7 +228,7 @@ class Service:
         self.gate.outages.begin(model, error, reject)
 
     async def _engine_restarted(self, supervisor: EngineSupervisor) -> None:
-        """Gives a new engine what its predecessor had been told since the start."""
+        """Gives a new engine the options, quotas and state that its predecessor had got since the start."""
         await self.reconfiguration.engine_restarted()
         if self.quota_controller is not None:
             await self.quota_controller.engine_restarted()

@@ -209,7 +209,7 @@ class ServiceStatus:
         )
 
     def _engine_states(self) -> dict[str, EngineState]:
-        """The engine's state; empty for a dead engine, whose last state would look alive."""
+        """The engine's state; empty for a dead engine, whose last state no longer holds."""
         try:
             states = [generator.state() for generator in self.generators.values()]
             return {Owner.LLM.value: states[0]} if states else {}

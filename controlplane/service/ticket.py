@@ -19,8 +19,6 @@ from controlplane.service.decision_history import Decided, Preempted
 from controlplane.service.request_trace import RequestTrace
 from predictors.timing.ttft_model import TtftForecast, WorkAhead
 
-_ZERO = Duration(0)
-
 
 class Rejected(Exception):
     """The gate rejected a request, or evicted it after it had accepted it (`is_evicted`).
@@ -68,9 +66,9 @@ class Ticket:
     engine_start: EngineStart | None = None
     pending_preemptions: tuple[asyncio.Task[None], ...] = ()
     """Preemptions under way in the engine; the request starts when they are complete."""
-    service_time: Duration = _ZERO
+    service_time: Duration = NO_TIME
     """Predicted time for which its owner's whole quota would be busy with it."""
-    tenant_delay: Duration = _ZERO
+    tenant_delay: Duration = NO_TIME
     """How far weighted fair queueing moves it back behind its tenant's other work."""
     preemptions: int = 0
     cached_tokens: int = 0
@@ -178,7 +176,7 @@ class Ticket:
         if self.timeline.has_missed(self.request.slo):
             slack = None
         elif slack is not None and slack < 0:
-            slack = None if self._is_hopeless(now, pace) else NO_TIME
+            slack = None if self._cannot_meet_slo(now, pace) else NO_TIME
         return Running(
             request_id=self.request.id,
             priority=self.request.service_class.priority,
@@ -215,11 +213,11 @@ class Ticket:
         deadline = next_token_deadline(self.request.slo, seen, max(1, remaining_steps), step)
         return None if deadline is None else between(now, deadline)
 
-    def _is_hopeless(self, now: Instant, pace: Pace | None) -> bool:
+    def _cannot_meet_slo(self, now: Instant, pace: Pace | None) -> bool:
         slo, seen = self.request.slo, self.timeline.progress
         chance = last_chance(slo, seen, self.likely_total, NO_TIME if pace is None else pace.step)
         return chance is not None and now > chance
 
 
 TICKETS: ContextVar[list[Ticket] | None] = ContextVar("tickets", default=None)
-"""Collects the tickets of the gate requests that one HTTP request makes; None: nobody asks."""
+"""Collects the tickets of the gate requests that one HTTP request makes; None: not collected."""

@@ -136,7 +136,7 @@ PANELS: dict[str, Sequence[PanelRow]] = {
     ),
     "Load": (
         PanelRow(
-            "Predicted utilisation", "Largest part in use or promised; at 1 an objective is at risk.",
+            "Predicted utilisation", "Largest part in use or predicted; at 1 an objective is at risk.",
             "percentunit", [(f"tandem_predicted_utilisation{{{_S}}}", "{{instance}}")], 1,
         ),
         PanelRow(
@@ -184,9 +184,9 @@ PANELS: dict[str, Sequence[PanelRow]] = {
             ],
         ),
         PanelRow(
-            "Promised memory", "Predicted final sizes of open leases; bytes beyond the quota.", "bytes",
+            "Predicted memory", "Predicted final sizes of open leases; bytes beyond the quota.", "bytes",
             [
-                (gauge("predicted_lease_bytes", "owner"), "{{owner}} promised"),
+                (gauge("predicted_lease_bytes", "owner"), "{{owner}} predicted"),
                 (gauge("deficit_bytes", "owner"), "{{owner}} deficit"),
             ],
         ),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heapreplace
 from math import exp, log
 
-from controlplane.core.clock import Duration, scaled
+from controlplane.core.clock import NO_TIME, Duration, scaled
 from controlplane.core.pool_view import Pace
 
 _WINDOW = 96
@@ -23,7 +23,6 @@ _MAX_OFFSET = 2.0
 _LOWER, _UPPER = 0.1, 0.9
 # Of five runs of configs/bench/admission.yaml, this quantile was 0.09 to 0.23 once requests had waited.
 _UNOBSERVED_OPTIMISM = 0.1
-_NO_DELAY = Duration(0)
 _MIN_NANOSECONDS = 1_000.0
 """Lower bound of estimated and actual times before their ratio is taken."""
 
@@ -41,7 +40,7 @@ class WorkAhead:
 
     prompt_tokens: int
     steps_until_slot: float = 0.0
-    queue_wait: Duration = _NO_DELAY
+    queue_wait: Duration = NO_TIME
 
     def work(self, pace: Pace) -> Duration:
         """Time of this work at the step rate `pace`."""

@@ -4,10 +4,9 @@ from itertools import count
 
 import pytest
 
-from controlplane.core.clock import Instant
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Request
 from predictors.output_length.features import prompt_features
+from tests import example_requests
 
 
 @pytest.fixture
@@ -15,17 +14,11 @@ def a_request():
     numbers = count()
 
     def build(*, class_name="chat", model="llm", max_tokens=1_000, prompt: str | None = None) -> Request:
-        return Request(
-            id=f"r{next(numbers)}",
-            kind=Kind.GENERATE,
-            model=model,
-            tenant="t",
-            service_class=ServiceClass(class_name, Slo(), priority=0, sheddable=False),
-            slo=Slo(),
-            arrival=Instant(0),
-            prompt_tokens=10 if prompt is None else len(prompt) // 4,
-            max_output_tokens=max_tokens,
-            features=None if prompt is None else prompt_features(prompt),
+        tokens = 10 if prompt is None else len(prompt) // 4
+        features = None if prompt is None else prompt_features(prompt)
+        name = f"r{next(numbers)}"
+        return example_requests.a_request(
+            name, tokens, max_tokens, class_name=class_name, model=model, features=features
         )
 
     return build

@@ -6,7 +6,7 @@ vLLM's own scheduler and KV manager on virtual time, bound by KV blocks. A stead
 the engine with bursts of a high one. A reserve of R blocks is a lower start ceiling for the low class: its
 requests start only while R blocks stay free. `exact` keeps it in the second before each burst, as a forecast
 without error would, `always` all the time. Bursts come every 5 s or at random, 5 s apart in the mean. Prints
-the promises kept per class, in percent, after the first 30 s.
+the attainment per class, in percent, after the first 30 s.
 """
 
 import sys
@@ -136,11 +136,11 @@ def kept(
             done[request_id] = done.get(request_id, 0) + tokens
             if is_finished:
                 name = request_id.rstrip("0123456789")
-                promised = _OBJECTIVES[name]
+                objective = _OBJECTIVES[name]
                 per_token = (now - first[request_id]) / max(1, done[request_id] - 1)
-                is_timely = first[request_id] - came[request_id] <= promised["ttft_ms"] / 1e3
+                is_timely = first[request_id] - came[request_id] <= objective["ttft_ms"] / 1e3
                 met[name] += (
-                    came[request_id] >= _FROM and is_timely and per_token <= promised["tpot_ms"] / 1e3
+                    came[request_id] >= _FROM and is_timely and per_token <= objective["tpot_ms"] / 1e3
                 )
         if engine.now_ns == before:
             engine.jump(before + 1_000_000)

@@ -24,7 +24,7 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.generation import Sampling
 from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad, parse_report
 from controlplane.fleet.router import RoutedRequest, Router
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
 from controlplane.service.service import Service
 
 _RUNNING = (0, 16, 64, 256)
@@ -79,14 +79,13 @@ async def _costs(running: int, calls: int) -> dict[str, object]:
 
 
 async def _ask(service: Service, number: int) -> None:
+    hints = RequestHints(service_class=("interactive", "batch")[number % 2])
     job = await service.intake.completion(
-        f"{number}",
-        Caller("team"),
+        RequestOrigin(f"{number}", Caller("team"), hints),
         "simulated",
         prompt_ids(number, 200, group=0, shared=0),
         max_tokens=3_000,
         sampling=Sampling(max_tokens=3_000),
-        hints=RequestHints(service_class=("interactive", "batch")[number % 2]),
     )
     async for _ in await service.gate.generate(job):
         pass

@@ -7,7 +7,7 @@ following is named, and the last lines count it:
 
 - alone, a refusal comes within 100 ms of the last byte (one by a limit of time or rate may come later);
 - `/health` never waits longer than 100 ms;
-- of the other tenant's promises at most 5 % more are missed than before the attacks;
+- of the other tenant's SLOs at most 5 % more are missed than before the attacks;
 - the memory of the server and its children is at most 300 MB above that at rest, during the attack and after.
 
     python -m benchmark_control_plane.experiments.gate.hostile_input
@@ -87,7 +87,7 @@ class AttackCost:
         replies: number of replies to the attackers, by status.
         slowest_reply_s: of the attackers' requests.
         before: what the other tenant saw before all attacks.
-        missed: part of its promises that were missed during this one.
+        missed: part of its SLOs that were missed during this one.
         peak_growth_mb, growth_mb: memory of server and children above that at rest, at most and after.
         not_held: what does not hold.
     """
@@ -120,7 +120,7 @@ class AttackCost:
         if self.health_wait_ms > MOST_WAIT_MS:
             yield "health on the port of the API"
         if self.missed - self.before.missed_share > MOST_MISSED_MORE:
-            yield "promises"
+            yield "SLOs"
         if self.peak_growth_mb > MOST_GROWTH_MB:
             yield "memory meanwhile"
         if self.growth_mb > MOST_GROWTH_MB:

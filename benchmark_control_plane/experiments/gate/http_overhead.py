@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupt_on_sigterm()
     report: dict[str, object] = {"decision_us": decision_costs(), "record_us": record_us(1_000)}
     if not options.decision_only:
-        report["door"] = server_ratios(options.rounds, options.requests)
+        report["server_ratios"] = server_ratios(options.rounds, options.requests)
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0

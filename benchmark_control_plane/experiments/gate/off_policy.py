@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmark_control_plane.common.results_file import add_results, write_or_print
+from benchmark_control_plane.common.results_file import add_results, file_name, write_or_print
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic, read_traffic
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupt_on_sigterm()
     mixes = {name: float(rate) for name, rate in (mix.split("=") for mix in options.mixes)}
     logs = {
-        (mix, name): _logged(options.folder / mix / _file(name), mix, rate, change, options.seconds)
+        (mix, name): _logged(options.folder / mix / file_name(name), mix, rate, change, options.seconds)
         for mix, rate in mixes.items()
         for name, change in {
             _LOGGING_CONFIGURATION: {}, **{name: _OTHERS[name] for name in options.others}
@@ -171,10 +171,6 @@ def _summary(pairs: Sequence[Pair], checks: Mapping[str, Mapping[str, Any]]) -> 
         "mean_error_points": round(error, 2),
         "holds": reproduced == len(checks) and sum(signs) >= 0.9 * len(signs) and error <= 3.0,
     }
-
-
-def _file(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Request
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestOrigin
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
@@ -101,10 +101,8 @@ async def _client(service: Service, number: int, request: SimulatedRequest) -> R
 async def _generate(service: Service, number: int, request: SimulatedRequest) -> None:
     limit = request.max_tokens or request.output_tokens
     prompt = prompt_ids(number, request.prompt_tokens, group=0, shared=0)
-    job = await service.intake.completion(
-        str(number), Caller("simulated"), "simulated", prompt, max_tokens=limit,
-        sampling=Sampling(max_tokens=limit), hints=RequestHints(),
-    )  # fmt: skip
+    origin, sampling = RequestOrigin(str(number), Caller("simulated")), Sampling(max_tokens=limit)
+    job = await service.intake.completion(origin, "simulated", prompt, max_tokens=limit, sampling=sampling)
     stream = await service.gate.generate(job)
     async for _ in stream:
         pass

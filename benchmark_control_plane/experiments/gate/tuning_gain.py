@@ -47,7 +47,7 @@ from controlplane.config.loader import read_yaml
 
 # The memory holds so many KV cells, and besides a batch of so many padded embedding tokens.
 _KV_TOKENS, _EMBED_TOKENS, _CELL_BYTES = 5_120, 5_000, 1_024
-_PROMISES: Mapping[str, Any] = {
+_OBJECTIVES: Mapping[str, Any] = {
     "models": {"chat": {"model": "simulated"}, "embeddings": [{"model": "simulated-embeddings"}]},
     "pool": {"kv_allocator": "kvcached"},
     "classes": {
@@ -117,7 +117,7 @@ def offered(seconds: float, rate: float, seed: int) -> list[Offered]:
 def log_of(folder: Path, seconds: float, rate: float) -> Path:
     """The log of the bad configuration, simulated unless it is there; and its YAML."""
     log, done = folder / "log", folder / "log.json"
-    content = merged(dict(_PROMISES), _BAD)
+    content = merged(dict(_OBJECTIVES), _BAD)
     (folder / "bad.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     if not done.exists():
         requests, start = offered(seconds, rate, seed=1), time.process_time()
@@ -148,12 +148,12 @@ def judged(folder: Path, log: Path, processes: int) -> dict[str, Any]:
     """Each configuration against the bad one on the held-out blocks."""
     traffic = read_traffic(log)
     blocks = BlockSets(*blocks_of(traffic))
-    contents = {name: merged(dict(_PROMISES), change) for name, change in _BY_HAND.items()}
+    contents = {name: merged(dict(_OBJECTIVES), change) for name, change in _BY_HAND.items()}
     if (better := folder / "better.yaml").exists():
         found = read_yaml(better)
         assert isinstance(found, dict)
         contents["tuned"] = found
-    contents = {"bad": merged(dict(_PROMISES), _BAD), **contents}
+    contents = {"bad": merged(dict(_OBJECTIVES), _BAD), **contents}
     sections = {
         name: sections_for(traffic, log, parse(content), source=name) for name, content in contents.items()
     }

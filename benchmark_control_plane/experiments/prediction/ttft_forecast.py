@@ -25,7 +25,7 @@ from controlplane.config import parse
 from controlplane.core.clock import Duration, between
 from controlplane.core.generation import Sampling
 from controlplane.service.bootstrap import assemble
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestOrigin
 from controlplane.service.service import Service
 
 MODEL = "tiny-llama"
@@ -100,9 +100,8 @@ async def _send(service: Service, prompt: list[int], tokens: int, *, fixed: bool
     """Sends one request; None if the service had no forecast yet."""
     # The tiny model hardly ever samples its end token, so that both ways cost the engine the same.
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=fixed)
-    job = await service.intake.completion(
-        "ttft", Caller("benchmark"), MODEL, prompt, max_tokens=tokens, sampling=sampling, hints=RequestHints()
-    )
+    origin = RequestOrigin("ttft", Caller("benchmark"))
+    job = await service.intake.completion(origin, MODEL, prompt, max_tokens=tokens, sampling=sampling)
     stream = await service.gate.generate(job)
     ticket = stream.ticket
     starting = ticket.engine_start

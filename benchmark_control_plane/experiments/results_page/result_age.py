@@ -8,8 +8,8 @@ from pathlib import Path
 
 _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0028": (
-        "against-vllm-bench", "burstiness", "collocated-mix", "collocation", "door", "engine-frontier",
-        "ordering", "prediction-goodput", "scaling", "ttft-forecast",
+        "against-vllm-bench", "burstiness", "collocated-mix", "collocation", "engine-frontier",
+        "http-overhead", "ordering", "prediction-goodput", "scaling", "ttft-forecast",
     ),
     "0044": (
         "fleet-accuracy", "fleet-accuracy-overload", "fleet-capacity", "fleet-faults", "fleet-order",

@@ -74,7 +74,7 @@ _RATES = (
 
 
 def http_overhead(content: Mapping[str, Any]) -> Rows:
-    found = [(words, content["door"][key]) for key, words in _RATES]
+    found = [(words, content["server_ratios"][key]) for key, words in _RATES]
     yield (
         "Tandem's server relative to vLLM's own (tiny model, two cores): TTFT, TPOT and throughput",
         "; ".join(
@@ -93,7 +93,7 @@ def victims(content: Mapping[str, Any]) -> Rows:
         kept.setdefault(run["arm"], []).append(run["kept"]["overall"])
     shares = [f"{arm}: {100 * fmean(found):.1f} %" for arm, found in kept.items()]
     yield (
-        "Choice of the requests to preempt where KV-cache memory is short: promises kept by each rule, "
+        "Choice of the requests to preempt where KV-cache memory is short: attainment by each rule, "
         "in the engine and at the gate, 5 seeds",
         "<br>".join(shares),
     )
@@ -342,7 +342,7 @@ def _ratio(spread: Mapping[str, float]) -> str:
 
 
 QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
-    "door.json": (GATE, http_overhead),
+    "http-overhead.json": (GATE, http_overhead),
     "retry-after.json": (GATE, retry_after),
     "victims.json": (GATE, victims),
     "cancellation.json": (GATE, cancellation),
@@ -384,7 +384,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
 }
 """Heading and quotes by the name of a results file."""
 
-IN_README = ("engine-frontier.json", "retry-after.json", "prediction.json", "door.json")
+IN_README = ("engine-frontier.json", "retry-after.json", "prediction.json", "http-overhead.json")
 """README.md quotes the first row of each, after the experiments on real engines."""
 TABLES: Mapping[str, tuple[str, Callable[[Mapping[str, Any], str], str]]] = {
     "fault-suite.json": (FAULTS, fault_rows.fault_table),

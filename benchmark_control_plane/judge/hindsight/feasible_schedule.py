@@ -145,7 +145,7 @@ class _Schedule:
             seconds += (0.0 if chunks else base) + chunk * per_prompt
             chunks.append((one, chunk))
         slack = self._least_slack(chunks)
-        took, computed = self._compose_pass(slack - seconds, seconds)
+        took, computed = self._compose_pass(slack - seconds)
         self.now += seconds + took
         self.kept += [work.planned.id for work in computed if self.now <= work.due]
         self._finish(chunks)
@@ -207,10 +207,9 @@ class _Schedule:
         kv_bytes = self.device.kv_memory or self.device.pool
         return None if kv_bytes is None else kv_bytes // (BLOCK_TOKENS * self.device.kv_bytes_per_token)
 
-    def _compose_pass(self, slack: float, seconds: float) -> tuple[float, list[RequestWork]]:
-        """Takes the inputs of a pass after the LLM's part of the step, which takes `seconds`.
+    def _compose_pass(self, slack: float) -> tuple[float, list[RequestWork]]:
+        """Takes the inputs of a pass after the LLM's part of the step that fits into `slack` seconds.
 
-        A pass fits into the slack of the running requests.
         Returns its time and the requests that it completes.
         """
         budget, longest, count = self._pass_tokens(), 0, 0

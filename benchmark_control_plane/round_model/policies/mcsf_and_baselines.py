@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from benchmark_control_plane.round_model.policies.horizon import Horizon
+from benchmark_control_plane.round_model.policies.clearing_policy import ClearingPolicy, HorizonPolicy
 from benchmark_control_plane.round_model.policies.overflow import OverflowClearing
 from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepOptions
 from controlplane.policy.engine.column_store import ColumnStore, Ints
@@ -47,39 +47,22 @@ def _due(candidate: Candidate) -> float:
     return candidate.arrival if candidate.due is None else candidate.due
 
 
-class LookaheadPolicy:
+class LookaheadPolicy(HorizonPolicy):
     """Starts the longest prefix of the order that fits at every predicted completion.
 
     A blocked head stores the earliest step at which it could fit, so most steps skip the check.
     """
 
     def __init__(self, options: StepOptions, order: SortKey, overflow: OverflowClearing) -> None:
-        self._options = options
+        super().__init__(options, overflow)
         self._order = order
-        self._overflow = overflow
-        self._horizon = Horizon(options.budget)
         self._waiting: list[tuple[Key, Candidate]] = []
         self._head: Candidate | None = None
         self._not_before = 0
         self._releases = 0
 
-    def arrive(self, candidate: Candidate) -> None:
-        self._overflow.arrived()
-        self._wait(candidate)
-
     def _wait(self, candidate: Candidate) -> None:
         heappush(self._waiting, (self._order(candidate, self._options), candidate))
-
-    def finish(self, candidate: Candidate, step: int) -> None:
-        self._overflow.finished(candidate)
-        self._horizon.remove(candidate, step)
-
-    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
-        cleared = self._overflow.cleared(step, excess)
-        for candidate in cleared:
-            self._horizon.remove(candidate, step)
-            self._wait(candidate)
-        return cleared
 
     def start(self, step: int) -> Sequence[Candidate]:
         self._horizon.advance(step)
@@ -134,37 +117,20 @@ class _CandidateQueue:
         return self._candidates.pop(at)
 
 
-class SkippingLookaheadPolicy:
+class SkippingLookaheadPolicy(HorizonPolicy):
     """Starts every waiting request that fits, in order.
 
     All are tested at once: a request fits if its prompt is within the headroom for its steps in the batch.
     """
 
     def __init__(self, options: StepOptions, order: SortKey, overflow: OverflowClearing) -> None:
-        self._options = options
+        super().__init__(options, overflow)
         self._order = order
-        self._overflow = overflow
-        self._horizon = Horizon(options.budget)
         self._queue = _CandidateQueue()
-
-    def arrive(self, candidate: Candidate) -> None:
-        self._overflow.arrived()
-        self._wait(candidate)
 
     def _wait(self, candidate: Candidate) -> None:
         stay = self._horizon.stay_steps(candidate)
         self._queue.insert(self._order(candidate, self._options), candidate, stay)
-
-    def finish(self, candidate: Candidate, step: int) -> None:
-        self._overflow.finished(candidate)
-        self._horizon.remove(candidate, step)
-
-    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
-        cleared = self._overflow.cleared(step, excess)
-        for candidate in cleared:
-            self._horizon.remove(candidate, step)
-            self._wait(candidate)
-        return cleared
 
     def start(self, step: int) -> Sequence[Candidate]:
         self._horizon.advance(step)
@@ -190,7 +156,7 @@ class SkippingLookaheadPolicy:
         started.append(candidate)
 
 
-class CurrentUsePolicy:
+class CurrentUsePolicy(ClearingPolicy):
     """First come, first served while the use after this batch stays within the budget.
 
     With `rests_after_clear` no request starts in a step that cleared one, as in vLLM: otherwise the request
@@ -198,28 +164,20 @@ class CurrentUsePolicy:
     """
 
     def __init__(self, options: StepOptions, overflow: OverflowClearing, *, rests_after_clear: bool) -> None:
-        self._options = options
-        self._overflow = overflow
+        super().__init__(options, overflow)
         self._rests_after_clear = rests_after_clear
         self._waiting: list[tuple[Key, Candidate]] = []
         self._cleared_in: int | None = None
 
-    def arrive(self, candidate: Candidate) -> None:
-        self._overflow.arrived()
-        self._wait(candidate)
-
     def _wait(self, candidate: Candidate) -> None:
         heappush(self._waiting, (by_arrival(candidate, self._options), candidate))
 
-    def finish(self, candidate: Candidate, step: int) -> None:
-        self._overflow.finished(candidate)
+    def _release(self, candidate: Candidate, step: int) -> None:
+        pass
 
     def evict(self, step: int, excess: int) -> Sequence[Candidate]:
-        cleared = self._overflow.cleared(step, excess)
         self._cleared_in = step
-        for candidate in cleared:
-            self._wait(candidate)
-        return cleared
+        return super().evict(step, excess)
 
     def start(self, step: int) -> Sequence[Candidate]:
         started: list[Candidate] = []
@@ -237,36 +195,20 @@ class CurrentUsePolicy:
         return started
 
 
-class PeakReservationPolicy:
+class PeakReservationPolicy(ClearingPolicy):
     """First come, first served while the sum of the predicted final sizes stays within the budget."""
 
     def __init__(self, options: StepOptions, overflow: OverflowClearing) -> None:
-        self._options = options
-        self._overflow = overflow
+        super().__init__(options, overflow)
         self._waiting: list[tuple[Key, Candidate]] = []
         self._sizes: dict[int, int] = {}
         self._reserved = 0
         self._predicted_end: dict[int, int] = {}
 
-    def arrive(self, candidate: Candidate) -> None:
-        self._overflow.arrived()
-        self._wait(candidate)
-
     def _wait(self, candidate: Candidate) -> None:
         heappush(self._waiting, (by_arrival(candidate, self._options), candidate))
 
-    def finish(self, candidate: Candidate, step: int) -> None:
-        self._overflow.finished(candidate)
-        self._release(candidate)
-
-    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
-        cleared = self._overflow.cleared(step, excess)
-        for candidate in cleared:
-            self._release(candidate)
-            self._wait(candidate)
-        return cleared
-
-    def _release(self, candidate: Candidate) -> None:
+    def _release(self, candidate: Candidate, step: int) -> None:
         self._reserved -= self._sizes.pop(candidate.id)
         self._predicted_end.pop(candidate.id, None)
 

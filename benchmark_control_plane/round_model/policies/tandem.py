@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from benchmark_control_plane.round_model.policies.clearing_policy import HorizonPolicy
 from benchmark_control_plane.round_model.policies.exact_plan import ExactPlan, PlannedJob
-from benchmark_control_plane.round_model.policies.horizon import Horizon
 from benchmark_control_plane.round_model.policies.overflow import OverflowClearing
 from benchmark_control_plane.round_model.policies.step_policy import Candidate, StepOptions
 
@@ -35,32 +35,15 @@ class _QueuedJob:
     job: PlannedJob
 
 
-class TandemPolicy:
+class TandemPolicy(HorizonPolicy):
     """Serves by memory volume and improves the head of the order by a bounded search."""
 
     def __init__(self, options: StepOptions, overflow: OverflowClearing, effort: SearchLimits) -> None:
-        self._options = options
-        self._overflow = overflow
+        super().__init__(options, overflow)
         self._effort = effort
-        self._horizon = Horizon(options.budget)
         self._new: list[_QueuedJob] = []
         self._order: list[_QueuedJob] = []
         self._state = 1
-
-    def arrive(self, candidate: Candidate) -> None:
-        self._overflow.arrived()
-        self._wait(candidate)
-
-    def finish(self, candidate: Candidate, step: int) -> None:
-        self._overflow.finished(candidate)
-        self._horizon.remove(candidate, step)
-
-    def evict(self, step: int, excess: int) -> Sequence[Candidate]:
-        cleared = self._overflow.cleared(step, excess)
-        for candidate in cleared:
-            self._horizon.remove(candidate, step)
-            self._wait(candidate)
-        return cleared
 
     def start(self, step: int) -> Sequence[Candidate]:
         self._horizon.advance(step)

@@ -36,7 +36,7 @@ from controlplane.core.prefix_index import block_hashes
 from controlplane.core.request import Request
 from controlplane.fleet.load_report import LoadReport
 from controlplane.fleet.router import ChosenBox, Refusal, RoutedRequest, Router
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
 
@@ -196,13 +196,11 @@ class _Fleet:
         service, load, number = self.services[routed.box], self.workload, routed.number
         output, group = int(load.output_tokens[number]), int(load.group[number])
         job = await service.intake.completion(
-            str(number),
-            _CALLER,
+            RequestOrigin(str(number), _CALLER, RequestHints(service_class=_CLASS)),
             _MODEL,
             prompt_ids(number, int(load.prompt_tokens[number]), group=group, shared=int(load.shared[number])),
             max_tokens=output,
             sampling=Sampling(max_tokens=output),
-            hints=RequestHints(service_class=_CLASS),
         )
         stream = await service.gate.generate(job)
         async for _ in stream:

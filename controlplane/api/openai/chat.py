@@ -38,7 +38,7 @@ async def _serve(service: Service, request: ParsedChat, send: Send) -> None:
         has_reasoning=model is not None and model.reasoning_parser is not None,
     )
     head = {
-        "id": f"chatcmpl-{request.request_id}",
+        "id": f"chatcmpl-{request.origin.request_id}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": body.model,
@@ -65,14 +65,11 @@ async def _serve(service: Service, request: ParsedChat, send: Send) -> None:
 async def chat_job(service: Service, request: ParsedRequest[Any], chat: ChatCompletionRequest) -> GenerateJob:
     """The job of `chat`, the request's body or what that maps onto. Raises Problem, Refused, Rejected."""
     return await service.intake.chat(
-        request.request_id,
-        request.caller,
+        request.origin,
         chat.model,
         chat_prompt(chat),
         max_tokens=chat.stated_max_tokens,
         sampling=chat_sampling(chat),
-        hints=request.hints,
-        arrival=request.arrival,
     )
 
 

@@ -46,7 +46,7 @@ async def _serve(service: Service, request: ParsedRequest[CompletionRequest], se
     n, prompt_tokens = jobs[0].sampling.n, sum(job.request.prompt_tokens for job in jobs)
     counter = UsageCounter(prompt_tokens, n=n, has_output=body.stated_max_tokens != 0)
     head = {
-        "id": f"cmpl-{request.request_id}",
+        "id": f"cmpl-{request.origin.request_id}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": body.model,
@@ -70,16 +70,13 @@ async def _jobs(service: Service, request: ParsedRequest[CompletionRequest]) -> 
     sampling = completion_sampling(body)
     return [
         await service.intake.completion(
-            request.request_id,
-            request.caller,
+            request.origin,
             body.model,
             prompt,
             # Engines compute a prompt for a token after it, which is then left out.
             max_tokens=None if body.stated_max_tokens is None else max(1, body.stated_max_tokens),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             sampling=sampling,
-            hints=request.hints,
-            arrival=request.arrival,
             prompts=len(body.prompts),
         )
         for prompt in body.prompts
@@ -96,7 +93,7 @@ async def _echoes(
     echoes = []
     with renamed_fields({"tokens": "prompt"}):
         for prompt, job in zip(body.prompts, jobs, strict=True):
-            decoded = partial(service.intake.tokenization.decoded, request.caller, body.model)
+            decoded = partial(service.intake.tokenization.decoded, request.origin.caller, body.model)
             text = prompt if isinstance(prompt, str) else await decoded(prompt)
             echoes.append(EchoedPrompt(text, await decoded(job.prompt[:1])))
     return echoes

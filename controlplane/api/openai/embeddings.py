@@ -45,7 +45,7 @@ async def _serve(service: Service, request: ParsedRequest[EmbeddingRequest], sen
     tokens = job.request.prompt_tokens
     tail = {
         # As in vLLM; OpenAI's object has neither.
-        "id": f"embd-{request.request_id}",
+        "id": f"embd-{request.origin.request_id}",
         "created": int(time.time()),
         "model": body.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -69,15 +69,12 @@ async def computed_vectors(
     Raises Problem, Refused, Rejected, BackendDown, BackendFailed.
     """
     job = await service.intake.embeddings(
-        request.request_id,
-        request.caller,
+        request.origin,
         request.body.model,
         inputs,
-        request.hints,
         truncation=truncation,
         prompt=prompt,
         takes_any_ids=takes_any_ids,
-        arrival=request.arrival,
     )
     if dimensions is not None:
         _check_dimensions(job.embedder, dimensions)

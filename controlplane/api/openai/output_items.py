@@ -218,7 +218,7 @@ async def counted_tokens(
     with renamed_fields(names):
         prompt = chat_prompt(chat)
         found = await service.intake.tokenization.chat(
-            request.caller, request.body.model, prompt, has_strings=False
+            request.origin.caller, request.body.model, prompt, has_strings=False
         )
     return len(found.token_ids)
 

@@ -47,7 +47,7 @@ def responses_routes(service: Service, endpoints: EndpointFactory) -> list[Route
 
 
 async def _serve(service: Service, request: ParsedRequest[ResponsesRequest], send: Send) -> None:
-    encoder = partial(ResponseEncoder, request.request_id, request.body)
+    encoder = partial(ResponseEncoder, request.origin.request_id, request.body)
     await serve_chat(service, request, request.body.chat, send, encoder=encoder, names=_FIELDS)
 
 

@@ -18,7 +18,7 @@ from controlplane.api.settings import ANONYMOUS, settings_for
 from controlplane.api.slo_headers import hints_of
 from controlplane.core.generation import Sampling
 from controlplane.service.gate.explanation import render_dry_run
-from controlplane.service.request_jobs import EmbedJob, GenerateJob, RequestHints
+from controlplane.service.request_jobs import EmbedJob, GenerateJob, RequestOrigin
 from controlplane.service.service import Service
 
 # Above the context length of any model.
@@ -44,9 +44,8 @@ def explain_routes(service: Service) -> APIRouter:
         require_admin(request)
         body = parse_body(await request.body(), ExplainRequest, settings_for(request).limits)
         hints = hints_of(request.scope["headers"], body)
-        job = await _job(service, request_id_of(request), body, hints)
-        gate = service.gate
-        return json_response(render_dry_run(gate.dry_run(gate.hypothetical_entry(job))))
+        job = await _job(service, RequestOrigin(request_id_of(request), ANONYMOUS, hints), body)
+        return json_response(render_dry_run(service.gate.dry_run(job)))
 
     @routes.get("/admin/explain/{request_id}", response_model=None)
     async def explain_request(request: Request, request_id: str) -> Response:
@@ -75,19 +74,12 @@ def explain_routes(service: Service) -> APIRouter:
     return routes
 
 
-async def _job(
-    service: Service, request_id: str, body: ExplainRequest, hints: RequestHints
-) -> GenerateJob | EmbedJob:
+async def _job(service: Service, origin: RequestOrigin, body: ExplainRequest) -> GenerateJob | EmbedJob:
     """Builds the job of a hypothetical request. Raises Refused as for a real request."""
     model, prompt, intake = body.model, range(body.prompt_tokens), service.intake
     kind = {card.id: card.kind for card in service.status.models()}.get(model)
     if kind == "rerank":
-        sizes = [body.prompt_tokens] * body.inputs
-        return intake.pairs.of_sizes(request_id, ANONYMOUS, model, sizes, hints)
+        return intake.pairs.of_sizes(origin, model, [body.prompt_tokens] * body.inputs)
     if kind == "embed":
-        inputs = [prompt] * body.inputs
-        return await intake.embeddings(request_id, ANONYMOUS, model, inputs, hints, takes_any_ids=True)
-    sampling, most = Sampling(1), body.max_tokens
-    return await intake.completion(
-        request_id, ANONYMOUS, model, prompt, max_tokens=most, sampling=sampling, hints=hints
-    )
+        return await intake.embeddings(origin, model, [prompt] * body.inputs, takes_any_ids=True)
+    return await intake.completion(origin, model, prompt, max_tokens=body.max_tokens, sampling=Sampling(1))

@@ -16,12 +16,11 @@ from math import inf
 
 import numpy as np
 
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import NO_TIME, Instant
 from controlplane.policy.engine.column_store import ColumnStore
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
 from controlplane.policy.engine.request_state import RequestState
 
-_NO_WORK = Duration(0)
 # With decay 0, requests that missed their SLO still differ by size.
 _LEAST_SECONDS = 1e-9
 _EARLIEST, _LATEST = Instant(-(1 << 62)), Instant(1 << 62)
@@ -106,7 +105,7 @@ class AptServe:
 
     def _value(self, state: RequestState, view: EngineView) -> float:
         """Weighted pending seconds per block; the time counts by `decay` if the SLO is missed."""
-        counted = self._decay if state.cannot_meet_slo(view.now, _NO_WORK, view.pace.step) else 1.0
+        counted = self._decay if state.cannot_meet_slo(view.now, NO_TIME, view.pace.step) else 1.0
         pending = (view.now - state.pending_since) / 1e9 * counted + _LEAST_SECONDS
         return pending * state.weight / view.need(state)
 

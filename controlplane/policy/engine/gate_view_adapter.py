@@ -4,14 +4,11 @@ The policies do not depend on the unit, so one token of KV cache counts as one b
 linear footprint bounds the blocks of a request from above.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.memory_ledger import Footprint, LeaseTable, generate_footprint
-from controlplane.core.pool_view import PoolView, Queue, Running, Share, Waiting
-from controlplane.core.request import Owner
+from controlplane.core.pool_view import Running, Share, Waiting
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
@@ -67,8 +64,3 @@ def share_of(view: EngineView) -> Share:
 def waiting_of(state: RequestState, footprint: Footprint, rank: Rank) -> Waiting:
     """A waiting request without a bound on its wait, because it was accepted."""
     return Waiting(state.request, footprint, None, rank, footprint.area)
-
-
-def pool_view(view: EngineView, waiting: Sequence[Waiting]) -> PoolView:
-    """The whole view as the gate's cycle takes it; used to compare both."""
-    return PoolView({Owner.LLM: share_of(view)}, {Owner.LLM: Queue(tuple(waiting), ())})

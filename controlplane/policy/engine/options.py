@@ -80,7 +80,7 @@ class EngineOptions:
                 f"missed_decay={self.missed_decay}: a share of the value; must be between 0 and 1"
             )
         # Values out of range are errors whichever ordering is chosen.
-        self.order(), self.srmt()
+        self.ordering_options(), self.srmt()
 
     def changed(self, by: Mapping[str, Any]) -> "EngineOptions":
         """A copy with these options. Raises ValueError naming an unknown key or a value out of range."""
@@ -93,7 +93,7 @@ class EngineOptions:
             _require_alike(name, getattr(usual, name), value)
         return replace(self, **by)
 
-    def order(self) -> OrderingOptions:
+    def ordering_options(self) -> OrderingOptions:
         """Options of a static ordering."""
         return OrderingOptions(
             milliseconds(self.priority_head_start_ms), milliseconds(self.default_deadline_ms), self.extra

@@ -14,6 +14,7 @@ the same order as for an urgent request (`gate.preemption`), but of any priority
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 from controlplane.core.clock import NO_TIME
@@ -31,6 +32,8 @@ LookAheadFor = Literal["all", "background", "none"]
 
 # Without a release, the time at which a blocked head fits changes little from step to step.
 _RETRY_STEPS = 4
+
+_by_rank = attrgetter("rank")
 
 
 @dataclass(slots=True)
@@ -81,19 +84,11 @@ class StaticPriorityPolicy:
         if rank is None:
             self._new.remove(state)
         else:
-            del self._waiting[bisect_left(self._waiting, rank, key=_rank)]
+            del self._waiting[bisect_left(self._waiting, rank, key=_by_rank)]
 
     def waiting(self) -> int:
         """Number of waiting requests."""
         return len(self._waiting) + len(self._new)
-
-    def order(self) -> list[RequestState]:
-        """All requests ranked by the last plan, the first to start first."""
-        return [queued.state for queued in self._waiting]
-
-    def rank_of(self, state: RequestState) -> Rank:
-        """Rank of a request that a plan has ranked."""
-        return self._ranks[state.request.id]
 
     def plan(self, view: EngineView) -> StepPlan:
         """Preempts for a shortage, then starts requests in order of rank."""
@@ -112,7 +107,7 @@ class StaticPriorityPolicy:
             footprint = footprint_of(state, view.block_tokens)
             rank = self._ordering.rank(state.request, footprint, view.pace)
             self._ranks[state.request.id] = rank
-            insort(self._waiting, _Queued(rank, state, waiting_of(state, footprint, rank)), key=_rank)
+            insort(self._waiting, _Queued(rank, state, waiting_of(state, footprint, rank)), key=_by_rank)
         self._new.clear()
 
     def _preempt_for_shortage(self, view: EngineView, short: int, plan: StepPlan) -> None:
@@ -205,7 +200,3 @@ def _may_preempt(state: RequestState, view: EngineView) -> bool:
     if state.first_due is None or state.first_due < view.now:
         return False
     return bool((view.running.priority < state.priority).any())
-
-
-def _rank(queued: _Queued) -> Rank:
-    return queued.rank

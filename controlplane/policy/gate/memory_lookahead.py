@@ -3,7 +3,7 @@
 Use only grows between completions, so it peaks just before one: only the predicted completion times need
 checking (Online Scheduling for LLM Inference with KV Cache Constraints, eq. 5). With leases sorted by
 completion, the use at each completion is a suffix sum, so testing one more lease costs O(n) vector work.
-No margin is kept for prediction errors: it cost more promises than the preemptions that it avoided.
+No margin is kept for prediction errors: it missed more SLOs than the preemptions that it avoided.
 """
 
 from dataclasses import dataclass

@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from controlplane.core.clock import Instant
@@ -27,6 +28,8 @@ from controlplane.core.decision import Admit, Defer, Plan, Reason, Reject
 from controlplane.core.pool_view import PoolView, Queue, Share, Waiting
 from controlplane.policy.gate.admission import Admission, predicted_wait, retry_after
 from controlplane.policy.gate.memory_lookahead import LookAhead
+
+_by_rank = attrgetter("rank")
 
 
 @dataclass(slots=True)
@@ -128,10 +131,6 @@ def _explore(share: Share, queue: Queue, admission: Admission, decisions: _Decis
         else:
             decisions.dispatches.append((request_id, admit))
     decisions.rejections = kept
-
-
-def _by_rank(waiting: Waiting) -> tuple[int, int, str]:
-    return waiting.rank
 
 
 def _admit_from_head(

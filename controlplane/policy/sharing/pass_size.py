@@ -1,8 +1,8 @@
-"""Decides how long the next embedding pass is, by the promises that it keeps and breaks.
+"""Decides how long the next embedding pass is, by the objectives that it meets and breaks.
 
-A pass delays the next engine step. `PauseCosts` predicts how many promises that delay breaks, weighted by
+A pass delays the next engine step. `PauseCosts` predicts how many SLOs that delay breaks, weighted by
 class: from the length distribution of each running request, and from the time left to each that waits for a
-place in the engine. A pass keeps promises, too: each input is worth its share of its call's promise, scaled
+place in the engine. A pass meets SLOs, too: each input is worth its share of its call's SLO, scaled
 by the share of the device that the pending calls need from now on to be on time. With time to spare a pass is
 worth little and waits for a step at which it costs nothing; close to a deadline it is worth as much as the
 class's weight. The pass takes the most urgent inputs up to the number at which its worth less its cost is
@@ -27,8 +27,8 @@ from controlplane.core.clock import Duration, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import PauseCost
 
-# Worth of an input that no promise depends on, as a share of its class's weight.
-_UNPROMISED_SHARE = 0.01
+# Worth of an input that no SLO depends on, as a share of its class's weight.
+_NO_SLO_SHARE = 0.01
 _FLOOR_SHARE = 0.05
 # Less is rounding: times are whole nanoseconds.
 _LEAST_REGAINED_SECONDS = 1e-9
@@ -137,14 +137,14 @@ class MeanPace(NamedTuple):
         return [max(0.0, level - passed) / left for level in levels]
 
 
-class Promise(NamedTuple):
-    """The objectives of one request, which are kept or broken together; `weight` of its class."""
+class WeightedSlo(NamedTuple):
+    """The objectives of one request, which are met or missed together; `weight` of its class."""
 
     weight: float
     objectives: tuple[TimeLeft | MeanPace, ...]
 
     def added_risk(self, pauses: Sequence[float]) -> list[float] | None:
-        """Probability that each pause, in seconds, breaks the promise; None if no pause adds any."""
+        """Probability that each pause, in seconds, breaks the SLO; None if no pause adds any."""
         found = [risks for each in self.objectives if (risks := each.added_risk(pauses)) is not None]
         if len(found) < 2:
             return found[0] if found else None
@@ -158,10 +158,10 @@ class Promise(NamedTuple):
 
 
 class PauseCosts:
-    """Expected number of promises to requests in the engine that a pause breaks, weighted by class.
+    """Expected number of SLOs of requests in the engine that a pause breaks, weighted by class.
 
     When a request that waits for a place gets it is not known. If each part of its spare time were as likely
-    as the others to be needed, a pause would break its promise with the probability pause / spare time. The
+    as the others to be needed, a pause would break its SLO with the probability pause / spare time. The
     gate admits what it predicts to be in time, so that few starts are as late as that: 0.3 of it.
 
     Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the requests by
@@ -169,11 +169,11 @@ class PauseCosts:
     """
 
     def __init__(
-        self, running: Iterable[Promise], waiting: Iterable[Promise] = (), stretch: float = 1.0
+        self, running: Iterable[WeightedSlo], waiting: Iterable[WeightedSlo] = (), stretch: float = 1.0
     ) -> None:
         self._running = list(running)
         self._stretch = stretch
-        by_spare = sorted((promise.least_spare, promise.weight) for promise in waiting)
+        by_spare = sorted((slo.least_spare, slo.weight) for slo in waiting)
         self._spares = [spare for spare, _ in by_spare]
         # Of the first n: their weights, and what each second costs.
         self._weights = [0.0, *accumulate(weight for _, weight in by_spare)]
@@ -183,10 +183,10 @@ class PauseCosts:
         """The expected number for each of some pauses from now on, in seconds, ascending."""
         pauses = [self._stretch * pause for pause in pauses]
         costs = [self._cost_to_waiting(pause) for pause in pauses]
-        # Plain floats: most promises bear every pause, and for the few others numpy takes longer.
-        for promise in self._running:
-            if (risks := promise.added_risk(pauses)) is not None:
-                costs = [cost + promise.weight * risk for cost, risk in zip(costs, risks, strict=True)]
+        # Plain floats: no pause breaks most SLOs, and for the few others numpy takes longer.
+        for slo in self._running:
+            if (risks := slo.added_risk(pauses)) is not None:
+                costs = [cost + slo.weight * risk for cost, risk in zip(costs, risks, strict=True)]
         return costs
 
     def _cost_to_waiting(self, pause: float) -> float:
@@ -203,7 +203,7 @@ class PendingWork(NamedTuple):
 
 
 def call_values(calls: Iterable[PendingWork]) -> list[float]:
-    """What each call is worth now, in weighted promises; `calls` are in the order of computation."""
+    """What each call is worth now, in weighted SLOs; `calls` are in the order of computation."""
     needed_share, ahead, in_time = 0.0, 0, []
     weights = []
     for call in calls:
@@ -214,7 +214,7 @@ def call_values(calls: Iterable[PendingWork]) -> list[float]:
         weights.append(call.weight)
         in_time.append(is_in_time)
     return [
-        weight * max(_UNPROMISED_SHARE, needed_share if is_in_time else 0.0)
+        weight * max(_NO_SLO_SHARE, needed_share if is_in_time else 0.0)
         for weight, is_in_time in zip(weights, in_time, strict=True)
     ]
 

@@ -92,18 +92,18 @@ def urgency_of(slack: Duration, options: UrgencyOptions) -> float:
 
 
 def urgency_of_all(
-    slacks: Iterable[Duration], options: UrgencyOptions, *, lost: float = 0.0, came: float = 0.0
+    slacks: Iterable[Duration], options: UrgencyOptions, *, rejected: float = 0.0, arrived: float = 0.0
 ) -> float:
     """Mean urgency of one owner's waiting and running requests.
 
-    `lost` more requests count as having no slack left. `came` is the number of all recent arrivals, the lost
-    ones included.
+    `rejected` more requests count as having no slack left. `arrived` is the number of all recent arrivals,
+    the rejected ones included.
     """
     each = [urgency_of(slack, options) for slack in slacks]
     # Requests that were served on time appear only in the count of arrivals. What is left of one rejection in
     # the past is less than one request.
-    count = max(len(each) + lost, came, 1.0)
-    return (sum(each) + lost * options.critical_weight) / count
+    count = max(len(each) + rejected, arrived, 1.0)
+    return (sum(each) + rejected * options.critical_weight) / count
 
 
 def target_nominal(urgency: Mapping[Owner, float], options: QuotaOptions) -> int:

@@ -210,7 +210,7 @@ def _event_row(event: Decided | Preempted, request: Request, *, has_numbers: boo
         if isinstance(decision, Reject):
             found["retry_after_ms"] = _ms(decision.retry_after)
     if has_numbers and basis is not None:
-        # Nobody asks for the predicted peak of a request that was simply admitted, and it costs most.
+        # The predicted peak costs most, and explains nothing of a request that was simply admitted.
         numbers = decision_numbers(basis, event.decision.wait, Instant(event.at), predicts_peak=not is_plain)
         found["numbers"] = [_four_digits(number) for number in numbers]
     return found

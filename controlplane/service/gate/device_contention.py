@@ -8,7 +8,7 @@ from controlplane.service.encoder_registry import EncoderRegistry
 
 
 class DeviceContention:
-    """Tells the LLM engines whether an embedding pass is under way on the device that they share."""
+    """Signals to the LLM engines whether an embedding pass is under way on the device that they share."""
 
     def __init__(self, generators: Collection[Generator], encoders: EncoderRegistry) -> None:
         self._generators = generators
@@ -20,10 +20,6 @@ class DeviceContention:
     def _observe(self, embedder: Embedder) -> None:
         embedder.on_computing = partial(self._changed, embedder)
 
-    def engine_restarted(self) -> None:
-        """Sends a new engine the present state."""
-        self._notify()
-
     def _changed(self, embedder: Embedder, is_computing: bool) -> None:  # noqa: FBT001 - signature of `on_computing`
         was_shared = bool(self._computing)
         if is_computing:
@@ -31,8 +27,9 @@ class DeviceContention:
         else:
             self._computing.discard(embedder)
         if was_shared is not bool(self._computing):
-            self._notify()
+            self.notify()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Sends the engines the present state; also to call when an engine has restarted."""
         for generator in self._generators:
             generator.set_device_contention(is_shared=bool(self._computing))

@@ -54,7 +54,7 @@ def render_dry_run(run: DryRun) -> dict[str, object]:
             "others": len(run.queue.waiting) - 1,
             "before_it": sum(other.rank < entry.rank for other in run.queue.waiting),
         },
-        **_numbers(run.basis, decided[entry.request.id].wait, run.now),
+        **named_numbers(decision_numbers(run.basis, decided[entry.request.id].wait, run.now)),
     }
 
 
@@ -105,9 +105,10 @@ def _event(event: Decided | Preempted, arrival: Instant) -> dict[str, object]:
     if isinstance(event, Preempted):
         cost = {"recompute_tokens": event.recompute_tokens, "recompute_ms": _milliseconds(event.recompute)}
         return {**at, "decision": "PREEMPTED", "by": event.by, "for": event.beneficiary, **cost}
-    numbers = {} if event.basis is None else _numbers(event.basis, event.decision.wait, event.at)
-    decision = rendered_decision(event.decision)
-    return {**at, **decision, "config_version": event.version, **numbers}
+    found: dict[str, object] = {**at, **rendered_decision(event.decision), "config_version": event.version}
+    if event.basis is not None:
+        found |= named_numbers(decision_numbers(event.basis, event.decision.wait, event.at))
+    return found
 
 
 def _size(request: Request) -> dict[str, object]:
@@ -131,11 +132,6 @@ def rendered_decision(decision: AdmissionDecision) -> dict[str, object]:
             rejected: dict[str, object]
             rejected = {"decision": "REJECT", "reason": reason.value, "retry_after_ms": _milliseconds(after)}
             return rejected | ({"detail": detail} if detail else {})
-
-
-def _numbers(basis: Basis, wait: Duration | None, now: Instant) -> dict[str, object]:
-    """The numbers behind a decision at `now`; times count from there."""
-    return named_numbers(decision_numbers(basis, wait, now))
 
 
 def decision_numbers(

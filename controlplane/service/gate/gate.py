@@ -8,7 +8,6 @@ from functools import partial
 
 from controlplane.core.clock import Clock, Duration, Instant, seconds
 from controlplane.core.decision import Reason, Reject
-from controlplane.core.pool_view import Waiting
 from controlplane.core.ports import Generator, Vectors
 from controlplane.core.request import Request
 from controlplane.service.encoder_registry import EncoderRegistry
@@ -113,8 +112,8 @@ class Gate:
             self.dispatcher.reject_or_evict(ticket, Reject(Reason.RATE_LIMITED, wait))
             ticket.raise_if_failed()
 
-    def hypothetical_entry(self, job: GenerateJob | EmbedJob) -> Waiting:
-        """The queue entry that the request would get now.
+    def dry_run(self, job: GenerateJob | EmbedJob) -> DryRun:
+        """Returns the decision of a cycle now on the request that `job` would be; changes nothing.
 
         Raises Rejected once the gate is closed, and while the model's engine is down.
         """
@@ -124,11 +123,7 @@ class Gate:
         ticket = self._new_ticket(job)
         self.dispatcher.prefixes.arrived(ticket, job)
         self._lengths.withdraw(job.request)
-        return self.dispatcher.entry_for(ticket)
-
-    def dry_run(self, entry: Waiting) -> DryRun:
-        """Returns the decision of a cycle now on a waiting or hypothetical request; changes nothing."""
-        return self.dispatcher.dry_run(entry)
+        return self.dispatcher.dry_run(self.dispatcher.entry_for(ticket))
 
     def histories(self, request_id: str) -> list[dict[str, object]]:
         """All decisions on each open or remembered request of this id, rendered; the oldest first.
@@ -156,7 +151,7 @@ class Gate:
 
     def engine_restarted(self) -> None:
         """Sends a restarted engine the present state of device contention."""
-        self._contention.engine_restarted()
+        self._contention.notify()
 
     async def drain(self, grace: float) -> None:
         """Rejects new and waiting requests, and after `grace` seconds evicts those still running.

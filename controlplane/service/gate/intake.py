@@ -9,7 +9,7 @@ from functools import partial
 
 from controlplane.config import Config
 from controlplane.config.limits_section import LimitsSection
-from controlplane.core.clock import Clock, Instant
+from controlplane.core.clock import Clock
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import ChatPrompt, Sampling, SamplingDefaults
@@ -37,10 +37,9 @@ from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPre
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache
 from controlplane.service.request_jobs import (
     MODEL_LIMIT,
-    Caller,
     EmbedJob,
     GenerateJob,
-    RequestHints,
+    RequestOrigin,
     RequestTerms,
     TruncationRequest,
 )
@@ -72,14 +71,13 @@ class Intake:
         `keeps_features` requests carry the prompt features of the length predictor, and the vector of the
         last user message if `prompt_vectors` holds it.
         """
-        self._clock = clock
         self._generators = generators
         self._encoders = encoders
         self._served = (generators, encoders)
-        self._requests = RequestBuilder(terms)
+        self._requests = RequestBuilder(clock, terms)
         self._fail_open = fail_open
         self._tokenizer = PromptTokenizer(limits.tokenizer_threads, charge)
-        self.pairs = PairIntake(clock, encoders, self._served, self._requests, self._tokenizer)
+        self.pairs = PairIntake(encoders, self._served, self._requests, self._tokenizer)
         self._chats = ChatRendering(limits)
         self.tokenization = TextTokenization(generators, self._served, self._tokenizer, self._chats)
         self._grammars = GrammarChecks(limits.grammar_processes, charge)
@@ -95,23 +93,16 @@ class Intake:
 
     async def chat(
         self,
-        request_id: str,
-        caller: Caller,
+        origin: RequestOrigin,
         model: str,
         prompt: ChatPrompt,
         *,
         max_tokens: int | None,
         sampling: Sampling,
-        hints: RequestHints,
-        arrival: Instant | None = None,
     ) -> GenerateJob:
-        """The job of a conversation, rendered by the model's chat template. Raises Refused, Rejected.
-
-        `arrival` is now unless the caller knows it.
-        """
-        arrival = self._clock.now() if arrival is None else arrival
+        """The job of a conversation, rendered by the model's chat template. Raises Refused, Rejected."""
         generator = self._generator(model)
-        fields = RequestFields(request_id, caller, hints, arrival, adapter=_adapter(model, generator))
+        fields = self._requests.fields(origin, _adapter(model, generator))
         prompt = self._chats.opened(generator, prompt)
         (token_ids, prompt), charged = await self._tokenizer.tokenize(
             rendering_length(prompt),
@@ -126,25 +117,21 @@ class Intake:
 
     async def completion(
         self,
-        request_id: str,
-        caller: Caller,
+        origin: RequestOrigin,
         model: str,
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None,
         sampling: Sampling,
-        hints: RequestHints,
         default_max_tokens: int | None = None,
         prompts: int = 1,
-        arrival: Instant | None = None,
     ) -> GenerateJob:
         """The job of one of the `prompts` in a body, a text or token ids. Raises Refused, Rejected.
 
         Without `max_tokens` the limit is `default_max_tokens`, the model's default or what fits the context.
         """
-        arrival = self._clock.now() if arrival is None else arrival
         generator = self._generator(model)
-        fields = RequestFields(request_id, caller, hints, arrival, adapter=_adapter(model, generator))
+        fields = self._requests.fields(origin, _adapter(model, generator))
         charged = None
         token_ids: Sequence[int]
         if isinstance(prompt, str):
@@ -173,16 +160,13 @@ class Intake:
 
     async def embeddings(
         self,
-        request_id: str,
-        caller: Caller,
+        origin: RequestOrigin,
         model: str,
         inputs: Sequence[str] | Sequence[Sequence[int]],
-        hints: RequestHints,
         *,
         truncation: TruncationRequest | None = None,
         prompt: str | None = None,
         takes_any_ids: bool = False,
-        arrival: Instant | None = None,
     ) -> EmbedJob:
         """The job of the inputs, tokenized and truncated. Raises Refused, Rejected.
 
@@ -190,9 +174,8 @@ class Intake:
         prompt that the model puts before texts; token ids are used unchanged, and refused without the special
         tokens of the model's tokenizer unless the request `takes_any_ids`.
         """
-        arrival = self._clock.now() if arrival is None else arrival
         embedder = named_backend(self._encoders.embedders, model, "embeddings", others=self._served)
-        fields = RequestFields(request_id, caller, hints, arrival)
+        fields = self._requests.fields(origin)
         with self._encoders.bound(embedder):
             return await self._embed_job(
                 fields, embedder, inputs, truncation, prompt, takes_any_ids=takes_any_ids
@@ -282,8 +265,8 @@ class Intake:
         defaults = generator.sampling_defaults or SamplingDefaults()
         unstated = min(room, default_max_tokens or defaults.max_tokens or room)
         limit = unstated if max_tokens is None else max_tokens
-        limit = min(limit, defaults.most_tokens or limit)
-        most = self._requests.terms_of(fields.caller).max_answer_values
+        limit = min(limit, defaults.max_tokens_limit or limit)
+        most = self._requests.terms_of(fields.origin.caller).max_answer_values
         is_stated = max_tokens is not None
         limit = answer_limit(limit, sampling, len(prompt), prompts, most, is_stated=is_stated)
         request = self._requests.build(fields, Kind.GENERATE, generator.model, len(prompt), limit, sampling.n)

@@ -128,7 +128,7 @@ class LoadReporter:
     def _owner(self, owner: Owner, share: Share, now: Instant) -> OwnerLoad:
         queue = self._dispatcher.queued(owner)
         load, token = share.decode_load, _token_seconds(share.pace)
-        promised = sum(waiting.footprint.base for waiting in queue)
+        needed = sum(waiting.footprint.base for waiting in queue)
         free_bytes = share.ceiling - share.held
         backlog = Duration(0)
         if owner is Owner.EMBEDDING:
@@ -145,7 +145,7 @@ class LoadReporter:
                 for each in self._classes()
             },
             ahead * token,
-            max(0, free_bytes - promised),
+            max(0, free_bytes - needed),
         )
 
     def _intercept(

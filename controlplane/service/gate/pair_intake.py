@@ -8,7 +8,6 @@ from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 
-from controlplane.core.clock import Clock, Instant
 from controlplane.core.errors import Refused
 from controlplane.core.ports import Reranker, TruncationSide
 from controlplane.core.request import Kind
@@ -17,7 +16,7 @@ from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.prompt_limits import bounded_texts, least_embed_job, truncation_limit
 from controlplane.service.gate.prompt_preparation import PromptTokenizer
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
-from controlplane.service.request_jobs import Caller, EmbedJob, RequestHints, TextPairs, TruncationRequest
+from controlplane.service.request_jobs import EmbedJob, RequestOrigin, TextPairs, TruncationRequest
 
 # Joining so many tokens takes about a millisecond; more are joined in a thread.
 _TOKENS_INLINE = 16_000
@@ -30,42 +29,25 @@ class PairIntake:
 
     def __init__(
         self,
-        clock: Clock,
         encoders: EncoderRegistry,
         served: Iterable[Container[str]],
         requests: RequestBuilder,
         tokenizer: PromptTokenizer,
     ) -> None:
         """`served` name all models, also those that do not rerank."""
-        self._clock = clock
         self._encoders = encoders
         self._served = served
         self._requests = requests
         self._tokenizer = tokenizer
 
     async def job(
-        self,
-        request_id: str,
-        caller: Caller,
-        model: str | None,
-        texts: TextPairs,
-        hints: RequestHints,
-        *,
-        truncation: TruncationRequest | None,
-        arrival: Instant | None = None,
+        self, origin: RequestOrigin, model: str | None, texts: TextPairs, truncation: TruncationRequest | None
     ) -> EmbedJob:
         """The job that scores these pairs. Raises Refused, Rejected.
 
-        Args:
-            request_id: the client's id.
-            caller: who asks.
-            model: a reranker; None for the only one that is served.
-            texts: queries and documents.
-            hints: class and objectives that the request states.
-            truncation: cuts the longer text of a pair first; None refuses pairs that are too long.
-            arrival: now unless the caller knows it.
+        `model` is a reranker; None for the only one that is served. A `truncation` cuts the longer text of a
+        pair first; None refuses pairs that are too long.
         """
-        arrival = self._clock.now() if arrival is None else arrival
         reranker = self._reranker(model)
         if len(texts.queries) not in (1, len(texts.documents)):
             raise Refused(
@@ -74,7 +56,7 @@ class PairIntake:
                 f"{texts.document_field}",
                 param=texts.query_field,
             )
-        fields = RequestFields(request_id, caller, hints, arrival)
+        fields = self._requests.fields(origin)
         with self._encoders.bound(reranker):
             return await self._pairs_job(fields, reranker, texts, truncation)
 
@@ -85,7 +67,6 @@ class PairIntake:
         texts: TextPairs,
         truncation: TruncationRequest | None,
     ) -> EmbedJob:
-        caller = fields.caller
         limit = None if truncation is None else truncation_limit(truncation, reranker)
         if limit is None:
             _check_lengths(texts, reranker)
@@ -99,17 +80,15 @@ class PairIntake:
         queries = [ids[: texts.query_tokens] for ids in token_ids[:count]]
         documents = [ids[: texts.document_tokens] for ids in token_ids[count:]]
         side = None if truncation is None else truncation.side
-        most = self._requests.terms_of(caller).max_pair_tokens
-        join = partial(self._joined, reranker, texts, queries, documents, limit, side, most_tokens=most)
+        most = self._requests.terms_of(fields.origin.caller).max_pair_tokens
+        join = partial(self._joined, reranker, texts, queries, documents, limit, side, max_tokens=most)
         is_short = sum(map(len, token_ids)) + len(documents) * len(queries[0]) <= _TOKENS_INLINE
         pairs = join() if is_short else await asyncio.to_thread(join)
         return self._job(fields, reranker, pairs, charged)
 
-    def of_sizes(
-        self, request_id: str, caller: Caller, model: str, sizes: Sequence[int], hints: RequestHints
-    ) -> EmbedJob:
+    def of_sizes(self, origin: RequestOrigin, model: str, sizes: Sequence[int]) -> EmbedJob:
         """The job of pairs of these token counts, for a dry run. Raises Refused."""
-        fields = RequestFields(request_id, caller, hints, self._clock.now())
+        fields = self._requests.fields(origin)
         reranker = self._reranker(model)
         if (longest := max(sizes)) > reranker.max_input_tokens:
             raise Refused(
@@ -135,7 +114,7 @@ class PairIntake:
         limit: int | None,
         side: TruncationSide | None,
         *,
-        most_tokens: int,
+        max_tokens: int,
     ) -> list[Sequence[int]]:
         most = reranker.max_input_tokens if limit is None else limit
         each_query = repeat(queries[0], len(documents)) if len(queries) == 1 else iter(queries)
@@ -150,10 +129,10 @@ class PairIntake:
                     code="context_length_exceeded",
                 )
             tokens += len(pair)
-            if tokens > most_tokens:
+            if tokens > max_tokens:
                 raise Refused(
                     f"{texts.document_field}: {position + 1:,} of {len(documents):,} pairs have {tokens:,} "
-                    f"tokens already; server.limits.max_pair_tokens is {most_tokens:,}. Send fewer "
+                    f"tokens already; server.limits.max_pair_tokens is {max_tokens:,}. Send fewer "
                     "or shorter documents.",
                     param=texts.document_field,
                     code="input_too_large",
@@ -162,17 +141,7 @@ class PairIntake:
         return found
 
     def _reranker(self, model: str | None) -> Reranker:
-        rerankers = self._encoders.rerankers
-        if model is None and len(rerankers) == 1:
-            return next(iter(rerankers.values()))
-        if model is None:
-            served = ", ".join(sorted(rerankers)) or "none"
-            raise Refused(
-                f"model: missing, and not exactly one reranker is served; rerankers: {served}",
-                param="model",
-                code="missing_required_parameter",
-            )
-        return named_backend(rerankers, model, "reranking", others=self._served)
+        return named_backend(self._encoders.rerankers, model, "reranking", others=self._served)
 
 
 def _check_lengths(texts: TextPairs, reranker: Reranker) -> None:

@@ -6,7 +6,7 @@ from controlplane.core.clock import Duration, Instant, after, between, to_second
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import PauseCost
 from controlplane.core.request import Kind, Owner
-from controlplane.policy.sharing.pass_size import MeanPace, PauseCosts, Promise, TimeLeft
+from controlplane.policy.sharing.pass_size import MeanPace, PauseCosts, TimeLeft, WeightedSlo
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
@@ -40,7 +40,7 @@ def pause_costs(
     per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
     leases = ledger.table(Owner.LLM)
     remaining = dict(zip(leases.ids, map(int, leases.steps.tolist()), strict=True))
-    running, waiting, prompt_tokens = list[Promise](), list[Promise](), 0
+    running, waiting, prompt_tokens = list[WeightedSlo](), list[WeightedSlo](), 0
     for ticket in tickets:
         request = ticket.request
         if ticket.lease is None or request.kind is not Kind.GENERATE:
@@ -51,9 +51,9 @@ def pause_costs(
             prompt_tokens += max(0, request.prompt_tokens - request.cached_tokens)
             first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
         objectives = tuple(_objectives(ticket, remaining[request.id], first, step, now))
-        promise = Promise(request.service_class.weight, objectives)
+        slo = WeightedSlo(request.service_class.weight, objectives)
         has_place = engine is None or engine.has_started(ticket)
-        (running if has_place else waiting).append(promise)
+        (running if has_place else waiting).append(slo)
     return PauseCosts(running, waiting, stretch) if running or waiting else None
 
 

@@ -75,15 +75,15 @@ class PrefixLeases:
         """Removes a request whose lease is closed next; other readers pay for the blocks that stay in use."""
         if self._admitted.pop(ticket.request.id, None) is None:
             return
-        heirs = self._indexes[ticket.request.model].release(ticket.request.id)
+        taken_over = self._indexes[ticket.request.model].release(ticket.request.id)
         ticket.shared_bytes = 0
         if self._follows_engine:
             return
-        for name, blocks in heirs.items():
-            heir = self._admitted[name]
-            if heir.lease is not None:
-                held = self._ledger.lease_state(heir.lease)[0] + self._bytes(heir, blocks)
-                self._ledger.set_reported(heir.lease, held=held, per_step=heir.footprint.per_step)
+        for name, blocks in taken_over.items():
+            payer = self._admitted[name]
+            if payer.lease is not None:
+                held = self._ledger.lease_state(payer.lease)[0] + self._bytes(payer, blocks)
+                self._ledger.set_reported(payer.lease, held=held, per_step=payer.footprint.per_step)
 
     def report(self, ticket: Ticket) -> None:
         """Compares the hits that the engine reports with the expected ones."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.clock import Clock, Instant, milliseconds
 from controlplane.core.errors import Refused
 from controlplane.core.request import Kind, PromptFeatures, Request
 from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.request_jobs import Caller, RequestHints, RequestTerms
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin, RequestTerms
 
 _Backend = TypeVar("_Backend")
 
@@ -18,9 +18,7 @@ _Backend = TypeVar("_Backend")
 class RequestFields:
     """The parts of a request that do not depend on its kind."""
 
-    request_id: str
-    caller: Caller
-    hints: RequestHints
+    origin: RequestOrigin
     arrival: Instant
     features: PromptFeatures | None = None
     charged_tokens: int | None = None
@@ -30,9 +28,15 @@ class RequestFields:
 class RequestBuilder:
     """Builds requests by their caller's terms, or by `terms`, those in force; each gets an id of its own."""
 
-    def __init__(self, terms: RequestTerms) -> None:
+    def __init__(self, clock: Clock, terms: RequestTerms) -> None:
         self.terms = terms
+        self._clock = clock
         self._serial = count(1)
+
+    def fields(self, origin: RequestOrigin, adapter: str | None = None) -> RequestFields:
+        """The fields of a request that arrives now, unless its origin states when."""
+        arrival = self._clock.now() if origin.arrival is None else origin.arrival
+        return RequestFields(origin, arrival, adapter=adapter)
 
     def terms_of(self, caller: Caller) -> RequestTerms:
         """The terms of a request of `caller`."""
@@ -48,8 +52,8 @@ class RequestBuilder:
         sequences: int,
     ) -> Request:
         """The request of these sizes, with the class and objectives that its hints state. Raises Refused."""
-        hints = fields.hints
-        service_class = self._class(fields.caller, hints)
+        caller, hints = fields.origin.caller, fields.origin.hints
+        service_class = self._class(caller, hints)
         stated = [
             None if value is None else milliseconds(value)
             for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms, hints.gap_ms)
@@ -60,10 +64,10 @@ class RequestBuilder:
             slo = slo.without_tokens()
         return Request(
             # Clients choose their request ids, and may use one twice.
-            id=f"{fields.request_id}-{next(self._serial)}",
+            id=f"{fields.origin.request_id}-{next(self._serial)}",
             kind=kind,
             model=model,
-            tenant=fields.caller.tenant,
+            tenant=caller.tenant,
             service_class=service_class,
             slo=slo,
             arrival=fields.arrival,
@@ -98,12 +102,23 @@ class RequestBuilder:
 
 
 def named_backend(
-    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Iterable[Container[str]]
+    table: Mapping[str, _Backend], model: str | None, purpose: str, *, others: Iterable[Container[str]]
 ) -> _Backend:
-    """The backend of `model` in `table`; `others` name all models that are served. Raises Refused."""
+    """The backend of `model` in `table`, or without a name the only one.
+
+    `others` name all models that are served. Raises Refused.
+    """
+    served = ", ".join(sorted(table)) or "none"
+    if model is None:
+        if len(backends := set(table.values())) == 1:
+            return backends.pop()
+        raise Refused(
+            f"model: missing, and not exactly one model serves {purpose}; models for it: {served}",
+            param="model",
+            code="missing_required_parameter",
+        )
     if model in table:
         return table[model]
-    served = ", ".join(sorted(table)) or "none"
     if any(model in each for each in others):
         raise Refused(f"{model!r} does not serve {purpose}; models that do: {served}", param="model")
     raise Refused(

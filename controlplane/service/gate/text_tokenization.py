@@ -101,12 +101,4 @@ class TextTokenization:
         return await self._tokenizer.slots.run(caller.tenant, partial(asyncio.to_thread, work))
 
     def _generator(self, model: str | None) -> Generator:
-        if model is None and len(set(self._generators.values())) == 1:
-            return next(iter(self._generators.values()))
-        if model is None:
-            raise Refused(
-                "model: missing, and no chat model is served whose tokenizer could be meant; add it",
-                param="model",
-                code="missing_required_parameter",
-            )
         return named_backend(self._generators, model, "tokenization", others=self._served)

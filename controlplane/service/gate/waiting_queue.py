@@ -4,10 +4,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from controlplane.core.clock import Instant
 from controlplane.core.pool_view import Queue, Waiting
 from controlplane.core.request import Owner
+
+_by_rank = attrgetter("rank")
 
 
 class WaitingQueue:
@@ -56,7 +59,7 @@ class WaitingQueue:
     def add(self, waiting: Waiting) -> None:
         """Inserts an entry by its rank; it is undecided."""
         request_id = waiting.request.id
-        insort(self._queues[waiting.request.kind.owner], waiting, key=_rank)
+        insort(self._queues[waiting.request.kind.owner], waiting, key=_by_rank)
         self._entries[request_id] = waiting
         self._undecided[request_id] = waiting
         if waiting.until is not None:
@@ -68,14 +71,14 @@ class WaitingQueue:
         if waiting is None:
             return
         queue = self._queues[waiting.request.kind.owner]
-        del queue[bisect_left(queue, waiting.rank, key=_rank)]
+        del queue[bisect_left(queue, waiting.rank, key=_by_rank)]
         self._undecided.pop(request_id, None)
 
     def queue_including(self, waiting: Waiting) -> Queue:
         """A queue in which only `waiting` is undecided, for a dry run; it may be hypothetical."""
         queue = [*self._queues[waiting.request.kind.owner]]
         if waiting.request.id not in self._entries:
-            insort(queue, waiting, key=_rank)
+            insort(queue, waiting, key=_by_rank)
         return Queue(tuple(queue), [waiting])
 
     def take_undecided(self, now: Instant) -> Mapping[Owner, Queue]:
@@ -94,7 +97,3 @@ class WaitingQueue:
         while self._bounds and self._bounds[0][1] not in self._entries:
             heappop(self._bounds)
         return self._bounds[0][0] if self._bounds else None
-
-
-def _rank(waiting: Waiting) -> tuple[int, int, str]:
-    return waiting.rank

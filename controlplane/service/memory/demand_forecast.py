@@ -78,14 +78,14 @@ class RecentArrivals:
     """Requests that arrived and those rejected for lack of memory, as exponentially decaying counts."""
 
     arrived: dict[Owner, float] = field(default_factory=_zeros)
-    lost: dict[Owner, float] = field(default_factory=_zeros)
+    rejected: dict[Owner, float] = field(default_factory=_zeros)
     since: Instant | None = None
 
     def fade(self, now: Instant) -> None:
         """Decays the counts up to `now`."""
         if self.since is not None:
             decay = exp(-to_seconds(between(self.since, now)) / _DECAY_SECONDS)
-            for counts in (self.arrived, self.lost):
+            for counts in (self.arrived, self.rejected):
                 for owner in counts:
                     counts[owner] *= decay
         self.since = now
@@ -100,7 +100,7 @@ def urgencies(
 ) -> dict[Owner, float]:
     """The urgency of each owner, from the slack of its requests and its recent rejections."""
     return {
-        owner: urgency_of_all(each, options, lost=recent.lost[owner], came=recent.arrived[owner])
+        owner: urgency_of_all(each, options, rejected=recent.rejected[owner], arrived=recent.arrived[owner])
         for owner, each in slacks(tickets, paces, now, options.critical).items()
     }
 

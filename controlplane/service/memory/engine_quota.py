@@ -30,7 +30,7 @@ class EngineQuota:
         self.quota = max(self.quota, state.quota_bytes or 0)
         self.ceiling = max(self.ceiling, state.use_ceiling_bytes or 0)
 
-    async def order(self, quota: int, ceiling: int) -> None:
+    async def set(self, quota: int, ceiling: int) -> None:
         """Sends the engine a quota and a use ceiling, and returns once it has confirmed them.
 
         Raises EngineTimeout if it does not confirm; it may then apply them now or later. Raises Refused or

@@ -166,14 +166,14 @@ class QuotaController:
 
     async def start(self) -> None:
         """Applies the nominal quotas. Raises Refused if the engine does not enforce quotas."""
-        await self.engine.order(self.usable[Owner.LLM], self.usable[Owner.LLM])
+        await self.engine.set(self.usable[Owner.LLM], self.usable[Owner.LLM])
         split_budget(self.usable[Owner.EMBEDDING], self.encoders.running)
 
     async def engine_restarted(self) -> None:
         """Applies the LLM's present quota to a new engine, which has its whole cache as quota."""
         self._memory.engine_restarted()
         llm = self.ledger.quota(Owner.LLM)
-        await self.engine.order(llm, llm)
+        await self.engine.set(llm, llm)
 
     def observe_arrival(self, request: Request) -> None:
         """Counts an arriving request for urgency and forecasts."""
@@ -185,7 +185,7 @@ class QuotaController:
         if decision.reason not in (Reason.NO_MEMORY, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT):
             return
         if isinstance(decision, Reject):
-            self._recent.lost[owner] += 1
+            self._recent.rejected[owner] += 1
         now = self.clock.now()
         is_early = self._last_tick is not None and between(self._last_tick, now) < _MIN_TICK_GAP
         if not is_early and (self._urgent_tick is None or self._urgent_tick.done()):
@@ -302,7 +302,7 @@ class QuotaController:
         self.engine.reported(state)
         is_in_force = (llm, ceiling) == (self.engine.quota, self.engine.ceiling)
         if not is_in_force or self.health.fault is not None:
-            await self.engine.order(llm, ceiling)
+            await self.engine.set(llm, ceiling)
             state = self._generator.state()
         self._reclaim(llm, found)
         return llm, state

@@ -1,4 +1,4 @@
-"""Starts the parts of the service side by side, and tells which stage each is in and since when.
+"""Starts the parts of the service side by side, and records which stage each is in and since when.
 
 One log line is written at the end of each stage. The first failure ends the start of all parts, since another
 model may load for minutes.

@@ -10,21 +10,10 @@ from pathlib import Path
 from random import Random
 
 from backends.embedding.client import WorkerEmbedder
-from controlplane.core.clock import Instant
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Kind
+from tests.example_requests import a_request
 
-REQUEST = Request(
-    id="r1",
-    kind=Kind.EMBED,
-    model="minilm",
-    tenant="t",
-    service_class=ServiceClass("standard", Slo(), priority=0, sheddable=False),
-    slo=Slo(),
-    arrival=Instant(0),
-    prompt_tokens=1,
-    max_output_tokens=0,
-)
+REQUEST = a_request(kind=Kind.EMBED, model="minilm")
 BOUND_SECONDS = 120
 BUDGET = 4_096
 CAN_MEASURE = Path("/proc/self/clear_refs").exists()

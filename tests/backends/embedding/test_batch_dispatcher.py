@@ -246,9 +246,7 @@ def test_a_cost_shortens_the_pass_to_what_it_is_worth_and_keeps_it_off_a_busy_la
     harness.submit([10] * 40, deadline=Instant(seconds(0.1)))
 
     harness.send(lambda pauses: [1.0 * (pause > 0.0061) for pause in pauses])
-    assert [len(inputs) for inputs in harness.sent.values()] == [5], (
-        "41 of 100 ms are worth less than a promise"
-    )
+    assert [len(inputs) for inputs in harness.sent.values()] == [5], "41 of 100 ms are worth less than an SLO"
     harness.answer(1)
     harness.dispatcher.budget.time.scale = 1.0
     harness.send(lambda pauses: [2.0] * len(pauses))

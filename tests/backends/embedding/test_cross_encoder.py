@@ -10,7 +10,7 @@ from backends.embedding.client import WorkerEmbedder
 from controlplane.config import parse
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.service.bootstrap import assemble
-from controlplane.service.request_jobs import MODEL_LIMIT, Caller, RequestHints, TextPairs
+from controlplane.service.request_jobs import MODEL_LIMIT, Caller, RequestOrigin, TextPairs
 from tests.backends.embedding.real_worker import BUDGET, embed, sentences
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
@@ -79,9 +79,7 @@ async def test_a_service_with_rerankers_only_scores_as_predict_does():
     await service.start()
     try:
         pairs = TextPairs([QUERY], documents)
-        job = await service.intake.pairs.job(
-            "r", Caller("t"), None, pairs, RequestHints(), truncation=MODEL_LIMIT
-        )
+        job = await service.intake.pairs.job(RequestOrigin("r", Caller("t")), None, pairs, MODEL_LIMIT)
         found = (await service.gate.embed(job)).vectors[:, 0]
     finally:
         await service.stop()

@@ -6,7 +6,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedding.deadline_order import Key, ServiceRate, deadline_key, on_time_first
+from backends.embedding.deadline_order import DeadlineKey, ServiceRate, deadline_key, on_time_first
 from controlplane.core.clock import Instant, seconds
 
 
@@ -14,7 +14,7 @@ from controlplane.core.clock import Instant, seconds
 class Call:
     name: int
     tokens: int
-    key: Key
+    key: DeadlineKey
 
 
 def calls(*tokens_and_deadlines: tuple[int, int | None]) -> list[Call]:

@@ -1,6 +1,7 @@
 """Simulated engines that compute at the same time: contention, decode pacing, and late delivery of tokens."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -9,23 +10,19 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
 from benchmark_control_plane.simulator.virtual_time import run
-from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.clock import milliseconds
 from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import Handoff, Sampling
-from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Kind
+from controlplane.core.slo import Slo
 from controlplane.policy.engine.options import EngineOptions
+from tests.backends.simulated.engine_scenario import GEOMETRY, run_engines
+from tests.example_requests import a_request
 
-GEOMETRY = KvGeometry(elements_per_token=1, bytes_per_element=1, block_tokens=4)
 # Seconds of a step, and of the one pass in each of the scenarios.
 STEP, PASS = 1.0, 0.5
-
-
-def request(name, *, slo=None, kind=Kind.GENERATE):
-    slo = slo or Slo()
-    return Request(name, kind, "m", "t", ServiceClass("any", slo, 0, sheddable=False), slo, Instant(0), 8, 40)
+request = partial(a_request, prompt_tokens=8, max_output_tokens=40)
 
 
 def run_scenario(
@@ -39,28 +36,16 @@ def run_scenario(
     **options,
 ):
     """Runs `scenario(generator, embedder)` with a device each."""
-
-    async def main():
-        device, pass_device = (
-            SimulatedDevice(llm_only(affine(step, 0, 0, 0))),
-            SimulatedDevice(embedding_line(pass_seconds, 0)),
-        )
-        pass_device.slow_down(device, slowdown)
-        generator = SimulatedGenerator(
-            device, geometry=GEOMETRY, lengths=lambda _: 6, kv_bytes=64 * GEOMETRY.bytes_per_block,
-            max_model_tokens=64, scheduling=EngineOptions(**options), delivery=delivery,
-        )  # fmt: skip
-        embedder = SimulatedEmbedder(pass_device, max_input_tokens=8, batch_tokens=8, sharing=sharing)
-        embedder.on_computing = lambda is_computing: generator.set_device_contention(is_shared=is_computing)
-        await generator.start()
-        await embedder.start()
-        try:
-            return await asyncio.wait_for(scenario(generator, embedder), 10_000)
-        finally:
-            await generator.stop()
-            await embedder.stop()
-
-    return run(main())
+    device = SimulatedDevice(llm_only(affine(step, 0, 0, 0)))
+    pass_device = SimulatedDevice(embedding_line(pass_seconds, 0))
+    pass_device.slow_down(device, slowdown)
+    generator = SimulatedGenerator(
+        device, geometry=GEOMETRY, lengths=lambda _: 6, kv_bytes=64 * GEOMETRY.bytes_per_block,
+        max_model_tokens=64, scheduling=EngineOptions(**options), delivery=delivery,
+    )  # fmt: skip
+    embedder = SimulatedEmbedder(pass_device, max_input_tokens=8, batch_tokens=8, sharing=sharing)
+    embedder.on_computing = lambda is_computing: generator.set_device_contention(is_shared=is_computing)
+    return run_engines(scenario, generator, embedder)
 
 
 async def token_times(generator, request):
@@ -83,7 +68,7 @@ def answered_beside_a_pass(slo=None, at=1.25, **options):
 
     async def scenario(generator, embedder):
         embedding = asyncio.create_task(embed(embedder, at))
-        return await token_times(generator, request("r", slo=slo)), await embedding
+        return await token_times(generator, request("r", slo=slo or Slo())), await embedding
 
     return run_scenario(scenario, **options)
 

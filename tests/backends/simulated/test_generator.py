@@ -1,6 +1,7 @@
 """The simulated backends implement their ports, each alone and both on one device."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -12,16 +13,11 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import Instant, seconds
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.generation import Sampling
-from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Kind
+from tests.backends.simulated.engine_scenario import GEOMETRY, run_engines
+from tests.example_requests import a_request
 
-GEOMETRY = KvGeometry(elements_per_token=1, bytes_per_element=1, block_tokens=4)
-CLASS = ServiceClass("any", Slo(), 0, sheddable=False)
-
-
-def request(name: str = "r", *, kind: Kind = Kind.GENERATE, prompt: int = 8) -> Request:
-    return Request(name, kind, "m", "t", CLASS, Slo(), Instant(0), prompt, 100)
+request = partial(a_request, prompt_tokens=8, max_output_tokens=100)
 
 
 def pair(length: int = 5, *, batch_time=None, kv_bytes: int | None = None, max_model_tokens: int = 64):
@@ -37,17 +33,7 @@ def pair(length: int = 5, *, batch_time=None, kv_bytes: int | None = None, max_m
 
 
 def run_scenario(scenario, **options):
-    async def main():
-        generator, embedder = pair(**options)
-        await generator.start()
-        await embedder.start()
-        try:
-            return await asyncio.wait_for(scenario(generator, embedder), 10_000)
-        finally:
-            await generator.stop()
-            await embedder.stop()
-
-    return run(main())
+    return run_engines(scenario, *pair(**options))
 
 
 async def collect(generator, request, prompt=range(8), **sampling):
@@ -189,7 +175,7 @@ def test_preempt_frees_blocks_and_ends_the_stream():
 
 def test_a_resumed_request_generates_only_the_rest():
     async def scenario(generator, _):
-        return await collect(generator, request(prompt=8), prompt=range(8 + 3), max_tokens=17)
+        return await collect(generator, request(), prompt=range(8 + 3), max_tokens=17)
 
     assert len(run_scenario(scenario)) == 2
 

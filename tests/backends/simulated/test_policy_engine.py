@@ -1,6 +1,7 @@
 """The simulated engine under an engine policy: order, quota, commands and forecasts."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -9,25 +10,19 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
 from benchmark_control_plane.simulator.virtual_time import run
-from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.clock import milliseconds
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import Handoff, Sampling
-from controlplane.core.kv_geometry import KvGeometry
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Kind
 from controlplane.policy.engine.options import EngineOptions
+from tests.backends.simulated.engine_scenario import GEOMETRY, run_engines
+from tests.example_requests import a_request
 
-GEOMETRY = KvGeometry(elements_per_token=1, bytes_per_element=1, block_tokens=4)
 BLOCK = GEOMETRY.bytes_per_block
 
-
-def request(name: str, *, priority: int = 0, slo: Slo | None = None, kind: Kind = Kind.GENERATE) -> Request:
-    slo = slo or Slo()
-    return Request(
-        name, kind, "m", "t", ServiceClass("any", slo, priority, sheddable=False), slo, Instant(0), 8, 40
-    )
+request = partial(a_request, prompt_tokens=8, max_output_tokens=40)
 
 
 def point(tokens: float) -> LengthForecast:
@@ -36,23 +31,12 @@ def point(tokens: float) -> LengthForecast:
 
 def run_scenario(scenario, *, step: float = 1.0, max_running: int = 4, blocks: int = 24, **options):
     """Runs `scenario(generator, embedder)`; a decode step takes `step` s, an embedding a fifth of it."""
-
-    async def main():
-        device = SimulatedDevice(sequential(llm_only(affine(step, 0, 0, 0)), embedding_line(0, step / 40)))
-        generator = SimulatedGenerator(
-            device, geometry=GEOMETRY, lengths=lambda _: 6, kv_bytes=blocks * BLOCK, max_model_tokens=64,
-            max_running=max_running, scheduling=EngineOptions(**options),
-        )  # fmt: skip
-        embedder = SimulatedEmbedder(device, max_input_tokens=8, batch_tokens=8)
-        await generator.start()
-        await embedder.start()
-        try:
-            return await asyncio.wait_for(scenario(generator, embedder), 10_000)
-        finally:
-            await generator.stop()
-            await embedder.stop()
-
-    return run(main())
+    device = SimulatedDevice(sequential(llm_only(affine(step, 0, 0, 0)), embedding_line(0, step / 40)))
+    generator = SimulatedGenerator(
+        device, geometry=GEOMETRY, lengths=lambda _: 6, kv_bytes=blocks * BLOCK, max_model_tokens=64,
+        max_running=max_running, scheduling=EngineOptions(**options),
+    )  # fmt: skip
+    return run_engines(scenario, generator, SimulatedEmbedder(device, max_input_tokens=8, batch_tokens=8))
 
 
 async def token_times(generator, request, handoff=None):

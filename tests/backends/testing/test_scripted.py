@@ -13,24 +13,14 @@ from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.generation import ChatPrompt, Sampling
 from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from tests import example_requests
 
 _numbers = count()
 
 
 def a_request(*, kind=Kind.GENERATE, sequences=1) -> Request:
-    return Request(
-        id=f"r{next(_numbers)}",
-        kind=kind,
-        model="scripted",
-        tenant="t",
-        service_class=ServiceClass("standard", Slo(), priority=0, sheddable=False),
-        slo=Slo(),
-        arrival=Instant(0),
-        prompt_tokens=3,
-        max_output_tokens=8,
-        sequences=sequences,
-    )
+    name = f"r{next(_numbers)}"
+    return example_requests.a_request(name, 3, 8, kind=kind, model="scripted", sequences=sequences)
 
 
 async def deltas_of(generator: Generator, sampling: Sampling, request: Request | None = None):

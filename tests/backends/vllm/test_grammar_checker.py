@@ -9,16 +9,12 @@ import pytest
 import pytest_asyncio
 
 from backends.vllm.grammar_checker import GrammarChecker, RecentValues
-from backends.vllm.grammar_limits import GrammarLimits, GrammarText
+from backends.vllm.grammar_limits import GrammarText
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.generation import ChatPrompt, Sampling
+from tests.backends.vllm.test_grammar_limits import LIMITS
 from tests.engines import complete, running_vllm, text_of
 
-LIMITS = GrammarLimits(
-    max_grammar=65_536, max_schema=524_288, max_grammar_properties=1_000, max_grammar_choices=5_000,
-    max_grammar_repeat=5_000, grammar_ms=10_000, grammar_step_ms=100,
-    grammar_memory=128 * 2**20,
-)  # fmt: skip
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 engine = [pytest.mark.engine, pytest.mark.untimed, pytest.mark.asyncio(loop_scope="session")]
 

@@ -368,7 +368,7 @@ def test_only_the_operators_limit_bounds_every_request(source, overrides, limits
     )
     config.get_diff_sampling_param = partial(ModelConfig.get_diff_sampling_param, config)
     _, defaults = defaults_of(config)
-    assert (defaults.max_tokens, defaults.most_tokens) == limits
+    assert (defaults.max_tokens, defaults.max_tokens_limit) == limits
     assert defaults.presence_penalty == (None if source == "vllm" else 1.5)
 
 

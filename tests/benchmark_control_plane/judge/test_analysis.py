@@ -6,7 +6,7 @@ from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 
-PROMISE = SloTargets(ttft_ms=150)
+TARGETS = SloTargets(ttft_ms=150)
 
 
 def record(number, ttft_s, *, name="chat", tenant="t", loss=None, decision=None):
@@ -15,7 +15,7 @@ def record(number, ttft_s, *, name="chat", tenant="t", loss=None, decision=None)
     if loss is None:
         answer.tokens = [number + ttft_s, number + ttft_s + 0.01, number + ttft_s + 0.04]
         answer.ended = answer.tokens[-1]
-    return judge_response(planned, float(number), answer, 0.0, PROMISE)
+    return judge_response(planned, float(number), answer, 0.0, TARGETS)
 
 
 def test_a_rejected_request_is_a_miss():
@@ -44,7 +44,7 @@ def test_interval_resamples_requests_not_gaps():
         gap = 0.01 if number < 12 else 0.05
         answer = PartialResponse(sent=0.0, tokens=[gap * n for n in range(101)], ended=9.0)
         planned = PlannedRequest(f"r{number}", 0.0, Kind.GENERATE, "chat", output_tokens=101)
-        records.append(judge_response(planned, 0.0, answer, 0.0, PROMISE))
+        records.append(judge_response(planned, 0.0, answer, 0.0, TARGETS))
     assert analysis.percentiles(records, seed=0)["chat"]["tbt_ms"]["p50"] == pytest.approx([10, 10, 50])
 
 

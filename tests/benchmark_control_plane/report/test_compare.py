@@ -99,7 +99,7 @@ def test_the_interval_is_students_t() -> None:
     assert t_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((3 - 1.96324, 3 + 1.96324), abs=1e-4)
 
 
-def test_what_was_offered_and_promised_differently_is_stated() -> None:
+def test_a_difference_in_load_or_objectives_is_stated() -> None:
     before = experiments.results(loads=(1.0,))
     assert compare_results(before, copy.deepcopy(before)).differences == ()
     after = copy.deepcopy(before)

@@ -1,8 +1,9 @@
-"""Step rules on the simulated engine: all requests finish, and each rule follows its order."""
+"""Step rules and engine plug-ins on the simulated engine: all requests finish, and each follows its order."""
 
 import pytest
 
 from backends.cost_models.step_time import affine, llm_only
+from benchmark_control_plane.round_model.plugin_rule import EnginePolicyRule
 from benchmark_control_plane.round_model.policies.policy_table import STEP_POLICIES
 from benchmark_control_plane.round_model.policies.step_policy import StepOptions
 from benchmark_control_plane.round_model.step_rules import AptServeRule, FcfsRule, RandomRule, RoundPolicyRule
@@ -13,6 +14,10 @@ from benchmark_control_plane.round_model.step_simulator import (
     measure_attainment,
     serve,
 )
+from controlplane.core.clock import seconds
+from controlplane.core.pool_view import Pace
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import ENGINE_POLICIES, engine_policy
 
 OBJECTIVE = StepObjective(ttft=1.0, gap=0.5)
 BLOCKS, BLOCK_TOKENS = 40, 4
@@ -27,11 +32,18 @@ def planned(name):
     return RoundPolicyRule(STEP_POLICIES[name](options), OBJECTIVE)
 
 
+def engine_rule(name):
+    pace = Pace(seconds(0.1), seconds(0.001))
+    policy = engine_policy(EngineOptions(ordering=name))
+    return EnginePolicyRule(policy, OBJECTIVE, blocks=BLOCKS, context=256, pace=pace)
+
+
 RULES = {
     "fcfs": FcfsRule,
     "random": lambda: RandomRule(0),
     "apt": lambda: AptServeRule(OBJECTIVE),
     **{name: lambda name=name: planned(name) for name in ("mc-sf", "mc-benchmark", "tandem")},
+    **{f"engine {name}": lambda name=name: engine_rule(name) for name in ENGINE_POLICIES},
 }
 
 
@@ -65,6 +77,14 @@ def test_a_rule_is_deterministic(name):
     serve(first, RULES[name](), pool())
     serve(second, RULES[name](), pool())
     assert [one.last for one in first] == [one.last for one in second]
+
+
+def test_srmt_attains_more_than_fcfs_in_both_metrics():
+    ours, theirs = mixed_requests(120), mixed_requests(120)
+    serve(ours, engine_rule("srmt"), pool())
+    serve(theirs, FcfsRule(), pool())
+    assert measure_attainment(ours, OBJECTIVE).published > measure_attainment(theirs, OBJECTIVE).published
+    assert measure_attainment(ours, OBJECTIVE).strict > measure_attainment(theirs, OBJECTIVE).strict
 
 
 def test_fcfs_serves_in_order_of_arrival():

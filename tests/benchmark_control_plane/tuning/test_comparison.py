@@ -22,7 +22,7 @@ def results(*, interactive: int, batch: int):
     return found
 
 
-def test_promises_are_weighted_by_class():
+def test_attainment_is_weighted_by_class():
     assert points(block(), results(interactive=40, batch=20), WEIGHTS) == 100
     assert points(block(), results(interactive=20, batch=20), WEIGHTS) == pytest.approx(100 * 120 / 220)
 

@@ -115,7 +115,7 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     write_answer(out, path, content, search_space(content, has_quotas=True), found, facts)
     assert out.read_text() == MINE.replace(
         "  priority_head_start_ms: 0   # none",
-        "  # tandem tune: was 0; +4.5 points of promises kept (95 %: 1.2)\n"
+        "  # tandem tune: was 0; +4.5 points of attainment (95 %: 1.2)\n"
         "  priority_head_start_ms: 2000   # none",
     ).replace(
         "admission: {max_waiting: 50}",
@@ -126,7 +126,7 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     assert page == tuning_page(facts)
     assert "interactive &lt;b&gt;" in page and "<b>" not in page
     assert "Points that each changed key brings" in page
-    assert "Promises kept over load" not in page
+    assert "Attainment over load" not in page
 
 
 def test_a_curve_over_load_is_a_chart_and_a_table(capsys):
@@ -150,7 +150,7 @@ def test_a_change_of_an_engine_argument_says_what_its_gain_rests_on(capsys):
     blocks = BlockSets([block()] * 9, [block()] * 9)
     facts = tuning_facts(Path("log"), Path("my.yaml"), parse(content), block().traffic, blocks, found)
     print_tuning(block().traffic, found.check, facts)
-    line = "max_num_seqs: 32 -> 64: +4.5 points of promises kept (95 %: 1.2); extrapolated: roofline"
+    line = "max_num_seqs: 32 -> 64: +4.5 points of attainment (95 %: 1.2); extrapolated: roofline"
     assert line in capsys.readouterr().out
     assert "max_num_seqs (extrapolated: roofline)" in tuning_page(facts)
 

@@ -90,7 +90,7 @@ def test_a_better_file_is_written_and_the_run_resumes(log, mine, tmp_path, capsy
     for comment in ("# quotas move", "# short", "# none", "# in this order", "# by default", "# the end"):
         assert comment in text
     page = html.unescape(out.with_suffix(".html").read_text())
-    assert found["reason"] in page and "Promises kept by class, before and after" in page
+    assert found["reason"] in page and "Attainment by class, before and after" in page
     assert [each["load"] for each in found["loads"]] == list(LOADS)
     marks = len(found["held_out"]["classes"]) + len(keys) + len(LOADS)
     assert page.count('class="mark"') == marks

@@ -60,12 +60,12 @@ def models() -> None:
 
 
 def errors() -> None:
-    try:
-        client.messages.create(model="nobody", messages=probe.HELLO, max_tokens=1)
-    except anthropic.NotFoundError as error:
-        assert error.body["error"]["type"] == "not_found_error"
-    else:
-        raise AssertionError("an unknown model was served")
+    found = probe.refused(
+        lambda: client.messages.create(model="nobody", messages=probe.HELLO, max_tokens=1),
+        anthropic.NotFoundError,
+        lambda error: error.body["error"]["type"],
+    )
+    assert found == "not_found_error"
 
 
 def image() -> str:

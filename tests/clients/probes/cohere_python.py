@@ -100,12 +100,8 @@ def errors() -> None:
         lambda: client.rerank(model="nobody", query="What?", documents=probe.TEXTS),
         lambda: client.chat(model="nobody", messages=probe.HELLO),
     ):
-        try:
-            call()
-        except cohere.NotFoundError as error:
-            assert "nobody" in error.body["message"] and error.body["error"]["code"] == "model_not_found"
-        else:
-            raise AssertionError("an unknown model was served")
+        body = probe.refused(call, cohere.NotFoundError, lambda error: error.body)
+        assert "nobody" in body["message"] and body["error"]["code"] == "model_not_found"
 
 
 def image() -> str:

@@ -62,12 +62,9 @@ def rerank() -> None:
 
 
 def errors() -> None:
-    try:
-        model(name="nobody").run(HELLO)
-    except openai.NotFoundError as error:
-        assert error.code == "model_not_found"
-    else:
-        raise AssertionError("an unknown model was served")
+    wrong = model(name="nobody")
+    code = probe.refused(lambda: wrong.run(HELLO), openai.NotFoundError, lambda error: error.code)
+    assert code == "model_not_found"
 
 
 def image() -> str:

@@ -55,15 +55,13 @@ def stream() -> None:
 
 
 def errors() -> None:
-    client = instructor.from_openai(plain)
-    try:
-        client.chat.completions.create(
-            model="nobody", messages=probe.HELLO, response_model=None, max_tokens=1
-        )
-    except openai.NotFoundError as error:
-        assert error.code == "model_not_found"
-    else:
-        raise AssertionError("an unknown model was served")
+    create = instructor.from_openai(plain).chat.completions.create
+    code = probe.refused(
+        lambda: create(model="nobody", messages=probe.HELLO, response_model=None, max_tokens=1),
+        openai.NotFoundError,
+        lambda error: error.code,
+    )
+    assert code == "model_not_found"
 
 
 probe.run(

@@ -11,12 +11,11 @@ def rerank() -> None:
 
 
 def errors() -> None:
-    try:
-        CohereRerank(model="nobody", **SERVER).rerank(probe.TEXTS, "What?")
-    except cohere.NotFoundError as error:
-        assert error.body["error"]["code"] == "model_not_found"
-    else:
-        raise AssertionError("an unknown model was served")
+    wrong = CohereRerank(model="nobody", **SERVER)
+    body = probe.refused(
+        lambda: wrong.rerank(probe.TEXTS, "What?"), cohere.NotFoundError, lambda error: error.body
+    )
+    assert body["error"]["code"] == "model_not_found"
 
 
 probe.run({"rerank": rerank, "errors": errors})

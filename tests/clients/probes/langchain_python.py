@@ -48,12 +48,8 @@ def embeddings() -> None:
 
 def errors() -> None:
     wrong = langchain_openai.ChatOpenAI(**BASE, model="nobody", max_retries=0)
-    try:
-        wrong.invoke("Hello")
-    except openai.NotFoundError as error:
-        assert error.code == "model_not_found"
-    else:
-        raise AssertionError("an unknown model was served")
+    code = probe.refused(lambda: wrong.invoke("Hello"), openai.NotFoundError, lambda error: error.code)
+    assert code == "model_not_found"
 
 
 def image() -> str:

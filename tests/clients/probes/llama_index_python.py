@@ -70,12 +70,9 @@ def rerank() -> None:
 
 
 def errors() -> None:
-    try:
-        model(name="nobody").chat([ChatMessage("Hello")])
-    except openai.NotFoundError as error:
-        assert error.code == "model_not_found"
-    else:
-        raise AssertionError("an unknown model was served")
+    wrong, hello = model(name="nobody"), [ChatMessage("Hello")]
+    code = probe.refused(lambda: wrong.chat(hello), openai.NotFoundError, lambda error: error.code)
+    assert code == "model_not_found"
 
 
 def image() -> str:

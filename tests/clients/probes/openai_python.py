@@ -79,12 +79,12 @@ def models() -> None:
 
 
 def errors() -> None:
-    try:
-        client.chat.completions.create(model="nobody", messages=probe.HELLO)
-    except openai.NotFoundError as error:
-        assert error.code == "model_not_found"
-    else:
-        raise AssertionError("an unknown model was served")
+    code = probe.refused(
+        lambda: client.chat.completions.create(model="nobody", messages=probe.HELLO),
+        openai.NotFoundError,
+        lambda error: error.code,
+    )
+    assert code == "model_not_found"
 
 
 def image() -> str:

@@ -65,8 +65,8 @@ def check_ranks(indexes: Any, scores: Any) -> None:
     assert list(scores) == sorted(scores, reverse=True), scores
 
 
-def refused(call: Callable[[], object], error: type[Exception], field: Callable[[Any], str]) -> str:
-    """The field named by the error of this class that `call` raises."""
+def refused(call: Callable[[], object], error: type[Exception], field: Callable[[Any], Any]) -> Any:
+    """`field` of the error of this class that `call` raises. Raises AssertionError if it raises none."""
     try:
         call()
     except error as found:

@@ -25,6 +25,11 @@ from controlplane.service.worker_replacement import WorkerBuilder, WorkerNeeds
 CHAT_MODEL = "chat-model"
 EMBED_MODEL = "embed-model"
 RERANK_MODEL = "rerank-model"
+MODELS = {
+    "chat": {"model": CHAT_MODEL},
+    "embeddings": [{"model": EMBED_MODEL}],
+    "rerankers": [{"model": RERANK_MODEL}],
+}
 MAX_RUNNING = 4
 WORDS = ("Hello", " wörld\u2028", "!")
 TEXT = "".join(WORDS)
@@ -85,11 +90,6 @@ async def staged(
     `worker_builder` builds the workers of changes. `sections` are those of the YAML file. Checks at the end
     that nothing leaked.
     """
-    models = {
-        "chat": {"model": CHAT_MODEL},
-        "embeddings": [{"model": EMBED_MODEL}],
-        "rerankers": [{"model": RERANK_MODEL}],
-    }
     generator = ScriptedGenerator(
         model=CHAT_MODEL,
         max_model_tokens=256,
@@ -103,7 +103,7 @@ async def staged(
         model=EMBED_MODEL, supported_dimensions=(4, 8), max_input_tokens=64, is_stepped=is_stepped
     )
     reranker = ScriptedEmbedder(model=RERANK_MODEL, dimension=2, max_input_tokens=64, is_stepped=is_stepped)
-    config = parse({"models": models, **sections})
+    config = parse({"models": MODELS, **sections})
     workspace = 4 * embedder.workspace_bytes
     moves = config.static_quota_reason() is None
     service = build_service(

@@ -9,11 +9,11 @@ import pytest
 
 from controlplane.api import access_log
 from controlplane.api.access_log import _BY_SEVERITY, ShedLines
-from controlplane.api.settings import ApiKey, ApiSettings
+from controlplane.api.settings import ApiSettings
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 from controlplane.log_output import LogFields
-from controlplane.service.request_jobs import Caller
+from tests.controlplane.api.example_bodies import api_key
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, staged, until
 
 PROMPT = {"model": CHAT_MODEL, "prompt": "hello"}
@@ -82,9 +82,10 @@ async def test_several_prompts_are_one_line(lines):
 
 
 async def test_what_was_refused_says_why(lines):
-    key = ApiKey(sha256(b"key").hexdigest(), Caller("web"))
     classes = {"picky": {"ttft_ms": 1, "default": True}}
-    async with staged(ApiSettings(api_keys=(key,)), classes=classes, admission={"max_waiting": 0}) as stage:
+    async with staged(
+        ApiSettings(api_keys=(api_key("key", "web"),)), classes=classes, admission={"max_waiting": 0}
+    ) as stage:
         await stage.http.post("/v1/completions", json=PROMPT)
         headers = {"authorization": "Bearer key"}
         await stage.http.post("/v1/completions", content=b"{", headers=headers)

@@ -1,6 +1,5 @@
 """/v1/messages through Anthropic's client, unmodified; events, mapping and refusals on the wire."""
 
-import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -9,37 +8,22 @@ import anthropic
 import orjson
 import pytest
 
-from backends.testing.scripted import Script
 from controlplane.api.anthropic import MessageEncoder
 from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ShownParts
-from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
-from controlplane.core.generation import ChatPrompt, Delta, Sampling
-from controlplane.service.request_jobs import Caller
+from controlplane.api.settings import ApiSettings, BodyLimits
+from controlplane.core.generation import Delta
+from tests.controlplane.api.example_bodies import CALLING, CALLS, SECRET, conversation
 from tests.controlplane.api.scripted_server import CHAT_MODEL, HELLO, TEXT, Stage, listening, staged
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-SECRET = "sk-ant-tests"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ADD: dict[str, Any] = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
-CALLS = (
-    {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": '}},
-    {"index": 0, "function": {"arguments": "1}"}},
-    {"index": 1, "id": "call_2", "type": "function", "function": {"name": "add", "arguments": "{}"}},
-)
-CALLING = Script(tokens=3, words=("Sure", "."), reasoning_words=("Hm",), tool_calls=CALLS)
 
 
 def asked(**fields: Any) -> dict[str, Any]:
     return {"model": CHAT_MODEL, "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]} | fields
-
-
-@pytest.fixture
-async def locked() -> AsyncIterator[Stage]:
-    key = ApiKey(hashlib.sha256(SECRET.encode()).hexdigest(), Caller("tests"))
-    async with staged(ApiSettings(api_keys=(key,))) as stage:
-        yield stage
 
 
 @pytest.fixture
@@ -49,12 +33,6 @@ async def client(locked: Stage) -> AsyncIterator[anthropic.AsyncAnthropic]:
         anthropic.AsyncAnthropic(base_url=url, api_key=SECRET, max_retries=0) as client,
     ):
         yield client
-
-
-def conversation(stage: Stage) -> tuple[ChatPrompt, Sampling]:
-    run = stage.generator.runs[-1]
-    assert run.chat is not None and run.sampling is not None
-    return run.chat, run.sampling
 
 
 async def test_create(client: anthropic.AsyncAnthropic, locked: Stage):

@@ -10,27 +10,11 @@ import orjson
 import pytest
 
 from backends.testing.scripted import Script
-from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
-from controlplane.service.request_jobs import Caller
+from controlplane.api.settings import ApiSettings, BodyLimits
+from tests.controlplane.api.example_bodies import CHAT, EMBED, HI, TEXT, api_key, chat, embed, text
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-EMBED = "/v1/embeddings"
-_HI = [{"role": "user", "content": "hi"}]
 _ENDLESS = {"$ref": "#"}
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": CHAT_MODEL, "messages": _HI} | fields
-
-
-def text(**fields: Any) -> dict[str, Any]:
-    return {"model": CHAT_MODEL, "prompt": "hi"} | fields
-
-
-def embed(**fields: Any) -> dict[str, Any]:
-    return {"model": EMBED_MODEL, "input": "hi"} | fields
 
 
 def said(**fields: Any) -> dict[str, Any]:
@@ -140,7 +124,7 @@ BODIES = [
     (TEXT, text(max_tokens=0), 400, "max_tokens", "invalid_value"),
     (TEXT, text(prompt=[1, 256], echo=True), 400, "prompt", "invalid_value"),
     (TEXT, text(prompt="x" * 65, echo=True, logprobs=1), 400, "echo", "invalid_value"),
-    (TEXT, text(messages=_HI), 400, "messages", "unknown_parameter"),
+    (TEXT, text(messages=HI), 400, "messages", "unknown_parameter"),
     (EMBED, embed(input=""), 400, "input", "invalid_value"),
     (EMBED, embed(input=[]), 400, "input", "invalid_value"),
     (EMBED, embed(input=["a", ""]), 400, "input", "invalid_value"),
@@ -294,13 +278,8 @@ async def test_client_that_disconnects_within_its_body(stage: Stage):
             assert (await http.post(EMBED, json=embed())).status_code == 200
 
 
-def key(secret: str, tenant: str, *classes: str) -> ApiKey:
-    caller = Caller(tenant, frozenset(classes) if classes else None)
-    return ApiKey(hashlib.sha256(secret.encode()).hexdigest(), caller)
-
-
 LOCKED = ApiSettings(
-    api_keys=(key("sesame", "red"), key("poppy", "blue", "standard")),
+    api_keys=(api_key("sesame", "red"), api_key("poppy", "blue", "standard")),
     admin_key_sha256=hashlib.sha256(b"root").hexdigest(),
 )
 OPEN = ("/version", "/health", "/ready", "/metrics")

@@ -1,6 +1,5 @@
 """/v2/chat, /v2/embed and tokenization through Cohere's unmodified client; events and refusals."""
 
-import hashlib
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,13 +9,12 @@ import cohere
 import numpy as np
 import pytest
 
-from backends.testing.scripted import Script
 from controlplane.api.cohere import CohereEncoder
 from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ShownParts
-from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
-from controlplane.core.generation import ChatPrompt, Delta, Sampling
-from controlplane.service.request_jobs import Caller
+from controlplane.api.settings import ApiSettings, BodyLimits
+from controlplane.core.generation import Delta
+from tests.controlplane.api.example_bodies import CALLING, CALLS, HI, SECRET, conversation
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -28,16 +26,8 @@ from tests.controlplane.api.scripted_server import (
 )
 
 CHAT, EMBED, TOKENIZE, DETOKENIZE = "/v2/chat", "/v2/embed", "/v1/tokenize", "/v1/detokenize"
-SECRET = "co-tests"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ADD: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
-CALLS = (
-    {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": '}},
-    {"index": 0, "function": {"arguments": "1}"}},
-    {"index": 1, "id": "call_2", "type": "function", "function": {"name": "add", "arguments": "{}"}},
-)
-CALLING = Script(tokens=3, words=("Sure", "."), reasoning_words=("Hm",), tool_calls=CALLS)
-HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def asked(**fields: Any) -> dict[str, Any]:
@@ -49,25 +39,12 @@ def embed(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def locked() -> AsyncIterator[Stage]:
-    key = ApiKey(hashlib.sha256(SECRET.encode()).hexdigest(), Caller("tests"))
-    async with staged(ApiSettings(api_keys=(key,))) as stage:
-        yield stage
-
-
-@pytest.fixture
 async def client(locked: Stage) -> AsyncIterator[cohere.AsyncClientV2]:
     async with (
         listening(locked.app) as url,
         cohere.AsyncClientV2(api_key=SECRET, base_url=url, max_retries=0) as client,
     ):
         yield client
-
-
-def conversation(stage: Stage) -> tuple[ChatPrompt, Sampling]:
-    run = stage.generator.runs[-1]
-    assert run.chat is not None and run.sampling is not None
-    return run.chat, run.sampling
 
 
 async def test_chat(client: cohere.AsyncClientV2, locked: Stage):

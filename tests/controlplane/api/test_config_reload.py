@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,16 @@ from controlplane.config import parse
 from controlplane.config.config_file import ConfigFile
 from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import build_service
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged, until
+from tests.controlplane.api.scripted_server import (
+    MODELS,
+    Stage,
+    staged,
+    until,
+)
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("harmless_signals")]
 
-MODELS = {
-    "chat": {"model": CHAT_MODEL},
-    "embeddings": [{"model": EMBED_MODEL}],
-    "rerankers": [{"model": RERANK_MODEL}],
-}
 INTERVAL = 0.005
-
-
-@pytest.fixture(autouse=True)
-def unharmed() -> Iterator[None]:
-    """A signal that is not handled fails the test instead of ending the test run."""
-    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def write(path: Path, **sections: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.controlplane.api.example_bodies import HI
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -20,14 +21,13 @@ from tests.controlplane.api.scripted_server import (
     until,
 )
 
-_HI = [{"role": "user", "content": "hi"}]
 ASKED = {
-    "chat": ("/v1/chat/completions", {"model": CHAT_MODEL, "messages": _HI}),
-    "stream": ("/v1/chat/completions", {"model": CHAT_MODEL, "messages": _HI, "stream": True}),
+    "chat": ("/v1/chat/completions", {"model": CHAT_MODEL, "messages": HI}),
+    "stream": ("/v1/chat/completions", {"model": CHAT_MODEL, "messages": HI, "stream": True}),
     "prompts": ("/v1/completions", {"model": CHAT_MODEL, "prompt": ["a", "b", "c"], "n": 2, "stream": True}),
     "response": ("/v1/responses", {"model": CHAT_MODEL, "input": "hi", "stream": True}),
-    "message": ("/v1/messages", {"model": CHAT_MODEL, "messages": _HI, "max_tokens": 9}),
-    "cohere": ("/v2/chat", {"model": CHAT_MODEL, "messages": _HI, "stream": True}),
+    "message": ("/v1/messages", {"model": CHAT_MODEL, "messages": HI, "max_tokens": 9}),
+    "cohere": ("/v2/chat", {"model": CHAT_MODEL, "messages": HI, "stream": True}),
     "cohere embeddings": ("/v2/embed", {"model": EMBED_MODEL, "texts": ["word"] * 40}),
     "embeddings": ("/v1/embeddings", {"model": EMBED_MODEL, "input": ["word"] * 40}),
     "rerank": ("/v1/rerank", {"model": RERANK_MODEL, "query": "what", "documents": ["word"] * 40}),

@@ -6,8 +6,9 @@ import pytest
 
 from controlplane.api.errors import failure_of
 from controlplane.core.errors import BackendDown
+from tests.controlplane.api.example_bodies import CHAT, EMBED, chat
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, staged
-from tests.controlplane.api.test_failures import CHAT, EMBED, chat, ended
+from tests.controlplane.api.test_failures import ended
 
 
 def test_an_engine_that_is_not_restarted_asks_for_no_retry():

@@ -11,15 +11,14 @@ import pytest
 
 from backends.testing.scripted import Script
 from controlplane.api.errors import failure_of
-from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason, Reject
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.slo import Slo
 from controlplane.log_output import LogRateLimiter
 from controlplane.service.ticket import Rejected
+from tests.controlplane.api.example_bodies import CHAT, EMBED, TEXT, chat, text
 from tests.controlplane.api.scripted_server import (
-    CHAT_MODEL,
     EMBED_MODEL,
     MAX_RUNNING,
     WORDS,
@@ -28,20 +27,7 @@ from tests.controlplane.api.scripted_server import (
     staged,
     until,
 )
-
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-EMBED = "/v1/embeddings"
-_HI = [{"role": "user", "content": "hi"}]
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": CHAT_MODEL, "messages": _HI} | fields
-
-
-def text(**fields: Any) -> dict[str, Any]:
-    return {"model": CHAT_MODEL, "prompt": "hi"} | fields
-
+from tests.example_requests import a_request
 
 # reason, status, code, drop reason
 REJECTIONS = [
@@ -60,10 +46,8 @@ REJECTIONS = [
 
 
 def rejected(reason: Reason, retry_after_ms: float | None) -> Rejected:
-    any_class = ServiceClass("any", Slo(), 0, sheddable=True)
-    request = Request("r", Kind.GENERATE, "m", "t", any_class, Slo(), Instant(0), 1, 1)
     retry_after = None if retry_after_ms is None else milliseconds(retry_after_ms)
-    return Rejected(request, Reject(reason, retry_after, "7 of 5"))
+    return Rejected(a_request(), Reject(reason, retry_after, "7 of 5"))
 
 
 @pytest.mark.parametrize(("reason", "status", "code", "dropped"), REJECTIONS)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -20,7 +20,7 @@ from controlplane.core.errors import BackendDown
 from controlplane.service.bootstrap import build_service
 from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, staged, until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("harmless_signals")]
 
 CHAT = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "hi"}]}
 _BODY = json.dumps(CHAT).encode()
@@ -28,15 +28,6 @@ REQUEST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
-
-
-@pytest.fixture(autouse=True)
-def unharmed() -> Iterator[None]:
-    """A signal that the server does not handle fails the test instead of ending the test run."""
-    before = {n: signal.signal(n, lambda *_: None) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @asynccontextmanager

@@ -12,11 +12,9 @@ from backends.testing.scripted import Script
 from controlplane.api import body_parsing
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from controlplane.api.settings import ApiSettings, BodyLimits
+from tests.controlplane.api.example_bodies import CHAT, EMBED, TEXT
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-EMBED = "/v1/embeddings"
 RERANK = "/v1/rerank"
 TOKENIZE = "/tokenize"
 LONGEST_REPLY = 4_096

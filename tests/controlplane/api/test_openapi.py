@@ -9,11 +9,11 @@ from pydantic import BaseModel
 from backends.testing.scripted import Script
 from controlplane.api.openapi import model_schemas
 from controlplane.api.protocol import answers, cohere_answers
+from tests.controlplane.api.example_bodies import HI
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, HELLO, Stage, staged, until
 
 CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SCRIPT = Script(tokens=4, words=("a", "b"), reasoning_words=("Hm",), tool_calls=(CALL,), cached_tokens=1)
-HI = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 CHAT = {"model": CHAT_MODEL, "messages": HI, "logprobs": True, "top_logprobs": 1}
 CHAT_OF_COHERE = {"model": CHAT_MODEL, "messages": HI}

@@ -12,7 +12,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CheckFunction, load_all_checks
 from schemathesis.core.result import Ok
 
-from controlplane.api.settings import ApiKey, Caller
+from tests.controlplane.api.example_bodies import api_key
 from tests.controlplane.api.test_http_protocol import hosted
 
 KEY, ADMIN_KEY = "tenant-key", "admin-key"
@@ -69,7 +69,6 @@ def exploring(operation, mode: GenerationMode, url: str, seen: Counter[int]) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 async def test_every_answer_is_described(mode: GenerationMode):
-    key = ApiKey(sha256(KEY.encode()).hexdigest(), Caller("tests"))
-    async with hosted((key,), admin_key_sha256=sha256(ADMIN_KEY.encode()).hexdigest()) as host:
+    async with hosted((api_key(KEY),), admin_key_sha256=sha256(ADMIN_KEY.encode()).hexdigest()) as host:
         seen = await asyncio.to_thread(explore, "http://{}:{}".format(*host.address), mode)
     assert seen.keys() & {200, 400} and 500 not in seen, seen

@@ -1,25 +1,21 @@
 """Reranking clients of others, unmodified, over a real socket; a client that is not installed is skipped."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 
 import pytest
 
-from controlplane.api.settings import ApiKey, ApiSettings
-from controlplane.service.request_jobs import Caller
-from tests.controlplane.api.scripted_server import RERANK_MODEL, listening, staged
+from tests.controlplane.api.example_bodies import SECRET
+from tests.controlplane.api.scripted_server import RERANK_MODEL, Stage, listening
 
 pytestmark = pytest.mark.long
 
-_KEY = "sk-of-the-tests"
 _DOCUMENTS = ["first", "second", "third"]
 
 
 @pytest.fixture
-async def url() -> AsyncIterator[str]:
-    key = ApiKey(hashlib.sha256(_KEY.encode()).hexdigest(), Caller("tests"))
-    async with staged(ApiSettings(api_keys=(key,))) as stage, listening(stage.app) as url:
+async def url(locked: Stage) -> AsyncIterator[str]:
+    async with listening(locked.app) as url:
         yield url
 
 
@@ -29,7 +25,7 @@ def falls(scores: list[float]) -> bool:
 
 async def test_cohere(url: str):
     cohere = pytest.importorskip("cohere")
-    async with cohere.AsyncClientV2(api_key=_KEY, base_url=url) as client:
+    async with cohere.AsyncClientV2(api_key=SECRET, base_url=url) as client:
         ask = {"model": RERANK_MODEL, "query": "what", "documents": _DOCUMENTS}
         reply = await client.rerank(**ask)
         assert sorted(one.index for one in reply.results) == [0, 1, 2]
@@ -41,7 +37,7 @@ async def test_cohere(url: str):
         with pytest.raises(cohere.NotFoundError) as missing:
             await client.rerank(**ask | {"model": "nobody"})
         assert missing.value.body["error"]["code"] == "model_not_found"
-    async with cohere.AsyncClient(api_key=_KEY, base_url=url) as client:
+    async with cohere.AsyncClient(api_key=SECRET, base_url=url) as client:
         reply = await client.rerank(**ask, return_documents=True)
         assert [one.document.text for one in reply.results] == [
             _DOCUMENTS[one.index] for one in reply.results
@@ -58,7 +54,7 @@ async def test_litellm(url: str, provider: str):
         documents=_DOCUMENTS,
         top_n=2,
         api_base=paths[provider],
-        api_key=_KEY,
+        api_key=SECRET,
     )
     assert len(reply.results) == 2
     assert falls([one["relevance_score"] for one in reply.results])
@@ -66,7 +62,7 @@ async def test_litellm(url: str, provider: str):
 
 async def test_langchain(url: str):
     langchain = pytest.importorskip("langchain_cohere")
-    reranker = langchain.CohereRerank(cohere_api_key=_KEY, base_url=url, model=RERANK_MODEL, top_n=2)
+    reranker = langchain.CohereRerank(cohere_api_key=SECRET, base_url=url, model=RERANK_MODEL, top_n=2)
     ranked = await asyncio.to_thread(reranker.rerank, _DOCUMENTS, "what")
     assert len(ranked) == 2
     assert falls([one["relevance_score"] for one in ranked])
@@ -76,7 +72,7 @@ async def test_llama_index(url: str):
     llama_index = pytest.importorskip("llama_index.postprocessor.cohere_rerank")
     from llama_index.core.schema import NodeWithScore, TextNode
 
-    ranker = llama_index.CohereRerank(api_key=_KEY, base_url=url, model=RERANK_MODEL, top_n=2)
+    ranker = llama_index.CohereRerank(api_key=SECRET, base_url=url, model=RERANK_MODEL, top_n=2)
     nodes = [NodeWithScore(node=TextNode(text=text)) for text in _DOCUMENTS]
     ranked = await asyncio.to_thread(ranker.postprocess_nodes, nodes, query_str="what")
     assert len(ranked) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.api.settings import ANONYMOUS
 from controlplane.core.errors import BackendFailed, NoMemory
-from controlplane.service.request_jobs import RequestHints, TextPairs
+from controlplane.service.request_jobs import RequestOrigin, TextPairs
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged
 
 DOCUMENTS = ["first", {"text": "second", "page": 2}, ""]
@@ -22,9 +22,8 @@ def rerank(**fields: Any) -> dict[str, Any]:
 async def rows(stage: Stage) -> np.ndarray:
     """Scores and logits that the scripted model gives TEXTS."""
     pairs = TextPairs(["what"], TEXTS)
-    job = await stage.service.intake.pairs.job(
-        "expected", ANONYMOUS, RERANK_MODEL, pairs, RequestHints(), truncation=None
-    )
+    origin = RequestOrigin("expected", ANONYMOUS)
+    job = await stage.service.intake.pairs.job(origin, RERANK_MODEL, pairs, None)
     found = (await stage.service.gate.embed(job)).vectors
     stage.reranker.runs.clear()
     return found

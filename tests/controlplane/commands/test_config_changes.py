@@ -19,9 +19,8 @@ from controlplane.commands import config_changes
 from controlplane.commands.admin_api import KEY_VARIABLE
 from controlplane.core.decision import Outcome
 from tests.controlplane.api.scripted_server import (
-    CHAT_MODEL,
     EMBED_MODEL,
-    RERANK_MODEL,
+    MODELS,
     SCRIPTED_WORKERS,
     Stage,
     listening,
@@ -31,11 +30,6 @@ from tests.controlplane.api.scripted_server import (
 
 pytestmark = pytest.mark.long
 
-MODELS = {
-    "chat": {"model": CHAT_MODEL},
-    "embeddings": [{"model": EMBED_MODEL}],
-    "rerankers": [{"model": RERANK_MODEL}],
-}
 SERVER = {"admin_key_sha256": sha256(b"root").hexdigest()}
 
 

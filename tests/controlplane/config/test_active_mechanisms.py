@@ -106,7 +106,7 @@ def test_a_key_without_effect_is_named_with_the_reason(content, expected):
             "scheduling": {"engine": {"ordering": "srmt"}},
             "classes": {"a": {"weight": 2, "gap_ms": 500, "default": True}},
         },
-        # Passes are priced by the weights of the promises that they break.
+        # Passes are priced by the weights of the SLOs that they break.
         {
             "models": BOTH,
             "classes": {"a": {"weight": 2, "default": True}},

@@ -90,7 +90,7 @@ def test_a_tighter_objective_never_postpones_a_deadline(slo, life, step, name, l
 
 
 @given(slos, lives(), steps, st.integers(0, 500), st.data())
-def test_a_hopeless_request_ends_late(slo, life, step, late, data):
+def test_a_request_past_its_last_chance_ends_late(slo, life, step, late, data):
     chance = last_chance(slo, life.timeline.progress, life.likely, step)
     if chance is None:
         return

@@ -123,7 +123,7 @@ def test_expected_remaining_is_the_mean_beyond_the_tokens_so_far(forecast: Lengt
     assert forecast.expected_remaining(done) == pytest.approx(max(1.0, area / (1 - passed) - done))
 
 
-def test_expected_remaining_before_the_first_token_is_the_forecast_mean() -> None:
+def test_before_the_first_token_the_forecast_remains() -> None:
     forecast = LengthForecast((0.0, 0.5, 1.0), (1.0, 60.0, 200.0))
     assert forecast.remaining(after=0) is forecast
     # The remaining length is never below one token.

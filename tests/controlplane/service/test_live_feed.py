@@ -17,8 +17,8 @@ from controlplane.core.errors import Refused
 from controlplane.core.request import Owner, Request
 from controlplane.service.live_records import RING_SIZES
 from controlplane.service.ticket import Rejected
-from tests.controlplane.service.gate.test_explain import read
 from tests.controlplane.service.memory.test_quota_controller import CLASSES, MACHINE, QUOTA, mixed
+from tests.controlplane.service.scripted_bench import read
 
 
 def records(service, kind: str | None = None, since: int = 0) -> list[dict]:

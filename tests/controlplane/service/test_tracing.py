@@ -17,6 +17,7 @@ from tests.controlplane.api.scripted_server import (
     RERANK_MODEL,
     staged,
 )
+from tests.controlplane.service.scripted_bench import read
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
@@ -214,11 +215,6 @@ def test_a_preemption_is_kept_with_its_time(bench):
     found = values(preempted.attributes)
     assert found["tandem.preempted.by"] == "gate"
     assert found["tandem.preempted.for"] in [ticket.request.id for ticket in b.ended]
-
-
-async def read(answer: Any) -> None:
-    async for _ in answer:
-        pass
 
 
 async def test_a_receiver_that_fails_costs_traces_only(receiver, caplog):

@@ -12,7 +12,7 @@ from controlplane.config import parse
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import assemble
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestOrigin
 from controlplane.service.service import Service
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
@@ -47,7 +47,8 @@ class Load:
 
     async def _ask_once(self, name: str, model: str, text: str) -> None:
         try:
-            job = await self.service.intake.embeddings(name, Caller("t"), model, [text], RequestHints())
+            origin = RequestOrigin(name, Caller("t"))
+            job = await self.service.intake.embeddings(origin, model, [text])
             answer = await self.service.gate.embed(job)
         except Refused as error:
             # A model that is not served, or a text that exceeds the limit of the new worker.

@@ -14,7 +14,7 @@ from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
 from controlplane.service.gate.gate import Embedded
 from controlplane.service.reconfiguration import AppliedChange
-from controlplane.service.request_jobs import Caller, RequestHints, TextPairs
+from controlplane.service.request_jobs import Caller, RequestOrigin, TextPairs
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.worker_replacement import WorkerBuilder, WorkerNeeds
@@ -66,14 +66,13 @@ class Bench:
         return await self.service.reconfiguration.change(content, source="test", **options)
 
     async def embed(self, name: str, model: str, *, words: int = 10) -> Embedded:
-        job = await self.service.intake.embeddings(name, Caller("t"), model, ["x" * words], RequestHints())
+        origin = RequestOrigin(name, Caller("t"))
+        job = await self.service.intake.embeddings(origin, model, ["x" * words])
         return await self.service.gate.embed(job)
 
     async def score(self, name: str, model: str) -> Embedded:
         texts = TextPairs(["q"], ["d" * 5, "e" * 7])
-        job = await self.service.intake.pairs.job(
-            name, Caller("t"), model, texts, RequestHints(), truncation=None
-        )
+        job = await self.service.intake.pairs.job(RequestOrigin(name, Caller("t")), model, texts, None)
         return await self.service.gate.embed(job)
 
     @property

@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backends.vllm.plugin.prefix_sharing import SharedBlocks
-from controlplane.core.clock import Instant
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.request_state import RequestState
+from tests.example_requests import a_request
 
-STANDARD = ServiceClass("standard", Slo(), 0, sheddable=False)
 BLOCK_TOKENS = 16
 
 
@@ -24,8 +21,7 @@ class Block:
 
 
 def a_state(name: str) -> RequestState:
-    request = Request(name, Kind.GENERATE, "m", "t", STANDARD, Slo(), Instant(0), 100, 10)
-    return RequestState(request, 10)
+    return RequestState(a_request(name, 100, 10), 10)
 
 
 class Cache(RuleBasedStateMachine):

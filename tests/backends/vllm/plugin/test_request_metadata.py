@@ -7,12 +7,11 @@ import pytest
 from backends.vllm.plugin.request_metadata import Defaults, defaults_of, make_engine_request, metadata_of
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.generation import FIRST_HANDOFF, Handoff
-from controlplane.core.request import Kind, Request
 from controlplane.core.slo import ServiceClass, Slo
+from tests.example_requests import a_request
 
 NOW = Instant(9_000)
-CLASS = ServiceClass("any", Slo(), 0, sheddable=False)
-REQUEST = Request("r", Kind.GENERATE, "m", "t", CLASS, CLASS.slo, Instant(1_000), 20, 100)
+REQUEST = a_request("r", 20, 100, arrival=Instant(1_000))
 
 
 def read(metadata, *, prompt_tokens: int):

@@ -27,7 +27,7 @@ CHEAP = AttackCost(
         ({"status": 500}, ["refusal"]),
         ({"health_port_wait_ms": 101.0}, ["health on its own port"]),
         ({"health_wait_ms": 101.0}, ["health on the port of the API"]),
-        ({"missed": 0.08}, ["promises"]),
+        ({"missed": 0.08}, ["SLOs"]),
         ({"peak_growth_mb": 301.0, "growth_mb": 301.0}, ["memory meanwhile", "memory after"]),
     ],
 )

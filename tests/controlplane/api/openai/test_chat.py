@@ -12,6 +12,7 @@ from controlplane.config import parse
 from controlplane.core.clock import milliseconds
 from controlplane.core.generation import Sampling
 from controlplane.service.bootstrap import build_service
+from tests.controlplane.api.example_bodies import CHAT, HI, TEXT, chat, text
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -24,19 +25,6 @@ from tests.controlplane.api.scripted_server import (
     staged,
 )
 from tests.controlplane.api.scripted_server import TEXT as SAID
-
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-EMBED = "/v1/embeddings"
-_HI = [{"role": "user", "content": "hi"}]
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": CHAT_MODEL, "messages": _HI} | fields
-
-
-def text(**fields: Any) -> dict[str, Any]:
-    return {"model": CHAT_MODEL, "prompt": "hi"} | fields
 
 
 def asked(stage: Stage) -> Sampling:
@@ -286,7 +274,7 @@ async def test_fields_without_effect_are_accepted(stage: Stage):
     ],
 )
 async def test_messages_may_have_the_fields_of_earlier_responses(stage: Stage, message: dict[str, Any]):
-    body = chat(messages=[*_HI, {"role": "assistant", "content": "x"} | message, *_HI])
+    body = chat(messages=[*HI, {"role": "assistant", "content": "x"} | message, *HI])
     answer = await stage.http.post(CHAT, json=body)
     assert answer.status_code == 200, answer.text
 

@@ -1,6 +1,7 @@
 """Completions that begin with their prompt, with its log probabilities or alone."""
 
-from tests.controlplane.api.openai.test_chat import TEXT, asked, chunks, text
+from tests.controlplane.api.example_bodies import TEXT, text
+from tests.controlplane.api.openai.test_chat import asked, chunks
 from tests.controlplane.api.scripted_server import TEXT as SAID
 from tests.controlplane.api.scripted_server import WORDS, Stage
 

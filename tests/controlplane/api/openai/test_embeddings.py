@@ -8,13 +8,8 @@ import numpy as np
 import openai
 import pytest
 
+from tests.controlplane.api.example_bodies import EMBED, embed
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, listening, staged
-
-EMBED = "/v1/embeddings"
-
-
-def embed(**fields: Any) -> dict[str, Any]:
-    return {"model": EMBED_MODEL, "input": "hi"} | fields
 
 
 async def vectors(stage: Stage, **fields: Any) -> list[list[float]]:

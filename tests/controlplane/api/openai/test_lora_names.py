@@ -4,6 +4,7 @@ import pytest
 
 from controlplane.config import ConfigError, parse
 from controlplane.core.prefix_index import PrefixIndex
+from tests.controlplane.api.example_bodies import HI
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, staged
 
 MODELS = {
@@ -15,7 +16,6 @@ MODELS = {
     "embeddings": [{"model": EMBED_MODEL}],
     "rerankers": [{"model": RERANK_MODEL}],
 }
-HI = [{"role": "user", "content": "hi"}]
 BODIES = {
     "/v1/chat/completions": {"messages": HI},
     "/v1/completions": {"prompt": "hi"},

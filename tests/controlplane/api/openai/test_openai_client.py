@@ -1,7 +1,6 @@
 """OpenAI's own client, unmodified, over a real socket."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,7 @@ import numpy as np
 import openai
 import pytest
 
-from controlplane.api.settings import ApiKey, ApiSettings
-from controlplane.service.request_jobs import Caller
+from tests.controlplane.api.example_bodies import HI, SECRET
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -24,26 +22,20 @@ from tests.controlplane.api.scripted_server import (
     staged,
 )
 
-_KEY = "sk-of-the-tests"
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
-_HI: list[dict[str, str]] = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-async def locked() -> AsyncIterator[Stage]:
-    key = ApiKey(hashlib.sha256(_KEY.encode()).hexdigest(), Caller("tests"))
-    async with staged(ApiSettings(api_keys=(key,))) as stage:
-        yield stage
 
 
 @pytest.fixture
 async def client(locked: Stage) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with listening(locked.app) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=_KEY) as client:
+    async with (
+        listening(locked.app) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=SECRET) as client,
+    ):
         yield client
 
 
 async def test_chat(client: openai.AsyncOpenAI):
-    reply = await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, max_tokens=9)
+    reply = await client.chat.completions.create(model=CHAT_MODEL, messages=HI, max_tokens=9)
     assert reply.choices[0].message.content == TEXT
     assert reply.usage is not None
     assert reply.usage.total_tokens == 5
@@ -51,7 +43,7 @@ async def test_chat(client: openai.AsyncOpenAI):
 
 async def test_streamed_chat(client: openai.AsyncOpenAI):
     stream = await client.chat.completions.create(
-        model=CHAT_MODEL, messages=_HI, stream=True, stream_options={"include_usage": True}
+        model=CHAT_MODEL, messages=HI, stream=True, stream_options={"include_usage": True}
     )
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == TEXT
@@ -105,17 +97,17 @@ async def test_models(client: openai.AsyncOpenAI):
 
 async def test_errors_are_typed(client: openai.AsyncOpenAI):
     with pytest.raises(openai.NotFoundError) as missing:
-        await client.chat.completions.create(model="nobody", messages=_HI)
+        await client.chat.completions.create(model="nobody", messages=HI)
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
     with pytest.raises(openai.AuthenticationError):
         await client.with_options(api_key="wrong").models.list()
     with pytest.raises(openai.BadRequestError):
-        await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, extra_body={"wish": 1})
+        await client.chat.completions.create(model=CHAT_MODEL, messages=HI, extra_body={"wish": 1})
 
 
 async def test_stream_that_fails_midway_raises(client: openai.AsyncOpenAI, locked: Stage):
     locked.generator.default = replace(HELLO, request_fails_after=2)
-    stream = await client.chat.completions.create(model=CHAT_MODEL, messages=_HI, stream=True)
+    stream = await client.chat.completions.create(model=CHAT_MODEL, messages=HI, stream=True)
     with pytest.raises(openai.APIError):
         async for _ in stream:
             pass
@@ -125,10 +117,10 @@ async def test_client_honours_retry_after():
     async with (
         staged(is_stepped=True, admission={"max_waiting": 0, "engine_queue": 0}) as stage,
         listening(stage.app) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=_KEY) as client,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=SECRET) as client,
     ):
         once = client.with_options(max_retries=0)
-        ask = {"model": CHAT_MODEL, "messages": _HI}
+        ask = {"model": CHAT_MODEL, "messages": HI}
         running = [asyncio.create_task(once.chat.completions.create(**ask)) for _ in range(MAX_RUNNING)]
         await stage.generator.until_runs(MAX_RUNNING)
         with pytest.raises(openai.RateLimitError) as full:

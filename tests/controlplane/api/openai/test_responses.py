@@ -8,18 +8,12 @@ import orjson
 import pytest
 
 from backends.testing.scripted import Script
-from controlplane.core.generation import ChatPrompt, Sampling
+from tests.controlplane.api.example_bodies import CALLS, conversation
 from tests.controlplane.api.scripted_server import CHAT_MODEL, HELLO, TEXT, WORDS, Stage
 
 PATH = "/v1/responses"
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ADD = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": True}
-# One call that arrives in two pieces, and a second one.
-CALLS = (
-    {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": '}},
-    {"index": 0, "function": {"arguments": "1}"}},
-    {"index": 1, "id": "call_2", "type": "function", "function": {"name": "add", "arguments": "{}"}},
-)
 CALLING = Script(tokens=2, words=("Sure", "."), tool_calls=CALLS)
 QUESTION = {"role": "user", "content": "hi"}
 
@@ -46,12 +40,6 @@ async def streamed(stage: Stage, **fields: Any) -> list[dict[str, Any]]:
         found.append(event)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
-
-
-def conversation(stage: Stage) -> tuple[ChatPrompt, Sampling]:
-    run = stage.generator.runs[-1]
-    assert run.chat is not None and run.sampling is not None
-    return run.chat, run.sampling
 
 
 async def test_whole_response(stage: Stage):

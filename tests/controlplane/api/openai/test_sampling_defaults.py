@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.core.generation import Sampling, SamplingDefaults
 from controlplane.service.gate.token_stream import is_resumable
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestOrigin
 from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -30,7 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     ],
 )
 async def test_limit(stage: Stage, path: str, stated: dict[str, int | None], expected: int):
-    stage.generator.sampling_defaults = SamplingDefaults(max_tokens=20, most_tokens=40)
+    stage.generator.sampling_defaults = SamplingDefaults(max_tokens=20, max_tokens_limit=40)
     answer = await stage.http.post(path, json=BODIES[path] | stated)
     assert answer.status_code == 200, answer.text
     [run] = stage.generator.runs
@@ -75,7 +75,7 @@ async def test_request_with_a_penalty_is_not_preempted(
 ):
     stage.generator.sampling_defaults = defaults
     job = await stage.service.intake.completion(
-        "test", Caller("tests"), CHAT_MODEL, "hi", max_tokens=4,
-        sampling=Sampling(4, presence_penalty=stated), hints=RequestHints(),
+        RequestOrigin("test", Caller("tests")), CHAT_MODEL, "hi", max_tokens=4,
+        sampling=Sampling(4, presence_penalty=stated),
     )  # fmt: skip
     assert is_resumable(job) == expected

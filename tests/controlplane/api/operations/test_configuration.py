@@ -10,7 +10,13 @@ import yaml
 from controlplane.core.decision import Outcome
 from controlplane.core.request import Owner
 from controlplane.service.runtime.change_guard import GuardState
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, Stage, staged, until
+from tests.controlplane.api.scripted_server import (
+    CHAT_MODEL,
+    MODELS,
+    Stage,
+    staged,
+    until,
+)
 
 ADMIN = {"authorization": "Bearer root"}
 DIGEST = sha256(b"root").hexdigest()
@@ -176,11 +182,7 @@ async def test_wrong_options_apply_nothing(query, expected):
 async def test_what_is_read_can_be_sent_back_with_masked_secrets():
     tenants = {"web": {"api_keys_sha256": [sha256(b"old").hexdigest(), TENANT_DIGEST]}}
     engine = {"hf_token": "hf_secret", "max_num_batched_tokens": 64}
-    models = {
-        "chat": {"model": CHAT_MODEL, "engine": engine},
-        "embeddings": [{"model": EMBED_MODEL}],
-        "rerankers": [{"model": RERANK_MODEL}],
-    }
+    models = {**MODELS, "chat": {"model": CHAT_MODEL, "engine": engine}}
     async with staged(server=SERVER, tenants=tenants, models=models) as stage:
         found = await get(stage)
         config = found["config"]

@@ -13,6 +13,7 @@ from controlplane.service.worker_replacement import WorkerBuilder
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
+    MODELS,
     RERANK_MODEL,
     SCRIPTED_WORKERS,
     Stage,
@@ -22,11 +23,6 @@ from tests.controlplane.api.scripted_server import (
 
 ADMIN = {"authorization": "Bearer root"}
 SERVER = {"admin_key_sha256": sha256(b"root").hexdigest()}
-MODELS = {
-    "chat": {"model": CHAT_MODEL},
-    "embeddings": [{"model": EMBED_MODEL}],
-    "rerankers": [{"model": RERANK_MODEL}],
-}
 SECOND = {"model": "second", "dimensions": [16]}
 
 

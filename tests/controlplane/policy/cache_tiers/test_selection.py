@@ -6,34 +6,20 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant, seconds
 from controlplane.core.pool_view import HiddenStateCost, Pace
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.cache_tiers.selection import choose_tiers
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
+from tests.example_requests import a_request
 
 BLOCK, ROWS = 16, 32
 STEP = seconds(0.04)
 CHEAP = HiddenStateCost(0.0, 1e-7)
 NOW = Instant(seconds(100.0))
-ANY = ServiceClass("any", Slo(), priority=0, sheddable=False)
 
 
 def _progress(name, prompt, *, predicted=100):
-    request = Request(
-        id=name,
-        kind=Kind.GENERATE,
-        model="m",
-        tenant="t",
-        service_class=ANY,
-        slo=Slo(),
-        arrival=NOW,
-        prompt_tokens=prompt,
-        max_output_tokens=1_000,
-        sequences=1,
-    )
-    return RequestState(request, predicted)
+    return RequestState(a_request(name, prompt, 1_000, arrival=NOW), predicted)
 
 
 def _view(quota, running=()):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Instant, milliseconds, seconds
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Request
 from controlplane.core.slo import MOST_WEIGHT, ServiceClass, Slo
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
@@ -17,6 +16,7 @@ from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.size_cutoff import SizeCutoff
 from controlplane.policy.registry import engine_policy
+from tests.example_requests import a_request
 
 BLOCK = 16
 NOW = Instant(seconds(100))
@@ -34,9 +34,8 @@ def waits(
     ttft_ms: float | None = 3_000,
 ) -> RequestState:
     slo = Slo(ttft=None if ttft_ms is None else milliseconds(ttft_ms))
-    service_class = ServiceClass("any", slo, priority, sheddable=False, stated_weight=weight)
     arrival = Instant(NOW - milliseconds(ago_ms))
-    request = Request(name, Kind.GENERATE, "m", "t", service_class, slo, arrival, prompt, 400)
+    request = a_request(name, prompt, 400, slo=slo, priority=priority, weight=weight, arrival=arrival)
     return RequestState(request, predicted)
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from backends.testing.conformance import check_engine_policy
 from controlplane.core.clock import Duration, Instant, milliseconds, scaled, seconds
-from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.pool_view import Pace, PoolView, Queue
+from controlplane.core.request import Owner
+from controlplane.core.slo import Slo
 from controlplane.policy.engine.apt_serve import AptServe
-from controlplane.policy.engine.gate_view_adapter import footprint_of, pool_view, waiting_of
+from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of, waiting_of
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.request_state import RequestState
@@ -21,6 +21,7 @@ from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import ENGINE_POLICIES, ORDERINGS, engine_policy
+from tests.example_requests import a_request
 
 # Per ordering; they share most of their code.
 FEWER = settings(max_examples=40)
@@ -47,8 +48,8 @@ def progress(name: str, life: dict, *, is_running: bool) -> RequestState:
     arrival = Instant(NOW - milliseconds(life["ago_ms"]))
     ttft = None if life["ttft_ms"] is None else milliseconds(life["ttft_ms"])
     gap = None if life["gap_ms"] is None else milliseconds(life["gap_ms"])
-    klass = ServiceClass("any", Slo(ttft=ttft, gap=gap), life["priority"], sheddable=False)
-    request = Request(name, Kind.GENERATE, "m", "t", klass, klass.slo, arrival, life["prompt"], 400)
+    slo, priority = Slo(ttft=ttft, gap=gap), life["priority"]
+    request = a_request(name, life["prompt"], 400, slo=slo, priority=priority, arrival=arrival)
     state = RequestState(request, life["predicted"])
     if is_running and life["done"]:
         state.stamp(Instant(arrival + milliseconds(min(100, life["ago_ms"]))), life["done"])
@@ -64,10 +65,8 @@ def view_of(running: list[RequestState], *, free: int, quota: int | None = None)
     return EngineView(NOW, PACE, BLOCK, quota, used, growth, 64, RunningBatch(running))
 
 
-def planned(
-    ordering: str, running: list[RequestState], waiting: list[RequestState], view: EngineView, **more
-) -> StepPlan:
-    policy = engine_policy(EngineOptions().changed({"ordering": ordering, **more}))
+def planned(waiting: list[RequestState], view: EngineView, **options: float) -> StepPlan:
+    policy = engine_policy(EngineOptions(**options))
     for state in waiting:
         policy.enqueue(state)
     plan = policy.plan(view)
@@ -92,7 +91,7 @@ def test_srmt_offers_no_more_than_the_free_blocks(batch):
     running = [progress(f"r{i}", life, is_running=True) for i, life in enumerate(batch[0])]
     waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(batch[1])]
     view = view_of(running, free=batch[2])
-    plan = planned("srmt", running, waiting, view)
+    plan = planned(waiting, view)
     freed = sum(p.held for p in plan.preempt)
     assert sum(view.need(p) for p in plan.offer) <= max(0, view.free + freed)
 
@@ -106,14 +105,19 @@ def test_gate_cycle_and_engine_policy_decide_alike(ordering, batch, slots):
     waiting = [progress(f"w{i}", life, is_running=False) for i, life in enumerate(batch[1])]
     # Slots can be taken only if requests run.
     view = replace(view_of(running, free=40 + batch[2]), free_slots=slots if running else 64)
-    policy = engine_policy(EngineOptions(ordering=ordering, look_ahead="all"))
+    options = EngineOptions(ordering=ordering, look_ahead="all")
+    policy, order = engine_policy(options), ORDERINGS[ordering](options.ordering_options())
+    line = []
     for state in waiting:
         policy.enqueue(state)
+        footprint = footprint_of(state, BLOCK)
+        line.append(waiting_of(state, footprint, order.rank(state.request, footprint, view.pace)))
+    line.sort(key=lambda each: each.rank)
     plan = policy.plan(view)
-    line = [waiting_of(p, footprint_of(p, BLOCK), policy.rank_of(p)) for p in policy.order()]
     # The engine skips a request above the quota; the gate never admits it.
     fitting = [w for w in line if -(-(w.request.prompt_tokens + 1) // BLOCK) <= view.quota]
-    gate = run_cycle(pool_view(view, fitting), NOW, policy.ahead)
+    pool = PoolView({Owner.LLM: share_of(view)}, {Owner.LLM: Queue(tuple(fitting), ())})
+    gate = run_cycle(pool, NOW, policy.ahead)
     victims = [victim.request_id for _, admit in gate.dispatches for victim in admit.victims]
     assert [p.request.id for p in plan.offer] == [request_id for request_id, _ in gate.dispatches]
     assert [p.request.id for p in plan.preempt] == victims
@@ -252,10 +256,10 @@ def test_an_urgent_request_preempts_the_largest_memory_time():
         state.last_token = NOW
     urgent_life = {**base, "done": 0, "ago_ms": 2_000, "prompt": 50, "predicted": 30}
     urgent = progress("urgent", urgent_life, is_running=False)
-    plan = planned("srmt", [small, large], [urgent], view_of([small, large], free=1))
+    plan = planned([urgent], view_of([small, large], free=1))
     assert (plan.offer, plan.preempt) == ([urgent], [large])
     early = progress("early", {**urgent_life, "ago_ms": 100}, is_running=False)
-    plan = planned("srmt", [small, large], [early], view_of([small, large], free=1))
+    plan = planned([early], view_of([small, large], free=1))
     assert (plan.offer, plan.preempt) == ([], [])
 
 
@@ -276,7 +280,7 @@ def test_a_long_prefill_counts_in_the_order():
     for state in (long_prompt, long_answer):
         policy.dequeue(state)
     assert policy.plan(view).offer == []
-    free_by_option = planned("srmt", [], [long_prompt, long_answer], view, prefill_weight=0.0)
+    free_by_option = planned([long_prompt, long_answer], view, prefill_weight=0.0)
     assert free_by_option.offer == [long_prompt, long_answer]
 
 
@@ -347,12 +351,12 @@ def test_a_request_with_time_waits_if_a_preemption_would_follow_soon():
     early = progress("early", {**base, "ago_ms": 10}, is_running=False)
     urgent = progress("urgent", {**base, "ago_ms": 600}, is_running=False)
     free = view_of(running, free=0).need(early)
-    assert planned("srmt", running, [early], view_of(running, free=free + 1)).offer == []
-    assert planned("srmt", running, [early], view_of(running, free=free + 7)).offer == [early]
-    assert planned("srmt", running, [urgent], view_of(running, free=free + 1)).offer == [urgent]
+    assert planned([early], view_of(running, free=free + 1)).offer == []
+    assert planned([early], view_of(running, free=free + 7)).offer == [early]
+    assert planned([urgent], view_of(running, free=free + 1)).offer == [urgent]
 
 
 def test_a_request_that_fills_the_memory_starts_alone():
     life = {"done": 0, "priority": 0, "gap_ms": None, "ttft_ms": None, "ago_ms": 10, "predicted": 100}
     whole = progress("whole", {**life, "prompt": 159}, is_running=False)
-    assert planned("srmt", [], [whole], view_of([], free=10)).offer == [whole]
+    assert planned([whole], view_of([], free=10)).offer == [whole]

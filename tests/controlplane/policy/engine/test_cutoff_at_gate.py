@@ -8,14 +8,14 @@ from controlplane.core.clock import Duration, Instant, after, milliseconds, seco
 from controlplane.core.decision import Admit, Reason, Reject
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace, Share, Waiting
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.slo import Slo
 from controlplane.policy.engine.cutoff_at_gate import EngineCutoff
 from controlplane.policy.engine.gate_view_adapter import lease_table
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.admission import Admission, AdmissionOptions, fits_ahead
 from controlplane.policy.gate.memory_lookahead import LookAhead
+from tests.example_requests import a_request
 
 MEMORY, STEP, PATIENCE = 10_000, milliseconds(10), seconds(60)
 ADMISSION = Admission(AdmissionOptions(0, seconds(600), Duration(0)), fits_ahead)
@@ -31,8 +31,7 @@ def entry(
     limit: int = 9_000,
 ) -> Waiting:
     slo, tokens = Slo(ttft=seconds(1)), 100
-    service_class = ServiceClass("any", slo, 0, sheddable=sheddable, stated_weight=weight)
-    request = Request(name, Kind.GENERATE, "m", "t", service_class, slo, at, tokens, limit)
+    request = a_request(name, tokens, limit, slo=slo, arrival=at, weight=weight, sheddable=sheddable)
     footprint = Footprint(base=tokens, per_step=0, steps=steps, worst=tokens)
     return Waiting(request, footprint, after(at, seconds(1)), (0, at, name), footprint.area)
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import NO_TIME, Duration, Instant
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.slo import Slo
 from controlplane.policy.engine.decode_pacing import next_step_start as paced_start
 from controlplane.policy.engine.request_state import RequestState
+from tests.example_requests import a_request
 
 LAST, NOW = Instant(1_000), Instant(1_010)
 
@@ -21,11 +21,7 @@ def next_step_start(states, previous, now, share, *, free_share=1.0, longest_ste
 def running(*, first=900, done=11, limit=111, **objectives) -> RequestState:
     """A state that arrived at 0 and has `done` tokens; objectives in nanoseconds."""
     slo = Slo(**{name: Duration(value) for name, value in objectives.items()})
-    request = Request(
-        "r", Kind.GENERATE, "model", "tests", ServiceClass("c", slo, 0, sheddable=True), slo, Instant(0),
-        prompt_tokens=8, max_output_tokens=limit,
-    )  # fmt: skip
-    progress = RequestState(request, 100)
+    progress = RequestState(a_request("r", 8, limit, slo=slo), 100)
     if first is not None:
         progress.first_token, progress.last_token = Instant(first), Instant(990)
         progress.tokens += done

@@ -5,14 +5,12 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
+from tests.example_requests import a_request
 
 BLOCK = 16
-CLASS = ServiceClass("any", Slo(), 0, sheddable=False)
 blocks = st.integers(0, 100)
 
 
@@ -24,8 +22,7 @@ def view_of(quota: int, use_ceiling: int | None, used: int, growth: int = 0) -> 
 
 
 def state_of(name: str, needed: int, held: int = 0) -> RequestState:
-    request = Request(name, Kind.GENERATE, "m", "t", CLASS, CLASS.slo, Instant(0), needed * BLOCK - 1, 10)
-    state = RequestState(request, 10)
+    state = RequestState(a_request(name, needed * BLOCK - 1, 10), 10)
     state.held = held
     return state
 

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.slo import Slo
 from controlplane.policy.engine.request_state import RequestState
+from tests.example_requests import a_request
 
-ANY = ServiceClass("any", Slo(), 0, sheddable=False)
 FORECAST = LengthForecast((0.0, 0.5, 1.0), (10.0, 60.0, 200.0))
 
 lives = st.tuples(
@@ -21,8 +20,7 @@ lives = st.tuples(
 
 def progress(name: str, life: tuple[int, int, int, int, bool]) -> RequestState:
     prompt, done, predicted, limit, is_foretold = life
-    request = Request(name, Kind.GENERATE, "m", "t", ANY, ANY.slo, Instant(0), prompt, limit)
-    one = RequestState(request, predicted, FORECAST if is_foretold else None)
+    one = RequestState(a_request(name, prompt, limit), predicted, FORECAST if is_foretold else None)
     one.tokens += done
     return one
 
@@ -49,9 +47,7 @@ def test_a_forecast_replaces_the_predicted_number(done):
 
 def begun(slo: Slo, *, predicted: int = 100, is_guess: bool = False) -> RequestState:
     """A request that arrived at 0 and has ten tokens, the first at 100 and the last at 200."""
-    klass = ServiceClass("any", slo, 0, sheddable=False)
-    request = Request("r", Kind.GENERATE, "m", "t", klass, slo, Instant(0), 20, 200)
-    state = RequestState(request, predicted, is_guess=is_guess)
+    state = RequestState(a_request("r", 20, 200, slo=slo), predicted, is_guess=is_guess)
     state.stamp(Instant(100), 9)
     state.stamp(Instant(200), 1)
     return state

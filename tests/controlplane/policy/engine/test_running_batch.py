@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.slo import Slo
 from controlplane.policy.engine.gate_view_adapter import lease_table
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
+from tests.example_requests import a_request
 
 LEVELS = (0.0, 0.3, 0.6, 1.0)
 
@@ -29,11 +29,8 @@ def newcomer(name: str, random: Random) -> RequestState:
     ttft = random.choice([None, Duration(3), Duration(50)])
     tpot, gap = random.choice([None, Duration(3)]), random.choice([None, Duration(2), Duration(30)])
     slo = Slo(ttft, tpot, random.choice([None, Duration(4), Duration(300)]), gap)
-    klass = ServiceClass("any", slo, random.randrange(3), sheddable=False)
-    limit = random.choice([1, 30, 400])
-    request = Request(
-        name, Kind.GENERATE, "m", "t", klass, klass.slo, Instant(0), random.randint(1, 90), limit
-    )
+    priority, limit = random.randrange(3), random.choice([1, 30, 400])
+    request = a_request(name, random.randint(1, 90), limit, slo=slo, priority=priority)
     one = RequestState(
         request,
         predicted=random.choice([1, 20, 90]),

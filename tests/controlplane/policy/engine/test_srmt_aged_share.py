@@ -8,17 +8,15 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.srmt import AgedShare
+from tests.example_requests import a_request
 
 QUOTA = 100
 VIEW = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, QUOTA, 0, 0, 64, RunningBatch())
-KLASS = ServiceClass("any", Slo(), 0, sheddable=False)
-ANY = Request("any", Kind.GENERATE, "m", "t", KLASS, KLASS.slo, Instant(0), 1, 1)
+ANY = a_request("any")
 
 
 def holding(blocks: int) -> RequestState:

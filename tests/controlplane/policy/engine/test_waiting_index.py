@@ -8,15 +8,13 @@ from hypothesis import strategies as st
 
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.plan_builder import PlanBuilder, Ranking
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
+from tests.example_requests import a_request
 
-ANY = ServiceClass("any", Slo(), 0, sheddable=False)
 NOW = Instant(50)
 
 Key = tuple[float, int, str]
@@ -24,8 +22,7 @@ Key = tuple[float, int, str]
 
 def random_state(name: str, random: Random) -> RequestState:
     arrival, prompt, predicted = Instant(random.randrange(9)), random.randint(1, 200), random.randint(1, 40)
-    request = Request(name, Kind.GENERATE, "m", "t", ANY, ANY.slo, arrival, prompt, 100)
-    one = RequestState(request, predicted)
+    one = RequestState(a_request(name, prompt, 100, arrival=arrival), predicted)
     one.per_block = random.choice([None, None, 32])
     one.is_guess = random.random() < 0.2
     return one

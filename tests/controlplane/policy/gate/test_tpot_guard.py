@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.clock import Instant, milliseconds, seconds
+from controlplane.core.clock import milliseconds, seconds
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import DecodeLoad, Waiting
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.slo import Slo
 from controlplane.policy.gate.tpot_guard import tpot_feasible
+from tests.example_requests import a_request
 
 
 def new_request(tpot_ms: float | None, *, prompt: int = 0, tokens: int = 10) -> Waiting:
     slo = Slo() if tpot_ms is None else Slo(tpot=milliseconds(tpot_ms))
-    kind = ServiceClass("chat", slo, priority=0, sheddable=True)
-    request = Request("new", Kind.GENERATE, "m", "t", kind, slo, Instant(0), prompt, 64)
+    request = a_request("new", prompt, 64, slo=slo, sheddable=True)
     return Waiting(request, Footprint(base=1, per_step=1, steps=tokens), None, (0, 0, "new"), 1.0)
 
 

@@ -1,22 +1,21 @@
-"""A pass is as long as the promises that it keeps outweigh those that its pause breaks."""
+"""A pass is as long as the SLOs that it meets outweigh those that its pause breaks."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.clock import Duration, milliseconds
+from controlplane.core.clock import NO_TIME, Duration, milliseconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.policy.sharing.pass_size import (
     MeanPace,
     PauseCosts,
     PendingWork,
-    Promise,
     TimeLeft,
+    WeightedSlo,
     call_values,
     inputs_to_compute,
 )
 
-NO_TIME = Duration(0)
 UNIFORM = LengthForecast((0.0, 1.0), (1.0, 101.0))
 
 
@@ -49,11 +48,11 @@ OBJECTIVES = st.builds(TimeLeft, st.floats(-1, 1)) | st.builds(
 )  # fmt: skip
 
 
-PROMISES = st.builds(Promise, st.floats(0, 4), st.lists(OBJECTIVES, min_size=1, max_size=2).map(tuple))
+SLOS = st.builds(WeightedSlo, st.floats(0, 4), st.lists(OBJECTIVES, min_size=1, max_size=2).map(tuple))
 
 
 def spare(seconds: float) -> PauseCosts:
-    return PauseCosts([Promise(1.0, (TimeLeft(seconds),))])
+    return PauseCosts([WeightedSlo(1.0, (TimeLeft(seconds),))])
 
 
 @pytest.mark.parametrize(("spare", "expected"), [(0.01, 1.0), (0.02, 0.0), (0.0, 1.0), (-0.001, 0.0)])
@@ -62,9 +61,10 @@ def test_a_pause_breaks_a_deadline_that_leaves_less_time_unless_it_is_lost_alrea
 
 
 def test_a_pause_takes_its_part_of_the_spare_time_of_each_that_waits():
-    promises = [Promise(2.0, (TimeLeft(0.1), TimeLeft(0.4))), Promise(1.0, (TimeLeft(-0.1), TimeLeft(0.2)))]
-    without_a_deadline = Promise(4.0, (pace(),))
-    costs = PauseCosts([], [*promises, without_a_deadline, Promise(1.0, (TimeLeft(-1.0),))])
+    first = WeightedSlo(2.0, (TimeLeft(0.1), TimeLeft(0.4)))
+    second = WeightedSlo(1.0, (TimeLeft(-0.1), TimeLeft(0.2)))
+    without_a_deadline = WeightedSlo(4.0, (pace(),))
+    costs = PauseCosts([], [first, second, without_a_deadline, WeightedSlo(1.0, (TimeLeft(-1.0),))])
     assert costs([0.05, 0.1, 0.15, 1.0]) == pytest.approx(
         [0.3 * (1.0 + 0.25), 2.0 + 0.3 * 0.5, 2.0 + 0.3 * 0.75, 3.0]
     )
@@ -86,11 +86,11 @@ def test_without_a_forecast_the_expected_length_decides(pause, expected):
     assert risk(pace(forecast=None), pause) == expected
 
 
-def test_a_request_with_several_objectives_has_one_promise():
-    costs = PauseCosts([Promise(2.0, (TimeLeft(0.01), pace())), Promise(1.0, ())])
+def test_a_request_with_several_objectives_has_one_slo():
+    costs = PauseCosts([WeightedSlo(2.0, (TimeLeft(0.01), pace())), WeightedSlo(1.0, ())])
     assert costs([0.2]) == [2.0]
-    assert PauseCosts([Promise(1.0, ())])([0.2]) == [0.0]
-    assert PauseCosts([Promise(1.0, (TimeLeft(0.3),))], stretch=2.0)([0.1, 0.2]) == [0.0, 1.0]
+    assert PauseCosts([WeightedSlo(1.0, ())])([0.2]) == [0.0]
+    assert PauseCosts([WeightedSlo(1.0, (TimeLeft(0.3),))], stretch=2.0)([0.1, 0.2]) == [0.0, 1.0]
 
 
 def test_steps_slower_than_the_objective_regain_nothing():
@@ -103,13 +103,13 @@ def test_an_output_that_outran_its_forecast_may_grow_by_half():
     assert risk(pace(done=40, forecast=short), 0.1) == pytest.approx(10 / 20)
 
 
-@given(st.lists(PROMISES, max_size=5), PROMISES, st.floats(0, 1), st.floats(0, 1))
-def test_longer_pauses_and_more_requests_never_cost_less(promises, one_more, a, b):
+@given(st.lists(SLOS, max_size=5), SLOS, st.floats(0, 1), st.floats(0, 1))
+def test_longer_pauses_and_more_requests_never_cost_less(slos, one_more, a, b):
     pauses = sorted((a, b))
-    shorter, longer = PauseCosts(promises)(pauses)
+    shorter, longer = PauseCosts(slos)(pauses)
     assert 0.0 <= shorter <= longer + 1e-9
-    assert longer <= PauseCosts([*promises, one_more])(pauses)[1] + 1e-9
-    assert longer <= sum(promise.weight for promise in promises) + 1e-9
+    assert longer <= PauseCosts([*slos, one_more])(pauses)[1] + 1e-9
+    assert longer <= sum(slo.weight for slo in slos) + 1e-9
 
 
 def test_calls_are_worth_the_share_of_the_device_that_they_need_to_be_in_time():
@@ -120,7 +120,7 @@ def test_calls_are_worth_the_share_of_the_device_that_they_need_to_be_in_time():
 
 
 @pytest.mark.parametrize("time_left", [None, milliseconds(5), milliseconds(-5)])
-def test_a_call_that_no_promise_depends_on_is_worth_little(time_left):
+def test_a_call_that_no_slo_depends_on_is_worth_little(time_left):
     assert call_values([PendingWork(2.0, time_left, milliseconds(10))]) == [0.02]
 
 
@@ -135,7 +135,7 @@ def test_without_a_cost_the_whole_pass_starts():
 
 def test_a_pass_takes_the_inputs_whose_worth_exceeds_their_cost():
     limit = spare(0.0085)
-    assert inputs_to_compute([0.1] * 9, took, limit, NO_TIME) == 5, "six would break the promise"
+    assert inputs_to_compute([0.1] * 9, took, limit, NO_TIME) == 5, "six would break the SLO"
     assert inputs_to_compute([0.3] * 9, took, limit, NO_TIME) == 9, "nine are worth more than it"
     assert inputs_to_compute([0.1] * 9, took, spare(0.0), NO_TIME) == 0
 
@@ -150,11 +150,11 @@ def test_a_pass_is_free_once_its_floor_has_accumulated():
 
 @given(
     st.lists(st.floats(0, 2), max_size=80),
-    st.lists(PROMISES, max_size=4),
+    st.lists(SLOS, max_size=4),
     st.integers(0, 10**9).map(Duration),
 )
-def test_the_chosen_pass_breaks_no_more_than_it_keeps(values, promises, idle):
-    cost = PauseCosts(promises)
+def test_the_chosen_pass_breaks_no_more_than_it_keeps(values, slos, idle):
+    cost = PauseCosts(slos)
     size = inputs_to_compute(values, took, cost, idle)
     assert 0 <= size <= len(values)
     if size and took(size) > idle:

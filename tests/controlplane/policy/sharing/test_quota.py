@@ -183,7 +183,7 @@ def test_the_urgency_of_an_owner_is_the_mean_over_its_requests() -> None:
     some = [seconds(0.5), seconds(0), seconds(5)]
     assert urgency_of_all(some, UrgencyOptions()) == 0.5
     assert urgency_of_all([], UrgencyOptions()) == 0.0
-    assert urgency_of_all(some, UrgencyOptions(), lost=2, came=7) == 0.5, "two were served on time"
+    assert urgency_of_all(some, UrgencyOptions(), rejected=2, arrived=7) == 0.5, "two were served on time"
 
 
 def test_only_demand_reclaims() -> None:

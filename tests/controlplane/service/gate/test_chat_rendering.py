@@ -11,7 +11,8 @@ from controlplane.core.generation import ChatPrompt, ImageLimits, ProcessedImage
 from controlplane.core.request import Owner
 from controlplane.service.gate.chat_rendering import ChatRendering
 from controlplane.service.gate.token_stream import TokenStream
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
+from tests.controlplane.service.scripted_bench import read
 
 IMAGE_TOKENS = 64
 
@@ -34,15 +35,11 @@ def seeing(**options) -> ScriptedGenerator:
 async def ask(b, image: int, *, max_tokens: int = 4, service_class: str = "batch") -> TokenStream:
     part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
     job = await b.service.intake.chat(
-        f"image-{image}", Caller("tests"), b.generator.model,
-        ChatPrompt([{"role": "user", "content": [part]}]), max_tokens=max_tokens,
-        sampling=Sampling(max_tokens=max_tokens), hints=RequestHints(service_class=service_class),
+        RequestOrigin(f"image-{image}", Caller("tests"), RequestHints(service_class=service_class)),
+        b.generator.model, ChatPrompt([{"role": "user", "content": [part]}]), max_tokens=max_tokens,
+        sampling=Sampling(max_tokens=max_tokens),
     )  # fmt: skip
     return await b.service.gate.generate(job)
-
-
-async def read(answer: TokenStream) -> str:
-    return "".join([delta.text async for delta in answer])
 
 
 def test_new_limits_hold_for_the_next_request(bench):

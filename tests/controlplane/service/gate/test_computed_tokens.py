@@ -2,13 +2,9 @@
 
 import pytest
 
-from controlplane.core.clock import Instant
 from controlplane.core.decision import Outcome
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.gate.accounting import computed_tokens
-
-CHAT = ServiceClass("chat", Slo(), 0, sheddable=True)
+from tests.example_requests import a_request
 
 
 @pytest.mark.parametrize(
@@ -23,5 +19,5 @@ CHAT = ServiceClass("chat", Slo(), 0, sheddable=True)
 def test_a_tenant_is_charged_what_was_computed(
     outcome: Outcome, output: int, sequences: int, tokens: int
 ) -> None:
-    asked = Request("r", Kind.GENERATE, "m", "a", CHAT, Slo(), Instant(0), 100, 50, sequences)
+    asked = a_request("r", 100, 50, sequences=sequences)
     assert computed_tokens(asked, outcome, output) == tokens

@@ -8,7 +8,7 @@ from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.decision import Reason
 from controlplane.core.request import Owner
 from controlplane.service.ticket import Rejected
-from tests.controlplane.service.gate.test_dispatcher import read
+from tests.controlplane.service.scripted_bench import read
 
 
 def no_memory_for_a_second_large_request(b):

@@ -10,13 +10,9 @@ from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.request import Owner
-from controlplane.service.gate.token_stream import TokenStream
-from controlplane.service.request_jobs import Caller, RequestHints, TruncationRequest
+from controlplane.service.request_jobs import Caller, RequestOrigin, TruncationRequest
 from controlplane.service.ticket import Rejected
-
-
-async def read(answer: TokenStream) -> str:
-    return "".join([delta.text async for delta in answer])
+from tests.controlplane.service.scripted_bench import read
 
 
 def one_at_a_time(**options: float) -> ScriptedGenerator:
@@ -261,11 +257,8 @@ def test_equal_priority_is_never_preempted(bench):
 
 def test_embeddings_are_leased_and_released(bench):
     async def scenario(b):
-        intake, gate, dispatcher = b.service.intake, b.service.gate, b.service.gate.dispatcher
-        job = await intake.embeddings(
-            "e", Caller("tests"), b.embedder.model, ["one", "two two"], RequestHints()
-        )
-        embedding = asyncio.create_task(gate.embed(job))
+        dispatcher = b.service.gate.dispatcher
+        embedding = asyncio.create_task(b.embed("one", "two two"))
         await b.embedder.until_runs(1)
         assert dispatcher.ledger.held(Owner.EMBEDDING) == b.embedder.batch_bytes([3, 7]) // 2
         assert b.generator.is_sharing, "steps may wait for the end of the pass"
@@ -279,13 +272,8 @@ def test_embeddings_are_leased_and_released(bench):
 
 def test_embeddings_beyond_the_workspace_wait(bench):
     async def scenario(b):
-        intake, gate, dispatcher = b.service.intake, b.service.gate, b.service.gate.dispatcher
-        texts = ["x" * 500] * 8
-        jobs = [
-            await intake.embeddings(f"e{n}", Caller("tests"), b.embedder.model, texts, RequestHints())
-            for n in range(8)
-        ]
-        tasks = [asyncio.create_task(gate.embed(job)) for job in jobs]
+        dispatcher, texts = b.service.gate.dispatcher, ["x" * 500] * 8
+        tasks = [asyncio.create_task(b.embed(*texts)) for _ in range(8)]
         await b.embedder.until_runs(4)
         assert dispatcher.ledger.count(Owner.EMBEDDING) == 4
         assert len(dispatcher.queued(Owner.EMBEDDING)) == 4
@@ -315,15 +303,14 @@ def test_embedding_passes_are_priced_by_the_objectives_of_running_generations(be
 def test_a_too_long_input_is_truncated_only_on_request(bench):
     async def scenario(b):
         intake, limit, text = b.service.intake, b.embedder.max_input_tokens, "x" * 2_000 + "!"
+        origin = RequestOrigin("e", Caller("tests"))
         with pytest.raises(Refused, match=r"at most 512 tokens, .* 2,001 characters"):
-            await intake.embeddings("e", Caller("tests"), b.embedder.model, [text], RequestHints())
-        job = await intake.embeddings(
-            "e", Caller("tests"), b.embedder.model, [text], RequestHints(), truncation=TruncationRequest()
-        )
+            await intake.embeddings(origin, b.embedder.model, [text])
+        job = await intake.embeddings(origin, b.embedder.model, [text], truncation=TruncationRequest())
         assert bytes(job.inputs[0]) == b"x" * limit
         assert job.request.prompt_tokens == limit
         with pytest.raises(Refused, match=r"input\[1\] has no tokens"):
-            await intake.embeddings("e", Caller("tests"), b.embedder.model, [[5], []], RequestHints())
+            await intake.embeddings(origin, b.embedder.model, [[5], []])
 
     bench(scenario)
 
@@ -332,8 +319,8 @@ def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
     async def scenario(b):
         b.service.gate.dispatcher.pace_estimators[Owner.LLM].observe_step(1)
         job = await b.service.intake.completion(
-            "r", Caller("web"), b.generator.model, "hi",
-            max_tokens=1, sampling=(await b.job()).sampling, hints=RequestHints(),
+            RequestOrigin("r", Caller("web")), b.generator.model, "hi",
+            max_tokens=1, sampling=(await b.job()).sampling,
         )  # fmt: skip
         await read(await b.service.gate.generate(job))
         with pytest.raises(Rejected) as caught:
@@ -348,11 +335,7 @@ def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
 def test_an_embedding_is_rejected_if_the_work_ahead_makes_it_late(bench):
     async def scenario(b):
         async def embed(inputs: int, e2e_ms: float):
-            hints = RequestHints(service_class="quick", e2e_ms=e2e_ms)
-            job = await b.service.intake.embeddings(
-                "test", Caller("tests"), b.embedder.model, ["x" * 100] * inputs, hints
-            )
-            return await b.service.gate.embed(job)
+            return await b.embed(*["x" * 100] * inputs, service_class="quick", e2e_ms=e2e_ms)
 
         # The time per token is known before the first pass, from the profiling at the start of the engine.
         first = asyncio.create_task(embed(8, 2_500))

@@ -6,17 +6,12 @@ import pytest
 
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
-from controlplane.service.gate.token_stream import TokenStream
-from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
+from tests.controlplane.service.scripted_bench import read
 
 
 def engine(*, max_running: int) -> ScriptedGenerator:
     return ScriptedGenerator(max_running=max_running, prefill_seconds=0.1, token_seconds=0.1)
-
-
-async def read(answer: TokenStream) -> str:
-    return "".join([delta.text async for delta in answer])
 
 
 def test_drain_rejects_waiting_requests_and_lets_running_ones_finish(bench):
@@ -101,14 +96,9 @@ def test_an_evicted_request_gets_rejected_even_if_its_engine_dies_at_once(bench)
     assert bench(scenario, generator=engine(max_running=1)).outcomes == ["evicted"]
 
 
-async def embedding(b):
-    job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["one"], RequestHints())
-    return await b.service.gate.embed(job)
-
-
 def test_an_embedding_that_outlasts_the_drain_is_evicted(bench):
     async def scenario(b):
-        computing = asyncio.create_task(embedding(b))
+        computing = asyncio.create_task(b.embed("one"))
         await b.embedder.until_runs(1)
         await b.service.drain()
         with pytest.raises(Rejected) as caught:
@@ -122,7 +112,7 @@ def test_an_embedding_that_outlasts_the_drain_is_evicted(bench):
 
 def test_an_embedding_finishes_within_the_drain(bench):
     async def scenario(b):
-        computing = asyncio.create_task(embedding(b))
+        computing = asyncio.create_task(b.embed("one"))
         await b.embedder.until_runs(1)
         await b.service.drain()
         assert len((await computing).vectors) == 1
@@ -133,7 +123,7 @@ def test_an_embedding_finishes_within_the_drain(bench):
 
 def test_a_client_that_leaves_as_the_drain_ends_is_counted_once(bench):
     async def scenario(b):
-        computing = asyncio.create_task(embedding(b))
+        computing = asyncio.create_task(b.embed("one"))
         await b.embedder.until_runs(1)
         await b.service.drain()
         computing.cancel()

@@ -11,15 +11,11 @@ from controlplane.core.decision import Reason
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner, Phase
-from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.ticket import Rejected
+from tests.controlplane.service.scripted_bench import read
 
 BLOCK = 16 * 1_024
 ORDERED = {"scheduling": {"engine": {"ordering": "srmt"}}}
-
-
-async def read(answer: TokenStream) -> str:
-    return "".join([delta.text async for delta in answer])
 
 
 def ordering(**options: float) -> ScriptedGenerator:

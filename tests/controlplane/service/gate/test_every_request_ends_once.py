@@ -14,7 +14,7 @@ from controlplane.core.errors import BackendDown, BackendFailed
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
@@ -47,14 +47,16 @@ async def ask(service: Service, wish: dict) -> None:
     await asyncio.sleep(wish["at"] / 1_000)
     caller, hints = Caller("t"), RequestHints(service_class=wish["service_class"])
     if wish["is_embedding"]:
-        job = await service.intake.embeddings("e", caller, "vectors", ["x" * wish["size"]], hints)
+        job = await service.intake.embeddings(
+            RequestOrigin("e", caller, hints), "vectors", ["x" * wish["size"]]
+        )
         await service.gate.embed(job)
         return
     limit = wish["max_tokens"]
     sampling = Sampling(max_tokens=limit)
     text = "x" * wish["size"]
     job = await service.intake.completion(
-        "g", caller, "llm", text, max_tokens=limit, sampling=sampling, hints=hints
+        RequestOrigin("g", caller, hints), "llm", text, max_tokens=limit, sampling=sampling
     )
     answer = await service.gate.generate(job)
     tokens = [token async for delta in answer for token in delta.token_ids]

@@ -10,14 +10,9 @@ from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner
 from controlplane.service.gate.explanation import render_history
-from controlplane.service.gate.token_stream import TokenStream
-from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.gate.test_engine_lease_sync import BLOCK, ORDERED, ordering
-
-
-async def read(answer: TokenStream) -> str:
-    return "".join([delta.text async for delta in answer])
+from tests.controlplane.service.scripted_bench import read
 
 
 def history_of(ticket):
@@ -142,14 +137,8 @@ def test_a_late_request_names_the_objective_that_it_missed(bench):
 
 def test_a_waiting_embedding_whose_footprint_was_capped_is_explained(bench):
     async def scenario(b):
-        gate, dispatcher, caller = b.service.gate, b.service.gate.dispatcher, Caller("tests")
-        jobs = [
-            await b.service.intake.embeddings(
-                f"e{n}", caller, b.embedder.model, ["x" * 500] * 8, RequestHints()
-            )
-            for n in range(5)
-        ]
-        tasks = [asyncio.create_task(gate.embed(job)) for job in jobs]
+        gate, dispatcher = b.service.gate, b.service.gate.dispatcher
+        tasks = [asyncio.create_task(b.embed(*["x" * 500] * 8)) for _ in range(5)]
         await b.embedder.until_runs(4)
         (waiting,) = dispatcher.queued(Owner.EMBEDDING)
         dispatcher.cap_footprints(Owner.EMBEDDING, waiting.footprint.base - 1)

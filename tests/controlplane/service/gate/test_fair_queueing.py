@@ -1,6 +1,7 @@
 """Backlogged tenants share by weight; a new tenant does not wait behind the backlog of another."""
 
 import asyncio
+from functools import partial
 from itertools import accumulate
 
 import pytest
@@ -9,25 +10,21 @@ from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Owner, Request, Timeline
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Kind, Owner, Timeline
 from controlplane.service.gate.fair_queueing import FairQueue, TenantQueues
 from controlplane.service.gate.snapshot import service_time
 from controlplane.service.ticket import Ticket
+from tests.example_requests import a_request
 
 WORK = seconds(0.1)
 PACE = Pace(milliseconds(10), milliseconds(1))
+asked = partial(a_request, "r", 20, 100)
 
 
 def queue(fair, arrivals, work=WORK):
     """Tenant names in FCFS order, delayed by the fair queue."""
     ranked = [(at + fair.shift(name, work, at), n, name) for n, (at, name) in enumerate(arrivals)]
     return [name for _, _, name in sorted(ranked)]
-
-
-def a_request(kind=Kind.GENERATE, tenant="a", sequences=1):
-    klass = ServiceClass("any", Slo(), 0, sheddable=False)
-    return Request("r", kind, "m", tenant, klass, Slo(), Instant(0), 20, 100, sequences=sequences)
 
 
 @pytest.mark.parametrize("others", [{}, {"idle": 1.0}, {"idle": 9.0}])
@@ -69,7 +66,7 @@ def test_refunded_work_delays_no_request():
 
 def test_the_delay_is_bounded_and_zero_without_weights_or_backlog():
     tenants, granted = TenantQueues({"a": 1.0, "b": 1.0}), asyncio.new_event_loop().create_future()
-    tickets = [Ticket(a_request(), Footprint(1), None, Timeline(Instant(0)), granted) for _ in range(100)]
+    tickets = [Ticket(asked(), Footprint(1), None, Timeline(Instant(0)), granted) for _ in range(100)]
     for ticket in tickets:
         tenants.assign_delay(ticket, WORK, seconds(1), Instant(0))
     assert max(ticket.tenant_delay for ticket in tickets) == seconds(1)
@@ -81,10 +78,10 @@ def test_the_delay_is_bounded_and_zero_without_weights_or_backlog():
 
 def test_service_time_follows_the_scarcer_of_memory_and_slots():
     footprint = Footprint(base=200, per_step=0, steps=100)
-    assert service_time(a_request(), footprint, PACE, 1_000, 50) == milliseconds(20 * 10 + 20)
-    assert service_time(a_request(), footprint, PACE, 100_000, 50) == milliseconds(2 * 10 + 20)
-    assert service_time(a_request(sequences=4), footprint, PACE, 100_000, 50) == milliseconds(8 * 10 + 20)
-    assert service_time(a_request(Kind.EMBED), footprint, PACE, 100_000, 50) == milliseconds(20)
+    assert service_time(asked(), footprint, PACE, 1_000, 50) == milliseconds(20 * 10 + 20)
+    assert service_time(asked(), footprint, PACE, 100_000, 50) == milliseconds(2 * 10 + 20)
+    assert service_time(asked(sequences=4), footprint, PACE, 100_000, 50) == milliseconds(8 * 10 + 20)
+    assert service_time(asked(kind=Kind.EMBED), footprint, PACE, 100_000, 50) == milliseconds(20)
 
 
 def test_a_client_that_leaves_before_dispatch_is_not_charged(bench):

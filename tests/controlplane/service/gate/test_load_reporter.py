@@ -13,7 +13,7 @@ from controlplane.core.clock import to_seconds
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Request
 from controlplane.fleet.prefix_digest import PrefixDigest
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestOrigin
 from controlplane.service.service import Service
 
 CALLER = Caller("team")
@@ -29,13 +29,11 @@ SECTIONS = {
 
 async def _ask(service: Service, number: int, prompt_tokens: int, output_tokens: int) -> float | None:
     job = await service.intake.completion(
-        f"{number}",
-        CALLER,
+        RequestOrigin(f"{number}", CALLER),
         "simulated",
         prompt_ids(number, prompt_tokens, group=0, shared=0),
         max_tokens=output_tokens,
         sampling=Sampling(max_tokens=output_tokens),
-        hints=RequestHints(),
     )
     stream = await service.gate.generate(job)
     async for _ in stream:
@@ -107,8 +105,8 @@ def test_each_choice_of_a_request_takes_a_place() -> None:
             sampling = Sampling(max_tokens=20, n=choices)
             for number in range(7):
                 job = await service.intake.completion(
-                    f"{number}", CALLER, "simulated", prompt_ids(number, 30, group=0, shared=0),
-                    max_tokens=20, sampling=sampling, hints=RequestHints(),
+                    RequestOrigin(f"{number}", CALLER), "simulated",
+                    prompt_ids(number, 30, group=0, shared=0), max_tokens=20, sampling=sampling,
                 )  # fmt: skip
                 await (await service.gate.generate(job)).__anext__()
             return service.load_reporter.report().utilisation

@@ -14,7 +14,7 @@ from controlplane.core.decision import Outcome, Reason
 from controlplane.core.request import Kind
 from controlplane.service.bootstrap import build_service
 from controlplane.service.gate.gate import Embedded
-from controlplane.service.request_jobs import MODEL_LIMIT, Caller, RequestHints, TextPairs
+from controlplane.service.request_jobs import MODEL_LIMIT, Caller, RequestHints, RequestOrigin, TextPairs
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
@@ -24,9 +24,8 @@ CLASSES = {"retrieval": {"e2e_ms": 10_000, "default": True}}
 
 async def rank(service: Service, documents: list[str], *, tenant: str = "t", **hints: float) -> Embedded:
     pairs = TextPairs(["query"], documents)
-    job = await service.intake.pairs.job(
-        "r", Caller(tenant), None, pairs, RequestHints(**hints), truncation=MODEL_LIMIT
-    )
+    origin = RequestOrigin("r", Caller(tenant), RequestHints(**hints))
+    job = await service.intake.pairs.job(origin, None, pairs, MODEL_LIMIT)
     return await service.gate.embed(job)
 
 

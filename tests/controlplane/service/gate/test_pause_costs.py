@@ -7,10 +7,11 @@ import pytest
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Owner, Request, Timeline
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Owner, Timeline
+from controlplane.core.slo import Slo
 from controlplane.service.gate.pause_costs import pause_costs
 from controlplane.service.ticket import Ticket
+from tests.example_requests import a_request
 
 NOW = Instant(milliseconds(10))
 
@@ -30,11 +31,7 @@ class Bench:
 
     def add(self, prompt_tokens: int, *, cached: int = 0, outputs: int = 0, **slo_ms: float) -> None:
         slo = Slo(**{part: milliseconds(value) for part, value in slo_ms.items()})
-        request = Request(
-            id=str(len(self.tickets)), kind=Kind.GENERATE, model="m", tenant="t", slo=slo, arrival=Instant(0),
-            service_class=ServiceClass("c", slo, 0, True), prompt_tokens=prompt_tokens, cached_tokens=cached,
-            max_output_tokens=100,
-        )  # fmt: skip
+        request = a_request(str(len(self.tickets)), prompt_tokens, 100, slo=slo, cached_tokens=cached)
         timeline = Timeline(Instant(0))
         if outputs:
             timeline.first_token = timeline.last_token = NOW

@@ -11,9 +11,9 @@ from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.request import Owner
 from controlplane.policy.gate.admission import Admission
 from controlplane.policy.gate.ordering import Ordering
-from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.runtime.health_tracker import Fault
 from controlplane.service.ticket import DecisionFailed, Rejected
+from tests.controlplane.service.scripted_bench import read
 
 ONE_AT_A_TIME = {"admission": {"engine_queue": 0}}
 SLOW = {"token_seconds": 0.05, "prefill_seconds": 0.1, "max_running": 1}
@@ -57,10 +57,6 @@ def let_admission_raise(b) -> None:
     decide_by(b, admission=faulty_admission(b))
 
 
-async def read(answer) -> int:
-    return len([delta async for delta in answer])
-
-
 def errors(caplog) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.ERROR]
 
@@ -75,7 +71,7 @@ def test_undecided_requests_fail_at_once_and_are_logged_once(bench, caplog):
             b.assert_nothing_is_held()
         assert b.service.status.impaired() == {"decisions": Fault.DEFECT}
         decide_by(b, admission=sound)
-        assert await read(await b.ask()) == 4
+        assert await read(await b.ask()) == "word " * 4
         assert b.service.status.impaired() == {}
 
     assert bench(scenario).outcomes == ["failed"] * 3 + ["met"]
@@ -102,7 +98,7 @@ def test_an_observer_that_raises_fails_only_the_new_request(bench, caplog):
         with pytest.raises(DecisionFailed):
             await b.ask()
         b.service.gate.on_arrival = None
-        assert await running == 8
+        assert await running == "word " * 8
 
     assert bench(scenario).outcomes == ["failed", "met"]
     assert len(errors(caplog)) == 1
@@ -116,8 +112,8 @@ def test_an_ordering_that_raises_for_one_request_leaves_the_others_queued(bench)
         decide_by(b, ordering=FaultyFor(b.service.gate.dispatcher._policies.ordering, len("poison")))
         with pytest.raises(DecisionFailed, match="unranked"):
             await b.ask("poison")
-        assert await running == 8
-        assert await read(await waiting) == 4
+        assert await running == "word " * 8
+        assert await read(await waiting) == "word " * 4
 
     b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
     assert b.outcomes == ["failed", "met", "met"]
@@ -135,7 +131,7 @@ def test_a_defect_does_not_fail_decided_requests_and_their_wait_stays_bounded(be
         await asyncio.sleep(0.01)
         dispatcher = b.service.gate.dispatcher
         dispatcher._policies = replace(dispatcher._policies, admission=faulty_admission(b))
-        assert await running == 8
+        assert await running == "word " * 8
         assert len(dispatcher.queued(Owner.LLM)) == 1
         with pytest.raises(DecisionFailed):
             await waiting
@@ -159,10 +155,10 @@ def test_a_failed_dispatch_closes_its_lease_and_the_next_request_starts(bench):
             raise Defect("no forecast")
 
         dispatcher.ttft.dispatched = once_faulty
-        assert await running == 8
+        assert await running == "word " * 8
         with pytest.raises(DecisionFailed, match="no forecast"):
             await waiting[0]
-        assert await read(await waiting[1]) == 4
+        assert await read(await waiting[1]) == "word " * 4
 
     b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
     assert b.outcomes == ["met", "failed", "met"]
@@ -171,11 +167,8 @@ def test_a_failed_dispatch_closes_its_lease_and_the_next_request_starts(bench):
 def test_undecided_embeddings_fail_likewise(bench):
     async def scenario(b):
         let_admission_raise(b)
-        job = await b.service.intake.embeddings(
-            "e", Caller("tests"), b.embedder.model, ["one"], RequestHints()
-        )
         with pytest.raises(DecisionFailed):
-            await b.service.gate.embed(job)
+            await b.embed("one")
 
     assert bench(scenario).outcomes == ["failed"]
 
@@ -190,9 +183,9 @@ def test_a_closed_gate_rejects_despite_a_faulty_policy(bench):
     assert bench(scenario).outcomes == ["rejected"]
 
 
-async def victim_of(b) -> asyncio.Task[int]:
+async def victim_of(b) -> asyncio.Task[str]:
     """A running generation of low priority that an urgent request would preempt."""
-    assert await read(await b.ask(max_tokens=60)) == 60
+    assert await read(await b.ask(max_tokens=60)) == "word " * 60
     victim = asyncio.create_task(read(await b.ask(max_tokens=60, service_class="batch")))
     await asyncio.sleep(1.0)
     return victim
@@ -204,7 +197,7 @@ def test_a_victim_of_a_failed_dispatch_resumes(bench, monkeypatch):
         with monkeypatch.context() as patched, pytest.raises(DecisionFailed, match="no lease"):
             patched.setattr(MemoryLedger, "open", faulty_lease)
             await b.ask(max_tokens=2, service_class="interactive")
-        assert await asyncio.wait_for(victim, 20) == 60
+        assert await asyncio.wait_for(victim, 20) == "word " * 60
 
     def faulty_lease(*_: object, **__: object) -> None:
         raise Defect("no lease")
@@ -222,9 +215,9 @@ def test_a_preempted_request_resumes_after_a_failed_cycle(bench):
         sound = dispatcher._policies
         dispatcher.decide()
         dispatcher._policies = replace(sound, admission=faulty_admission(b))
-        assert await read(urgent) == 2
+        assert await read(urgent) == "word " * 2
         dispatcher._policies = sound
-        assert await asyncio.wait_for(victim, 20) == 60
+        assert await asyncio.wait_for(victim, 20) == "word " * 60
 
     b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
     assert b.outcomes == ["met"] * 3

@@ -8,13 +8,10 @@ import pytest
 from backends.testing.scripted import Script, ScriptedGenerator
 from controlplane.core.request import Owner
 from controlplane.service.ticket import Rejected
+from tests.controlplane.service.scripted_bench import read
 
 BLOCK = 16 * 1_024
 PREFIX = "p" * 160
-
-
-async def read(answer) -> str:
-    return "".join([delta.text async for delta in answer])
 
 
 def caching(**options) -> ScriptedGenerator:

@@ -8,7 +8,7 @@ from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt, Sampling
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestOrigin
 from controlplane.service.ticket import Rejected
 
 LONG = "x" * 5_000
@@ -36,8 +36,8 @@ def tenants(*names: str, **fields: float) -> dict[str, object]:
 
 def complete(one, tenant: str, text: str, *, max_tokens: int = 4, **sampling: int):
     return one.service.intake.completion(
-        "test", Caller(tenant), one.generator.model, text,
-        max_tokens=max_tokens, sampling=Sampling(max_tokens=max_tokens, **sampling), hints=RequestHints(),
+        RequestOrigin("test", Caller(tenant)), one.generator.model, text,
+        max_tokens=max_tokens, sampling=Sampling(max_tokens=max_tokens, **sampling),
     )  # fmt: skip
 
 
@@ -151,8 +151,7 @@ def test_choices_take_a_slot_each(bench):
         gate = one.service.gate
 
         async def free_slots() -> int:
-            entry = gate.hypothetical_entry(await complete(one, "red", "hi"))
-            return gate.dry_run(entry).basis.share.free_slots
+            return gate.dry_run(await complete(one, "red", "hi")).basis.share.free_slots
 
         before = await free_slots()
         stream = await gate.generate(await complete(one, "red", "hi", n=3))
@@ -167,9 +166,8 @@ def test_choices_take_a_slot_each(bench):
 def test_embeddings_are_charged_early_too(bench):
     async def scenario(one) -> None:
         async def ask(text: str):
-            return await one.service.intake.embeddings(
-                "test", Caller("red"), one.embedder.model, [text], RequestHints()
-            )
+            origin = RequestOrigin("test", Caller("red"))
+            return await one.service.intake.embeddings(origin, one.embedder.model, [text])
 
         job = await ask(LONG)
         assert job.charged_tokens == 5_000
@@ -190,8 +188,8 @@ def test_a_conversation_of_long_tools_waits_for_a_slot(bench):
             [{"type": "function", "function": {"name": "f", "description": LONG}}],
         )
         job = await one.service.intake.chat(
-            "test", Caller("red"), one.generator.model, prompt,
-            max_tokens=4, sampling=Sampling(max_tokens=4), hints=RequestHints(),
+            RequestOrigin("test", Caller("red")), one.generator.model, prompt,
+            max_tokens=4, sampling=Sampling(max_tokens=4),
         )  # fmt: skip
         assert job.charged_tokens == 1
 
@@ -220,8 +218,8 @@ class CheckedGrammars(ScriptedGenerator):
 def constrained(one, tenant: str, kind: str = "json_object"):
     sampling = Sampling(max_tokens=4, structure={"type": kind})
     return one.service.intake.completion(
-        "test", Caller(tenant), one.generator.model, "text",
-        max_tokens=4, sampling=sampling, hints=RequestHints(),
+        RequestOrigin("test", Caller(tenant)), one.generator.model, "text",
+        max_tokens=4, sampling=sampling,
     )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 import asyncio
 
 from backends.testing.scripted import Script
-from tests.controlplane.service.gate.test_dispatcher import ALONE, one_at_a_time, read
+from tests.controlplane.service.gate.test_dispatcher import ALONE, one_at_a_time
+from tests.controlplane.service.scripted_bench import read
 
 
 def test_reasoning_sent_before_a_preemption_is_not_sent_again(bench):

@@ -5,14 +5,12 @@ import asyncio
 import pytest
 
 from backends.testing.scripted import ScriptedEmbedder
-from controlplane.core.clock import Instant
 from controlplane.core.decision import Outcome, Reason, Reject
 from controlplane.core.errors import BackendFailed
 from controlplane.core.memory_ledger import Footprint
-from controlplane.core.request import Kind, Request, Timeline
-from controlplane.core.slo import ServiceClass, Slo
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.core.request import Kind, Timeline
 from controlplane.service.ticket import Rejected, Ticket
+from tests.example_requests import a_request
 
 CLASSES = {"documents": {"e2e_ms": 2_000, "default": True}}
 
@@ -23,9 +21,7 @@ def slow() -> ScriptedEmbedder:
 
 
 async def embedding(b, name: str, size: int):
-    model = b.embedder.model
-    job = await b.service.intake.embeddings(name, Caller("tests"), model, ["a" * size], RequestHints())
-    return await b.service.gate.embed(job)
+    return await b.embed("a" * size, name=name)
 
 
 def test_the_larger_of_two_conflicting_calls_is_evicted_at_once(bench):
@@ -47,11 +43,7 @@ def test_the_larger_of_two_conflicting_calls_is_evicted_at_once(bench):
 
 
 def ticket_with_its_turn() -> Ticket:
-    documents = ServiceClass("documents", Slo(), priority=0, sheddable=True)
-    request = Request(
-        id="e", kind=Kind.EMBED, model="m", tenant="t", service_class=documents, slo=Slo(),
-        arrival=Instant(0), prompt_tokens=1, max_output_tokens=0,
-    )  # fmt: skip
+    request = a_request(kind=Kind.EMBED)
     ticket = Ticket(request, Footprint(1), None, Timeline(request.arrival))
     ticket.granted.set_result(None)
     return ticket

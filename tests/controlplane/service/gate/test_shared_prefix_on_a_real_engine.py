@@ -9,7 +9,7 @@ from controlplane.config import parse
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestOrigin
 from tests.engines import BLOCK_TOKENS, TINY_ARGUMENTS
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
@@ -57,8 +57,8 @@ async def test_nobody_is_rejected_in_a_cache_that_holds_them_by_sharing():
         async def answer(number: int) -> tuple[int, int]:
             prompt = [300 + at % 1_000 for at in range(PREFIX)] + [1_400 + number] * OWN
             job = await service.intake.completion(
-                str(number), Caller("tests"), "tandem/tiny-llama", prompt, max_tokens=OUTPUT,
-                sampling=Sampling(max_tokens=OUTPUT, ignore_eos=True), hints=RequestHints(),
+                RequestOrigin(str(number), Caller("tests")), "tandem/tiny-llama", prompt, max_tokens=OUTPUT,
+                sampling=Sampling(max_tokens=OUTPUT, ignore_eos=True),
             )  # fmt: skip
             stream = await service.gate.generate(job)
             tokens = sum([len(delta.token_ids) async for delta in stream])

@@ -14,17 +14,13 @@ from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import SimulatedRequest, arrival_times, simulate
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Reason
-from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.ticket import Rejected
 from predictors.calibration import StatedForecast
+from tests.controlplane.service.scripted_bench import read
 
 log = logging.getLogger(__name__)
 
 ENGINE = {"scheduling": {"engine": {}}, "admission": {"max_wait_ms": 2_000}}
-
-
-async def read(answer: TokenStream) -> str:
-    return "".join([delta.text async for delta in answer])
 
 
 def one_at_a_time() -> ScriptedGenerator:

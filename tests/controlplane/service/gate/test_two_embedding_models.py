@@ -7,7 +7,7 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.config import parse
 from controlplane.core.decision import Reason
 from controlplane.service.bootstrap import build_service
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
@@ -17,7 +17,8 @@ CLASSES = {"documents": {"e2e_ms": 300, "default": True}}
 
 async def refusal(service: Service, model: str, tokens: int, **hints: float) -> Reason | None:
     """The reason of its rejection; None if it was served."""
-    job = await service.intake.embeddings("e", Caller("t"), model, ["x" * tokens], RequestHints(**hints))
+    origin = RequestOrigin("e", Caller("t"), RequestHints(**hints))
+    job = await service.intake.embeddings(origin, model, ["x" * tokens])
     try:
         await service.gate.embed(job)
     except Rejected as error:

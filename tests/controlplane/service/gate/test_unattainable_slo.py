@@ -8,15 +8,11 @@ from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.pool_view import Pace
-from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
+from tests.controlplane.service.scripted_bench import read
 
 GATE = {"admission": {"engine_queue": 0, "length_predictor": "max-tokens"}}
 ENGINE = {"scheduling": {"engine": {"ordering": "srmt"}}, "admission": {"length_predictor": "max-tokens"}}
-
-
-async def read(answer) -> int:
-    return len([delta async for delta in answer])
 
 
 @pytest.fixture(params=["gate", "engine"])
@@ -30,7 +26,7 @@ def played(request, bench):
     def play(scenario):
         async def known(b):
             b.generator.pace = Pace(milliseconds(50), milliseconds(20))
-            assert await read(await b.ask()) == 4
+            assert await read(await b.ask()) == "word " * 4
             await scenario(b)
 
         return bench(known, generator=engine, **(ENGINE if has_tandem_scheduler else GATE))
@@ -42,7 +38,7 @@ def played(request, bench):
 def test_a_request_late_even_alone_is_served_if_none_is_ahead(played, objective):
     async def scenario(b):
         for _ in range(2):
-            assert await read(await b.ask(service_class="interactive", **objective)) == 4
+            assert await read(await b.ask(service_class="interactive", **objective)) == "word " * 4
 
     assert played(scenario).outcomes == ["met", "late", "late"]
 
@@ -62,9 +58,7 @@ def test_a_request_late_even_alone_is_rejected_if_it_would_also_wait(played):
 
 
 async def embed(b) -> None:
-    hints = RequestHints(service_class="interactive", e2e_ms=1)
-    job = await b.service.intake.embeddings("e", Caller("tests"), b.embedder.model, ["x" * 99], hints)
-    await b.service.gate.embed(job)
+    await b.embed("x" * 99, service_class="interactive", e2e_ms=1)
 
 
 def test_embeddings_follow_the_same_rule(bench):
@@ -105,7 +99,7 @@ def test_explored_requests_are_served_and_counted_by_their_outcome(bench, explor
 
     async def scenario(b):
         b.generator.pace = Pace(milliseconds(50), milliseconds(20))
-        assert await read(await b.ask()) == 4
+        assert await read(await b.ask()) == "word " * 4
         running = asyncio.create_task(read(await b.ask(max_tokens=400)))
         waiting = asyncio.create_task(read(await b.ask(max_tokens=400)))
         await asyncio.sleep(0.5)

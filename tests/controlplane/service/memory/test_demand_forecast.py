@@ -1,23 +1,16 @@
 """The forecast of embedding tokens that have not arrived yet."""
 
 from controlplane.core.clock import Instant, seconds
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Kind
 from controlplane.service.memory.demand_forecast import EmbeddingDemand
-
-
-def request(kind: Kind, tokens: int) -> Request:
-    return Request(
-        id="r", kind=kind, model="m", tenant="t", service_class=ServiceClass("c", Slo(), 1, False),
-        slo=Slo(), arrival=Instant(0), prompt_tokens=tokens, max_output_tokens=1,
-    )  # fmt: skip
+from tests.example_requests import a_request
 
 
 def trained(demand: EmbeddingDemand) -> EmbeddingDemand:
     """Thirty seconds with 500 embedding tokens and one generation request each."""
     for second in range(30):
-        demand.observe_arrival(request(Kind.EMBED, 500), Instant(seconds(second)))
-        demand.observe_arrival(request(Kind.GENERATE, 7_000), Instant(seconds(second)))
+        demand.observe_arrival(a_request(kind=Kind.EMBED, prompt_tokens=500), Instant(seconds(second)))
+        demand.observe_arrival(a_request(prompt_tokens=7_000), Instant(seconds(second)))
     return demand
 
 

@@ -17,7 +17,7 @@ from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
 from controlplane.service.memory.quota_controller import QuotaController
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 
@@ -62,8 +62,8 @@ class Bench:
 
     async def ask(self, name: str, prompt_tokens: int, service_class: str = "standard"):
         job = await self.service.intake.completion(
-            name, Caller("t"), self.generator.model, "x" * prompt_tokens,
-            max_tokens=50, sampling=Sampling(max_tokens=50), hints=RequestHints(service_class=service_class),
+            RequestOrigin(name, Caller("t"), RequestHints(service_class=service_class)),
+            self.generator.model, "x" * prompt_tokens, max_tokens=50, sampling=Sampling(max_tokens=50),
         )  # fmt: skip
         answer = await self.service.gate.generate(job)
 
@@ -74,13 +74,8 @@ class Bench:
         return asyncio.create_task(read())
 
     async def embed(self, name: str, inputs: int, service_class: str = "standard"):
-        job = await self.service.intake.embeddings(
-            name,
-            Caller("t"),
-            self.embedder.model,
-            ["x" * 100] * inputs,
-            RequestHints(service_class=service_class),
-        )
+        origin = RequestOrigin(name, Caller("t"), RequestHints(service_class=service_class))
+        job = await self.service.intake.embeddings(origin, self.embedder.model, ["x" * 100] * inputs)
         return asyncio.create_task(self.service.gate.embed(job))
 
 

@@ -11,7 +11,7 @@ from controlplane.config import parse
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestOrigin
 from controlplane.service.runtime.timers import LoopClock
 from tests.controlplane.service.memory.test_quota_controller import NoTicks
 from tests.engines import TINY_ARGUMENTS
@@ -103,8 +103,8 @@ def length(number):
 async def chat(service, number):
     tokens = length(number)
     job = await service.intake.completion(
-        f"a{number}", Caller("tests"), "tandem/tiny-llama", [5 + number] * PROMPT, max_tokens=tokens,
-        sampling=Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True), hints=RequestHints(),
+        RequestOrigin(f"a{number}", Caller("tests")), "tandem/tiny-llama", [5 + number] * PROMPT,
+        max_tokens=tokens, sampling=Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True),
     )  # fmt: skip
     answer = await service.gate.generate(job)
     return sum([len(delta.token_ids) async for delta in answer])

@@ -19,7 +19,7 @@ from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Sampling
 from controlplane.core.request import Owner
 from controlplane.service.bootstrap import build_service
-from controlplane.service.request_jobs import Caller, RequestHints
+from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
 from controlplane.service.runtime.timers import SchedulerTimer
 from tests.engines import TINY_ARGUMENTS
 
@@ -138,8 +138,8 @@ async def killed_beside_ticks(service, generator, ticks, pid):
 
 async def chat(service, number):
     job = await service.intake.completion(
-        f"a{number}", CALLER, "tandem/tiny-llama", [5 + number] * 40, max_tokens=TOKENS,
-        sampling=Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True), hints=RequestHints(),
+        RequestOrigin(f"a{number}", CALLER), "tandem/tiny-llama", [5 + number] * 40, max_tokens=TOKENS,
+        sampling=Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True),
     )  # fmt: skip
     answer = await service.gate.generate(job)
     return sum([len(delta.token_ids) async for delta in answer])
@@ -147,7 +147,6 @@ async def chat(service, number):
 
 async def embed(service, embedder, number):
     texts = [f"{number} {line} " + "word " * 55 for line in range(8)]
-    job = await service.intake.embeddings(
-        f"e{number}", CALLER, embedder.model, texts, RequestHints(service_class="burst")
-    )
+    origin = RequestOrigin(f"e{number}", CALLER, RequestHints(service_class="burst"))
+    job = await service.intake.embeddings(origin, embedder.model, texts)
     return (await service.gate.embed(job)).vectors

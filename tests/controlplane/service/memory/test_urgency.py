@@ -3,11 +3,12 @@
 from controlplane.core.clock import Duration, Instant, milliseconds
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Owner, Request, Timeline
-from controlplane.core.slo import ServiceClass, Slo
+from controlplane.core.request import Kind, Owner, Timeline
+from controlplane.core.slo import Slo
 from controlplane.policy.sharing.quota import UrgencyOptions
 from controlplane.service.memory.demand_forecast import RecentArrivals, slacks, urgencies
 from controlplane.service.ticket import Ticket
+from tests.example_requests import a_request
 
 CRITICAL = milliseconds(500)
 PACES = {
@@ -18,10 +19,7 @@ PACES = {
 
 def ticket(kind=Kind.EMBED, *, tokens=1_000, name="a", **slo_ms) -> Ticket:
     slo = Slo(**{part: milliseconds(value) for part, value in slo_ms.items()})
-    request = Request(
-        id=name, kind=kind, model="m", tenant="t", service_class=ServiceClass("c", slo, 0, True), slo=slo,
-        arrival=Instant(0), prompt_tokens=tokens, max_output_tokens=10,
-    )  # fmt: skip
+    request = a_request(name, tokens, 10, kind=kind, slo=slo)
     return Ticket(request, Footprint(1, 1, 10), None, Timeline(Instant(0)), None)
 
 
@@ -98,7 +96,7 @@ def test_a_victim_without_hope_has_no_slack_and_one_that_can_recover_has_none_le
 def test_rejected_requests_count_and_decay():
     lately, now = RecentArrivals(), Instant(0)
     lately.fade(now)
-    lately.lost[Owner.LLM] += 1
+    lately.rejected[Owner.LLM] += 1
     options = UrgencyOptions(critical=CRITICAL, critical_weight=2.0)
     assert urgencies([], PACES, lately, now, options) == {Owner.LLM: 2.0, Owner.EMBEDDING: 0.0}
     lately.fade(Instant(milliseconds(15_000)))

@@ -10,6 +10,7 @@ from controlplane.core.engine_reports import EngineStep
 from controlplane.core.ports import EmbeddingPass
 from predictors.output_length.learned_predictor import LearnedLengths
 from tests.controlplane.api.scripted_server import EMBED_MODEL, staged
+from tests.controlplane.service.scripted_bench import read
 
 
 class Defect(Exception):
@@ -29,10 +30,6 @@ def failures(service, subject: str) -> float | None:
     return registry.get_sample_value("tandem_predictor_failures_total", {"subject": subject})
 
 
-async def read(answer) -> int:
-    return len([delta async for delta in answer])
-
-
 @pytest.mark.parametrize(
     ("broken", "subject"),
     [("observe", "answer_length"), ("forecast", "length_forecast"), ("withdraw", "lost_answer")],
@@ -42,13 +39,13 @@ def test_a_failing_predictor_fails_no_request(bench, caplog, broken, subject):
         lengths: LearnedLengths = b.service.status.lengths
         setattr(lengths, broken, faulty)
         for _ in range(3):
-            assert await read(await b.ask(max_tokens=40)) == 40
+            assert await read(await b.ask(max_tokens=40)) == "word " * 40
             leaving = await b.ask(max_tokens=40)
             await anext(leaving)
             await leaving.aclose()
         assert b.service.status.impaired() == {"learning": "defect"}
         delattr(lengths, broken)
-        assert await read(await b.ask(max_tokens=40)) == 40
+        assert await read(await b.ask(max_tokens=40)) == "word " * 40
         await (await b.ask()).aclose()
         assert b.service.status.impaired() == {}
 
@@ -64,7 +61,7 @@ def test_a_failing_rate_model_fails_no_request(bench, caplog, broken):
         for pace in b.service.gate.dispatcher.pace_estimators.values():
             setattr(pace, broken, faulty)
         for _ in range(2):
-            assert await read(await b.ask(max_tokens=4)) == 4
+            assert await read(await b.ask(max_tokens=4)) == "word " * 4
 
     b = bench(scenario)
     assert b.outcomes == ["met", "met"]
@@ -75,7 +72,7 @@ def test_a_failing_rate_model_fails_no_request(bench, caplog, broken):
 def test_a_failing_ttft_predictor_fails_no_request(bench):
     async def scenario(b):
         b.service.gate.dispatcher.ttft.first_token = faulty
-        assert await read(await b.ask(max_tokens=4)) == 4
+        assert await read(await b.ask(max_tokens=4)) == "word " * 4
 
     assert bench(scenario).outcomes == ["met"]
 

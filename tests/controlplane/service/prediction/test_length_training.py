@@ -10,25 +10,20 @@ import numpy as np
 import pytest
 
 from controlplane.config import ConfigError, parse
-from controlplane.core.clock import Instant
-from controlplane.core.request import Kind, Request
-from controlplane.core.slo import ServiceClass, Slo
 from controlplane.service.prediction import length_training
 from controlplane.service.prediction.length_training import LengthTraining, require_writable_file
 from predictors.output_length.checkpoint import read, save
 from predictors.output_length.features import prompt_features
 from predictors.output_length.learned_predictor import LearnedLengths
+from tests.example_requests import a_request
 
 
 def serve(lengths, count, seed=0, factor=1):
     random = Random(seed)
     for number in range(count):
         kind, tokens = random.choice([("list", 40), ("essay", 900)])
-        chat = ServiceClass("chat", Slo(), priority=0, sheddable=False)
-        request = Request(
-            f"{seed}-{number}", Kind.GENERATE, "llm", "t", chat, Slo(), Instant(0), 10, 4_096,
-            features=prompt_features(f"{kind} topic {number % 20}"),
-        )  # fmt: skip
+        features = prompt_features(f"{kind} topic {number % 20}")
+        request = a_request(f"{seed}-{number}", 10, 4_096, class_name="chat", features=features)
         lengths.forecast(request)
         lengths.observe(request, round(factor * tokens * random.lognormvariate(0, 0.2)))
 

@@ -10,8 +10,8 @@ from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown
 from controlplane.core.request import Owner
-from controlplane.service.request_jobs import Caller, RequestHints
 from controlplane.service.ticket import Rejected
+from tests.controlplane.service.scripted_bench import read
 
 START_SECONDS = 20.0
 
@@ -41,10 +41,6 @@ def models(**restart):
     return {"models": {"chat": {"model": "scripted", "restart": restart}}}
 
 
-async def read(answer) -> str:
-    return "".join([delta.text async for delta in answer])
-
-
 async def until_ready(b) -> float:
     """Polls readiness as an orchestrator does; returns the time at which it holds."""
     while True:
@@ -52,12 +48,6 @@ async def until_ready(b) -> float:
             await b.service.check()
             return now()
         await asyncio.sleep(0.05)
-
-
-async def embedded(b) -> int:
-    embedder = b.embedder.model
-    job = await b.service.intake.embeddings("e", Caller("tests"), embedder, ["text"], RequestHints())
-    return len((await b.service.gate.embed(job)).vectors)
 
 
 def test_a_request_in_flight_ends_once_with_the_time_of_the_restart(bench):
@@ -93,7 +83,7 @@ def test_while_the_engine_starts_requests_are_rejected_and_embeddings_served(ben
         reject = waiting.exception().reject
         assert (reject.reason, reject.retry_after / 1e9) == (Reason.ENGINE_DOWN, START_SECONDS)
         await asyncio.sleep(5)
-        assert await embedded(b) == 1
+        assert len((await b.embed("text")).vectors) == 1
         with pytest.raises(Rejected) as caught:
             await b.ask()
         assert caught.value.reject.retry_after / 1e9 == pytest.approx(START_SECONDS - 5.1, abs=0.2)
@@ -120,7 +110,7 @@ def test_restarts_back_off_and_stop_after_the_bound(bench):
         with pytest.raises(BackendDown, match="it is not restarted") as refused:
             await b.service.check()
         assert refused.value.is_permanent
-        assert await embedded(b) == 1
+        assert len((await b.embed("text")).vectors) == 1
         assert b"tandem_engine_restarts_total 4.0" in b.service.metrics_text()
 
     bench(scenario, generator=SlowStart(failing=range(2, 9)), **models(attempts=4))
