@@ -22,6 +22,8 @@ OPTIONS = (
     "autoscaling.enabled=true,monitoring.podMonitor=true,monitoring.rules=true,monitoring.dashboard=true,"
     "inferenceGateway.enabled=true"
 )
+CONFIG = "--set-file=config=ops/kubernetes/example/tandem.yaml"
+"""With the series that inferenceGateway needs."""
 
 pytestmark = pytest.mark.long
 
@@ -91,7 +93,7 @@ def test_the_committed_dashboard_is_what_the_generator_writes():
 
 
 def test_the_chart_passes_lint_and_its_objects_their_schemas(tmp_path):
-    run("helm", "lint", "--strict", CHART, "--set", OPTIONS)
+    run("helm", "lint", "--strict", CHART, "--set", OPTIONS, CONFIG)
     for options in ([], ["--set", "service.type=NodePort,home.existingClaim=models,replicas=3"]):
         file = tmp_path / "objects.yaml"
         file.write_text(run("helm", "template", "tandem", CHART, *options), encoding="utf-8")
@@ -112,6 +114,10 @@ def test_the_chart_refuses_unknown_values_and_incomplete_configurations(tmp_path
     spec = pod["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] == 5 + 91 + 25
     assert spec["containers"][0]["livenessProbe"]["httpGet"]["port"] == 9000
+    # A change is not over before a pod has ended and its successor had all its time to start.
+    start = spec["containers"][0]["startupProbe"]
+    longest = spec["terminationGracePeriodSeconds"] + start["periodSeconds"] * start["failureThreshold"]
+    assert pod["spec"]["progressDeadlineSeconds"] > longest
 
 
 def test_labels_annotations_and_selectors_are_strings():

@@ -1,6 +1,7 @@
 """The router: worked examples, and properties under any reports and draws."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -133,6 +134,18 @@ def test_a_box_that_does_not_serve_the_model_is_left_out() -> None:
     assert Router().choose(ASK, 0.0, (0.0, 0.0)) is None
 
 
+def test_the_scarcest_model_of_an_owner_follows_the_reports() -> None:
+    router = fleet(0.1, 0.1)
+    assert [router.scarcest_model(owner) for owner in ("llm", "embedding", "none")] == ["chat", "embed", ""]
+    both = {name: ModelLoad("embedding", 1e-5, 0) for name in ("rerank", "embed")}
+    router.heard("box-0", replace(report(number=2), models=both), 0.0)
+    assert router.scarcest_model("embedding") == "rerank"
+    router.heard("box-1", replace(report(number=2), models={"rerank": both["rerank"]}), 0.0)
+    assert router.scarcest_model("embedding") == "embed"
+    router.remove("box-1")
+    assert [router.scarcest_model(owner) for owner in ("llm", "embedding")] == ["", "rerank"]
+
+
 def test_names_that_no_box_serves_are_not_remembered() -> None:
     router = fleet(0.1)
     router.add("new")
@@ -184,6 +197,28 @@ def test_embeddings_of_a_session_are_computed_anew_and_do_not_move_its_conversat
     assert (again.box, again.ttft) == ("box-5", pytest.approx(0.1 + 1e-4))
 
 
+@pytest.mark.parametrize("known", [{"session": "s-1"}, {"blocks": block_hashes(range(640), 16)}])
+def test_a_session_and_a_prefix_belong_to_one_model(known: dict[str, Any]) -> None:
+    """An agent asks a large and a small model in turns; each has its own cache."""
+    models = {name: ModelLoad("llm", 1e-4, 1_000) for name in ("chat", "small")}
+    router, chat, small = Router(), replace(ASK, **known), replace(ASK, model="small", **known)
+
+    def all_report(number: int) -> None:
+        for at in range(10):
+            router.add(f"box-{at}")
+            router.heard(f"box-{at}", replace(report(0.1, number=number), models=models), float(number))
+
+    all_report(1)
+    router.sent(chat, chosen(router, chat, now=1.0, draws=(0.5, 0.0)), 1.0)
+    all_report(2)
+    first = chosen(router, small, now=2.0, draws=(0.2, 0.9))
+    assert (first.box, first.ttft) == ("box-2", pytest.approx(0.1 + 0.1))
+    router.sent(small, first, 2.0)
+    all_report(3)
+    assert chosen(router, chat, now=3.0).box == "box-5"
+    assert chosen(router, small, now=3.0).box == "box-2"
+
+
 def test_a_known_prefix_shortens_the_prompt_by_its_blocks() -> None:
     router = fleet(*[0.1] * 10)
     blocks = block_hashes(range(640), 16)
@@ -199,7 +234,9 @@ def test_a_digest_overrules_what_the_router_remembers_and_outlives_reports_witho
     router = fleet(0.1, 0.12)
     blocks = block_hashes(range(960), 16)
     ask = replace(ASK, blocks=blocks)
-    router.heard("box-1", replace(report(0.12, number=2), prefixes=PrefixDigest.of(blocks, 16)), 0.0)
+    router.heard(
+        "box-1", replace(report(0.12, number=2), prefixes={"chat": PrefixDigest.of(blocks, 16)}), 0.0
+    )
     router.heard("box-1", report(0.12, number=3), 0.0)
     found = chosen(router, ask)
     assert found.box == "box-1"
