@@ -1,7 +1,8 @@
 """Computes the metrics of a run: SLO attainment, latency percentiles, goodput, losses and fairness.
 
 All requests planned within the measured window count; a request that was rejected or never answered is a
-miss. Confidence intervals are bootstrapped over requests, with all token gaps of a request resampled
+miss. Percentiles are of delivered requests: an answer that was lost or cut off after its first token has none.
+Confidence intervals are bootstrapped over requests, with all token gaps of a request resampled
 together; they cover the sampling error within a run. The variation between runs is the spread over seeds.
 """
 
@@ -56,7 +57,8 @@ def attainments(records: Sequence[RequestRecord]) -> dict[str, float | None]:
 def percentiles(records: Sequence[RequestRecord], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
     """Percentiles of delivered requests by class, metric and percentile, each [value, low, high] in ms."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for name, group in group_by(records, lambda r: r.planned.service_class).items():
+    delivered = (record for record in records if record.is_delivered)
+    for name, group in group_by(delivered, lambda r: r.planned.service_class).items():
         metrics = {
             "ttft_ms": [_known(r.ttft_ms) for r in group],
             "tpot_ms": [_known(r.tpot_ms) for r in group],
@@ -65,6 +67,12 @@ def percentiles(records: Sequence[RequestRecord], seed: int) -> dict[str, dict[s
         }
         found[name] = {m: _bootstrap_intervals(each, seed) for m, each in metrics.items() if any(each)}
     return found
+
+
+def delivered(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Share of each class whose whole response came."""
+    classes = group_by(records, lambda r: r.planned.service_class)
+    return {name: fmean(record.is_delivered for record in group) for name, group in classes.items()}
 
 
 def _known(value: float | None) -> list[float]:
@@ -152,6 +160,7 @@ def summary(
         "duration_s": measured,
         "attainment": attainments(records),
         "percentiles": percentiles(records, seed),
+        "delivered": delivered(records),
         "goodput_rps": sum(r.outcome is Outcome.MET for r in records) / measured,
         "rates": losses(records),
         "fairness": fairness(records, priorities),

@@ -108,7 +108,10 @@ class HindsightBound(TypedDict):
 
 
 class RunFigures(TypedDict):
-    """One system under one load with one seed."""
+    """One system under one load with one seed.
+
+    Percentiles are of delivered requests; `delivered` is their share of each class, absent in older results.
+    """
 
     system: str
     load: float
@@ -120,6 +123,7 @@ class RunFigures(TypedDict):
     send_lateness_ms: Lateness
     attainment: dict[str, float | None]
     percentiles: dict[str, dict[str, dict[str, Figure | None]]]
+    delivered: NotRequired[dict[str, float]]
     goodput_rps: float
     rates: LossRates
     fairness: Fairness

@@ -87,13 +87,14 @@ def percentile_table(results: Results, load: float, service_class: str) -> Marku
     rows = []
     for number, system in enumerate(results["systems"]):
         runs = aggregates.runs_of(results, system["name"], load)
-        cells = []
+        delivered = aggregates.over_seeds(runs, lambda run: run.get("delivered", {}).get(service_class))
+        cells = [_cell(delivered, formats.share)]
         for metric in metrics:
             for rank in ("p50", "p90", "p99"):
                 figures = [_figure(run, service_class, metric, rank) for run in runs]
                 cells.append(_cell(_over_seeds(figures), formats.milliseconds))
         rows.append([named(number, system["name"]), *cells])
-    head = ["system", *(f"{_SHORT[m]} {rank}" for m in metrics for rank in ("p50", "p90", "p99"))]
+    head = ["system", "delivered", *(f"{_SHORT[m]} {rank}" for m in metrics for rank in ("p50", "p90", "p99"))]
     caption = (
         f"Latency of delivered requests, {service_class}, at {formats.load(load)} load: median over the "
         "seeds, and range; of a single seed, its 95 % interval"
