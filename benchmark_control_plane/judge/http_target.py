@@ -182,17 +182,15 @@ async def http_target(
     chat: Endpoint | None,
     embeddings: Endpoint | None,
     dialect: Dialect,
-    *,
-    limit: int,
 ) -> AsyncIterator[HttpTarget]:
-    """A target with at most `limit` connections to each address, closed on leaving."""
+    """A target with as many connections as requests are in flight, closed on leaving."""
 
     @asynccontextmanager
     async def opened(endpoint: Endpoint | None) -> AsyncIterator[tuple[Endpoint, Connections] | None]:
         if endpoint is None:
             yield None
             return
-        async with connections(Address.of(endpoint.url), limit) as pool:
+        async with connections(Address.of(endpoint.url), None) as pool:
             yield endpoint, pool
 
     async with opened(chat) as first, opened(embeddings) as second:

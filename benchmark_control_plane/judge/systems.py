@@ -39,9 +39,9 @@ class RunningSystem:
     metrics: Address | None
     kv_bytes: int | None = None
 
-    def target(self, limit: int) -> AbstractAsyncContextManager[HttpTarget]:
-        """Target with at most `limit` connections to each address."""
-        return http_target(self.chat, self.embeddings, self.dialect, limit=limit)
+    def target(self) -> AbstractAsyncContextManager[HttpTarget]:
+        """Target on the system."""
+        return http_target(self.chat, self.embeddings, self.dialect)
 
 
 @contextmanager

@@ -68,6 +68,17 @@ async def test_request_lost_on_a_reused_connection_is_sent_again():
     assert sum(b"POST /b" in line for line in seen) == 2
 
 
+async def test_a_server_that_accepts_no_connection_does_not_make_the_client_late():
+    """The client began to send, and the connection is refused after that."""
+    began: list[bool] = []
+    async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as server:
+        address = Address(*server.sockets[0].getsockname())
+    async with connections(address, None) as opened:
+        with pytest.raises(OSError):
+            await opened.exchange(b"", lambda part: None, on_send=lambda: began.append(True))
+    assert began == [True]
+
+
 @pytest.mark.parametrize("answers", [[NOTHING], [LENGTH, NOTHING, NOTHING], [LENGTH, HALF]])
 async def test_request_lost_elsewhere_is_not_sent_again(answers: list[bytes]):
     async with asking(*answers) as (opened, seen):

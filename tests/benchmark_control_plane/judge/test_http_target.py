@@ -77,9 +77,9 @@ async def read_head(reader):
 
 
 @asynccontextmanager
-async def target_at(url, dialect=None, api="completions", limit=8):
+async def target_at(url, dialect=None, api="completions"):
     endpoint = Endpoint(url, "some-model", api, "secret")
-    async with http_target(endpoint, endpoint, dialect or Dialect(), limit=limit) as target:
+    async with http_target(endpoint, endpoint, dialect or Dialect()) as target:
         yield target
 
 
