@@ -17,7 +17,7 @@ Requests = Annotated[int, Field(ge=1)]
 
 @section(frozen=True, config=STRICT)
 class Pinned:
-    """CPU cores of a server process, its number of compute threads and its niceness.
+    """CPU cores of a server process, its number of compute threads and its niceness, also as a session.
 
     With `idle` (embedder only) the process that computes runs in Linux's idle scheduling class.
     """
