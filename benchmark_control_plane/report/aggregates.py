@@ -151,11 +151,18 @@ def median_rate(rates: Iterable[float | None]) -> float | None:
 
 def is_limit(results: Results, row: FrontierRow) -> bool:
     """Whether the target was reached under every offered load, so that the rate is a lower bound."""
+    return _is_highest(results, row, row["rps"])
+
+
+def has_limit(results: Results, row: FrontierRow) -> bool:
+    """Whether the rate of any seed is a lower bound."""
+    return any(_is_highest(results, row, rate) for rate in row["per_seed"])
+
+
+def _is_highest(results: Results, row: FrontierRow, rate: float | None) -> bool:
     capacity = results.get("capacity_rps")
     loads = [run["load"] for run in results["runs"] if run["system"] == row["system"] and run["valid"]]
-    return bool(row["rps"] and capacity and loads) and (row["rps"] or 0.0) >= 0.999 * max(loads) * (
-        capacity or 0.0
-    )
+    return bool(rate and capacity and loads and rate >= 0.999 * max(loads) * capacity)
 
 
 def best_baseline(results: Results, target: float) -> FrontierRow | None:

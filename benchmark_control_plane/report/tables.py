@@ -56,7 +56,8 @@ def frontier_table(results: Results) -> Markup:
 
 def _rate_cell(results: Results, row: FrontierRow) -> Markup:
     ends, is_limit = aggregates.rates(row), aggregates.is_limit(results, row)
-    notes = [formats.spread(ends.low, ends.high)] if ends else []
+    has_limit = aggregates.has_limit(results, row)
+    notes = [formats.reached_range(ends.low, ends.high, is_limit=has_limit)] if ends else []
     if aggregates.seeds_left_out(results, row):
         notes.append(formats.several(len(row["per_seed"]), "seed"))
     return _two_lines(formats.reached(row["rps"], is_limit=is_limit), "; ".join(notes))

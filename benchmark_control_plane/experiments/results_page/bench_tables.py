@@ -158,7 +158,10 @@ def _rate_cell(results: Results, system: str, goal: float) -> str:
     if (row := aggregates.frontier(results, system, goal)) is None:
         return formats.ABSENT
     ends, least = aggregates.rates(row), "at least " if aggregates.is_limit(results, row) else ""
-    notes = [formats.spread(ends.low, ends.high)] if ends and ends.low < ends.high else []
+    notes = []
+    if ends and ends.low < ends.high:
+        has_limit = aggregates.has_limit(results, row)
+        notes.append(formats.reached_range(ends.low, ends.high, is_limit=has_limit))
     if aggregates.seeds_left_out(results, row):
         notes.append(formats.several(len(row["per_seed"]), "seed"))
     note = f" ({'; '.join(notes)})" if notes else ""

@@ -65,7 +65,8 @@ from the live service on a simulated device in virtual time; "virtual time" else
 scheduler, stepped with modelled step times. A request meets its SLO if it meets every objective of its
 class; a rejected, evicted or failed request is a miss. The rate at an attainment is interpolated between the
 measured loads, and a load stands for its nominal rate; a dash means that no offered load reached the
-attainment, or that no seed has valid runs on both sides of it. A seed without them is left out of the rate.
+attainment, or that no seed has valid runs on both sides of it. In a range "none" is a seed of which no
+offered load reached it, and "at least" one of which every load did. A seed without them is left out of the rate.
 Goodput is the number of requests per second that met their SLO. Values are medians over the seeds with the
 range in parentheses, unless a row says otherwise.
 [benchmarking.md](benchmarking.md) describes the method,

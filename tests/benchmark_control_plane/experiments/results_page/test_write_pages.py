@@ -83,6 +83,14 @@ def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -
     assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
 
 
+def test_a_range_states_seeds_without_a_rate_and_seeds_without_a_limit(tmp_path: Path) -> None:
+    content = experiments.results()
+    row = next(row for row in content["max_goodput_rate"] if row["system"] == "plain")
+    row |= {"rps": 8.0, "per_seed": [None, 8.0, 16.0]}
+    (tmp_path / "mix-memory.json").write_text(json.dumps(content))
+    assert "| 8 (none to at least 16) |" in write_pages.results_page(tmp_path)
+
+
 def test_each_system_is_listed_with_its_mean_under_each_load(tmp_path: Path) -> None:
     content = experiments.results()
     content["runs"] = [run for run in content["runs"] if (run["system"], run["load"]) != ("plain", 2.0)]
