@@ -1,7 +1,7 @@
 """Computes the metrics of a run: SLO attainment, latency percentiles, goodput, losses and fairness.
 
 All requests planned within the measured window count; a request that was rejected or never answered is a
-miss. Percentiles are of delivered requests: an answer that was lost or cut off after its first token has none.
+miss. Percentiles are of delivered requests: an answer that was lost after its first token has none.
 Confidence intervals are bootstrapped over requests, with all token gaps of a request resampled
 together; they cover the sampling error within a run. The variation between runs is the spread over seeds.
 """

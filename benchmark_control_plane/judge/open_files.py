@@ -19,7 +19,7 @@ def allow_open_files(connections: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise BadInput(
-            f"the largest run has {connections} requests, which may all be in flight at a time, and a process "
-            f"may open {hard} files; raise it (ulimit -Hn {needed}), or lower loads or window.measured_s"
+            f"the largest run has {connections} requests, which may all be in flight at a time, and this "
+            f"process may open {hard} files; raise it (ulimit -Hn {needed}), or lower loads or measured_s"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -87,7 +87,7 @@ def spread(low: float, high: float) -> str:
 
 
 def reached_range(low: float, high: float, *, is_limit: bool) -> str:
-    """Range of rates over the seeds; 0 is no offered rate, and with `is_limit` the upper end a lower bound."""
+    """Range of rates over the seeds; 0 is no offered rate, with `is_limit` the upper end a lower bound."""
     least, most = figure(low) if low else "none", f"{'at least ' if is_limit else ''}{figure(high)}"
     return most if figure(low) == figure(high) else f"{least} to {most}"
 

@@ -95,7 +95,8 @@ def percentile_table(results: Results, load: float, service_class: str) -> Marku
                 figures = [_figure(run, service_class, metric, rank) for run in runs]
                 cells.append(_cell(_over_seeds(figures), formats.milliseconds))
         rows.append([named(number, system["name"]), *cells])
-    head = ["system", "delivered", *(f"{_SHORT[m]} {rank}" for m in metrics for rank in ("p50", "p90", "p99"))]
+    names = (f"{_SHORT[metric]} {rank}" for metric in metrics for rank in ("p50", "p90", "p99"))
+    head = ["system", "delivered", *names]
     caption = (
         f"Latency of delivered requests, {service_class}, at {formats.load(load)} load: median over the "
         "seeds, and range; of a single seed, its 95 % interval"
