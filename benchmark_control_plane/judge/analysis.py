@@ -15,6 +15,7 @@ import numpy as np
 from benchmark_control_plane.judge.records import RequestRecord
 from controlplane.core.decision import Outcome
 from controlplane.core.memory_ledger import Floats
+from controlplane.core.request import Kind
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 _RESAMPLES = 200
@@ -109,6 +110,13 @@ def _bootstrap_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str
     }
 
 
+def tokens_per_s(records: Iterable[RequestRecord], measured: float) -> dict[str, float]:
+    """Tokens of delivered requests per second of the window: generated, and embedded."""
+    found = [record for record in records if record.is_delivered]
+    embedded = sum(r.planned.prompt_tokens for r in found if r.planned.kind is Kind.EMBED)
+    return {"output": sum(r.output_tokens for r in found) / measured, "embedded": embedded / measured}
+
+
 def losses(records: Sequence[RequestRecord]) -> dict[str, float]:
     """Shares of rejected, evicted, aborted and failed requests."""
     count = max(1, len(records))
@@ -162,6 +170,7 @@ def summary(
         "percentiles": percentiles(records, seed),
         "delivered": delivered(records),
         "goodput_rps": sum(r.outcome is Outcome.MET for r in records) / measured,
+        "tokens_per_s": tokens_per_s(records, measured),
         "rates": losses(records),
         "fairness": fairness(records, priorities),
         "decisions": decisions(records),

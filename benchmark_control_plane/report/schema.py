@@ -92,12 +92,13 @@ class Memory(TypedDict):
 
 
 class EngineCounters(TypedDict):
-    """Counters of the engine; overflow and cache hits are shares."""
+    """Counters of the engine; overflow, cache hits and the mean use of the memory are shares."""
 
     preemptions: float | None
     recompute_tokens: float | None
     overflow: float | None
     cache_hit: float | None
+    memory_use: NotRequired[float | None]
 
 
 class HindsightBound(TypedDict):
@@ -110,7 +111,8 @@ class HindsightBound(TypedDict):
 class RunFigures(TypedDict):
     """One system under one load with one seed.
 
-    Percentiles are of delivered requests; `delivered` is their share of each class, absent in older results.
+    Percentiles and `tokens_per_s` are of delivered requests; `delivered` is their share of each class. Older
+    results lack the latter two.
     """
 
     system: str
@@ -125,6 +127,7 @@ class RunFigures(TypedDict):
     percentiles: dict[str, dict[str, dict[str, Figure | None]]]
     delivered: NotRequired[dict[str, float]]
     goodput_rps: float
+    tokens_per_s: NotRequired[dict[str, float]]
     rates: LossRates
     fairness: Fairness
     memory: Memory | None

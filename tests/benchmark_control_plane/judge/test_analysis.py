@@ -81,6 +81,7 @@ def test_decisions_are_counted_by_the_names_of_the_server():
 def test_summary_is_over_the_measured_window():
     whole = analysis.summary([record(n, 0.1) for n in range(20)], measured=10, seed=0, priorities={})
     assert whole["goodput_rps"] == 2.0 and whole["attainment"]["overall"] == 1.0
+    assert whole["tokens_per_s"] == {"output": 6.0, "embedded": 0.0}
 
 
 def test_empty_window_has_no_attainment():

@@ -339,5 +339,9 @@ def test_memory_sampler_summarises_its_samples():
     later = {**first, "used:llm": 1e6, "preemptions": 7.0, "queries": 300.0, "hits": 80.0}
     watch = MemorySampler([0.0, 0.5], [first, later])
     assert watch.memory()["by_owner"]["llm"] == [9e6, 1e6]
-    assert watch.engine() == {"preemptions": 4, "recompute_tokens": 0, "overflow": 0.5, "cache_hit": 0.25}
+    # 9 and then 1 of 8 MB of quota, and 10 bytes of an owner without one.
+    assert watch.engine() == {
+        "preemptions": 4, "recompute_tokens": 0, "overflow": 0.5, "cache_hit": 0.25,
+        "memory_use": pytest.approx(0.62500125),
+    }  # fmt: skip
     assert MemorySampler().memory() is None and MemorySampler().engine() is None
