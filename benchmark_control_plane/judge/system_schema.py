@@ -172,6 +172,11 @@ class SystemSection:
         return self.ungated or self.simulated is not None
 
     @property
+    def starts_servers(self) -> bool:
+        """Whether the experiment starts its servers, on this machine."""
+        return not self.is_simulated and self.endpoints is None
+
+    @property
     def is_limited(self) -> bool:
         """Whether `max_concurrent` limits the requests at one of its servers."""
         given = self.endpoints or Endpoints()

@@ -27,6 +27,8 @@ def full(results: Results, picture: str | None, link: str) -> str:
     remarks = [f"{seeds}, medians", machine if picture else "virtual time", link]
     if _is_changed(ordered):
         remarks.append(_CHANGED)
+    if others := [run["other_cores"] for run in ordered["runs"] if "other_cores" in run]:
+        remarks.append(f"other processes used {fmean(others):.2f} cores, at most {max(others):.2f} in a run")
     if invalid := aggregates.invalid(ordered):
         remarks.append(f"{len(invalid)} of {len(ordered['runs'])} runs not valid and left out")
         valid = {_cell_of(run) for run in ordered["runs"] if run["valid"]}

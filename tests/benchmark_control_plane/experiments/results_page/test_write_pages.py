@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -140,6 +141,15 @@ def test_an_experiment_on_changed_sources_is_marked(tmp_path: Path) -> None:
         file.write_text(json.dumps(content))
         page = write_pages.results_page(tmp_path)
         assert ("working tree with changes that the commit lacks" in page) is is_marked
+
+
+def test_an_experiment_states_what_other_processes_used(tmp_path: Path) -> None:
+    content: dict[str, Any] = {**experiments.results(loads=(1.0,))}
+    for number, run in enumerate(content["runs"]):
+        run["other_cores"] = 0.5 if number == 0 else 0.0
+    (tmp_path / "mix-memory.json").write_text(json.dumps(content))
+    page = write_pages.results_page(tmp_path)
+    assert "; other processes used 0.04 cores, at most 0.50 in a run; " in page
 
 
 def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
