@@ -7,7 +7,7 @@ the response is sent once more on a new connection. There are no redirects, comp
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -117,25 +117,28 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Pool of at most `limit` connections to one address; further requests wait for a free one."""
+    """Pool of connections to one address; with a `limit`, requests beyond it wait for a free one."""
 
-    def __init__(self, address: Address, limit: int) -> None:
+    def __init__(self, address: Address, limit: int | None) -> None:
         self._address = address
         self._free: list[_Connection] = []
-        self._slots = asyncio.Semaphore(limit)
+        self._slots: AbstractAsyncContextManager[None] = (
+            nullcontext() if limit is None else asyncio.Semaphore(limit)
+        )
 
     async def exchange(
         self, request: bytes, on_body: OnBody, *, on_send: Callable[[], None] | None = None
     ) -> Head:
         """Sends a request and passes the parts of the response's body to `on_body`.
 
-        `on_send` is called when the request is first written. Raises OSError.
+        `on_send` is called when the client begins to send, before a connection is opened: how soon a server
+        accepts one is the server's time. Raises OSError.
         """
         async with self._slots:
-            reused = self._reusable()
-            connection = reused or await self._open()
             if on_send is not None:
                 on_send()
+            reused = self._reusable()
+            connection = reused or await self._open()
             try:
                 head = await connection.exchange(request, on_body)
             except IncompleteResponse:
@@ -185,8 +188,8 @@ class Connections:
 
 
 @asynccontextmanager
-async def connections(address: Address, limit: int) -> AsyncIterator[Connections]:
-    """A connection pool, closed on leaving."""
+async def connections(address: Address, limit: int | None) -> AsyncIterator[Connections]:
+    """A connection pool, closed on leaving; None: without a limit."""
     pool = Connections(address, limit)
     try:
         yield pool

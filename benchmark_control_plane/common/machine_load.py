@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_AUTOGROUP_TRIES, _AUTOGROUP_PAUSE = 20, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,29 @@ def raise_session(process_id: int, nice: int) -> None:
     """Sets the nice value of a session's autogroup (Linux); does nothing where that is not permitted."""
     with suppress(OSError):
         Path(f"/proc/{process_id}/autogroup").write_text(str(nice), encoding="ascii")
+
+
+def set_session_nice(process_id: int, nice: int, processes: Path = Path("/proc")) -> None:
+    """Sets the nice value of the autogroup of a process that leads its session.
+
+    Linux divides a core among sessions before the niceness of their processes counts, so without it the
+    niceness of a server in a session of its own has no effect. Does nothing without autogroups. Raises
+    RuntimeError if the value is not in force afterwards.
+    """
+    file = processes / str(process_id) / "autogroup"
+    if not file.exists() or not file.read_text(encoding="ascii"):
+        return
+    for _ in range(_AUTOGROUP_TRIES):
+        try:
+            file.write_text(str(nice), encoding="ascii")
+            break
+        except BlockingIOError:
+            # Without CAP_SYS_ADMIN the kernel takes one change in 100 ms, and tells nobody when.
+            time.sleep(_AUTOGROUP_PAUSE)
+        except OSError as error:
+            raise RuntimeError(f"{file}: {error.strerror}; a niceness of {nice} has no effect") from error
+    if (found := file.read_text(encoding="ascii").split()[-1]) != str(nice):
+        raise RuntimeError(f"{file}: the nice value is {found}; a niceness of {nice} has no effect")
 
 
 @contextmanager

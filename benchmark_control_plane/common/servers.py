@@ -21,6 +21,7 @@ import yaml
 
 from backends import bundled_models
 from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.common.machine_load import set_session_nice
 
 # Long enough to load billions of weights from a cold disk, compile kernels and capture graphs, on several
 # servers.
@@ -45,6 +46,7 @@ class Server:
         process_id: process id once it runs.
         threads: OMP_NUM_THREADS; two servers with a thread per core would contend for the cores.
         variables: environment variables besides those of this process.
+        nice: nice value of its session, where it has one of its own.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Server:
     process_id: int | None = None
     threads: int = 1
     variables: Mapping[str, str] = field(default_factory=dict)
+    nice: int = 0
 
     @property
     def url(self) -> str:
@@ -196,6 +199,8 @@ def _process(server: Server, log: Path, *, own_session: bool) -> Iterator[subpro
             process_group=None if own_session else 0,
         )
         try:
+            if server.nice and own_session:
+                set_session_nice(process.pid, server.nice)
             yield process
         finally:
             process.terminate()

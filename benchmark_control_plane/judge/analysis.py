@@ -1,7 +1,8 @@
 """Computes the metrics of a run: SLO attainment, latency percentiles, goodput, losses and fairness.
 
 All requests planned within the measured window count; a request that was rejected or never answered is a
-miss. Confidence intervals are bootstrapped over requests, with all token gaps of a request resampled
+miss. Percentiles are of delivered requests: an answer that was lost after its first token has none.
+Confidence intervals are bootstrapped over requests, with all token gaps of a request resampled
 together; they cover the sampling error within a run. The variation between runs is the spread over seeds.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 from benchmark_control_plane.judge.records import RequestRecord
 from controlplane.core.decision import Outcome
 from controlplane.core.memory_ledger import Floats
+from controlplane.core.request import Kind
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 _RESAMPLES = 200
@@ -56,7 +58,8 @@ def attainments(records: Sequence[RequestRecord]) -> dict[str, float | None]:
 def percentiles(records: Sequence[RequestRecord], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
     """Percentiles of delivered requests by class, metric and percentile, each [value, low, high] in ms."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for name, group in group_by(records, lambda r: r.planned.service_class).items():
+    delivered = (record for record in records if record.is_delivered)
+    for name, group in group_by(delivered, lambda r: r.planned.service_class).items():
         metrics = {
             "ttft_ms": [_known(r.ttft_ms) for r in group],
             "tpot_ms": [_known(r.tpot_ms) for r in group],
@@ -65,6 +68,12 @@ def percentiles(records: Sequence[RequestRecord], seed: int) -> dict[str, dict[s
         }
         found[name] = {m: _bootstrap_intervals(each, seed) for m, each in metrics.items() if any(each)}
     return found
+
+
+def delivered(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Share of each class whose whole response came."""
+    classes = group_by(records, lambda r: r.planned.service_class)
+    return {name: fmean(record.is_delivered for record in group) for name, group in classes.items()}
 
 
 def _known(value: float | None) -> list[float]:
@@ -99,6 +108,13 @@ def _bootstrap_intervals(each: Sequence[Sequence[float]], seed: int) -> dict[str
         name: [float(at[i]), float(min(low[i], at[i])), float(max(high[i], at[i]))]
         for i, name in enumerate(PERCENTILES)
     }
+
+
+def tokens_per_s(records: Iterable[RequestRecord], measured: float) -> dict[str, float]:
+    """Tokens of delivered requests per second of the window: generated, and embedded."""
+    found = [record for record in records if record.is_delivered]
+    embedded = sum(r.planned.prompt_tokens for r in found if r.planned.kind is Kind.EMBED)
+    return {"output": sum(r.output_tokens for r in found) / measured, "embedded": embedded / measured}
 
 
 def losses(records: Sequence[RequestRecord]) -> dict[str, float]:
@@ -152,7 +168,9 @@ def summary(
         "duration_s": measured,
         "attainment": attainments(records),
         "percentiles": percentiles(records, seed),
+        "delivered": delivered(records),
         "goodput_rps": sum(r.outcome is Outcome.MET for r in records) / measured,
+        "tokens_per_s": tokens_per_s(records, measured),
         "rates": losses(records),
         "fairness": fairness(records, priorities),
         "decisions": decisions(records),

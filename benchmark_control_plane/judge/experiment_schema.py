@@ -238,14 +238,12 @@ class ExperimentClass:
 class WindowSection:
     """Phases of a run in seconds: warm-up (not counted), measured, and drain after the last request is sent.
 
-    `connections` bounds the connections to each address. A run is invalid if the 99th percentile of the send
-    delay exceeds `lateness_limit_ms`.
+    A run is invalid if the 99th percentile of the send delay exceeds `lateness_limit_ms`.
     """
 
     warmup_s: Annotated[float, Field(ge=0)] = 2.0
     measured_s: Positive = 10.0
     drain_s: Positive = 10.0
-    connections: Annotated[int, Field(ge=1, le=10_000)] = 512
     lateness_limit_ms: Positive = 25.0
 
 

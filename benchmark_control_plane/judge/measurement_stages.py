@@ -79,10 +79,9 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveStage:
-    """Servers reached over HTTP with at most `limit` connections, on a real clock."""
+    """Servers reached over HTTP, on a real clock."""
 
     running_system: RunningSystem
-    limit: int
     shares_machine = True
 
     def act(self, act: "Act[Result]") -> Result:
@@ -90,7 +89,7 @@ class LiveStage:
             return runner.run(self._acted(act))
 
     async def _acted(self, act: "Act[Result]") -> Result:
-        async with self.running_system.target(self.limit) as target:
+        async with self.running_system.target() as target:
             if self.running_system.metrics is None:
                 return await act(target, time.perf_counter, None)
             async with connections(self.running_system.metrics, 1) as pool:
@@ -153,7 +152,7 @@ def staged(
         if running is None:
             yield SimulatedStage(plan, system, objectives)
         else:
-            yield LiveStage(running, plan.window.connections)
+            yield LiveStage(running)
 
 
 @dataclass(frozen=True, slots=True)

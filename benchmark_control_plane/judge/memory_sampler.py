@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from benchmark_control_plane.common.http_client import Address, Connections, request_bytes
@@ -72,7 +73,8 @@ class MemorySampler:
     def engine(self) -> dict[str, float | None] | None:
         """Engine counters over the run, as in results.json; None without samples.
 
-        `overflow` is the share of samples in which an owner exceeds its quota.
+        `overflow` is the share of samples in which an owner exceeds its quota, `memory_use` the mean share of
+        all quotas that is held.
         """
         if not self.samples:
             return None
@@ -88,7 +90,16 @@ class MemorySampler:
             "recompute_tokens": self._grown("recompute_tokens"),
             "overflow": sum(over) / len(over) if has_quota else None,
             "cache_hit": hits / queries if hits is not None and queries else None,
+            "memory_use": self._use(),
         }
+
+    def _use(self) -> float | None:
+        uses = []
+        for sample in self.samples:
+            owners = {key.partition(":")[2] for key in sample if ":" in key}
+            if quota := sum(value for key, value in sample.items() if key.startswith("quota:")):
+                uses.append(sum(_held(sample, owner) for owner in owners) / quota)
+        return fmean(uses) if uses else None
 
     def _grown(self, total: str) -> float | None:
         seen = [sample[total] for sample in self.samples if total in sample]

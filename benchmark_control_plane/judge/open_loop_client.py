@@ -1,10 +1,10 @@
 """Load generator: sends a plan of requests open loop, or closed loop with a number of clients.
 
 Open loop, each request is sent at its planned time, independently of all others. Latencies count from that
-time, so a delay in the client, or a bound on its connections, shows in every latency and in the send delay. A
-request that follows another one is due when the response of that one is complete. A stage of a workflow is
-judged from the start of its first stage, and no stage is sent after the deadline. After the last request is
-sent, unfinished requests have the drain time and are then cut off.
+time, so a delay in the client shows in every latency and in the send delay. A request that follows another
+one is due when the response of that one is complete. A stage of a workflow is judged from the start of its
+first stage, and no stage is sent after the deadline. After the last request is sent, unfinished requests have
+the drain time and are then cut off.
 """
 
 import asyncio

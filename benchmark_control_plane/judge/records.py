@@ -71,6 +71,11 @@ class RequestRecord:
     error: str | None
 
     @property
+    def is_delivered(self) -> bool:
+        """Whether the whole response came, in time or late; only then do its latencies count."""
+        return self.e2e_ms is not None
+
+    @property
     def gap_ms(self) -> float | None:
         """The longest time between two tokens, which an objective `gap_ms` bounds."""
         return self.max_tbt_ms

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
+from benchmark_control_plane.common.machine_load import cpu_snapshot, others_cores
 from benchmark_control_plane.common.results_file import file_name
 from benchmark_control_plane.judge.experiment_file import (
     Experiment,
@@ -32,6 +33,7 @@ from benchmark_control_plane.judge.measurement_stages import (
     staged,
     unloaded,
 )
+from benchmark_control_plane.judge.open_files import allow_open_files
 from benchmark_control_plane.judge.progress import ProgressDisplay
 from benchmark_control_plane.judge.records import RequestRecord
 from benchmark_control_plane.judge.results import ResultsWriter
@@ -69,7 +71,10 @@ class _ExperimentRun:
         self, stage: Stage, system: SystemSection, load: float, seed: int, title: str, store: StoreRun
     ) -> float | None:
         for _ in range(1 if system.is_simulated else _TRIES):
+            before = cpu_snapshot() if system.starts_servers else None
             entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
+            if before is not None:
+                entry["other_cores"] = others_cores(before, cpu_snapshot())
             if system.is_simulated and load in (system.loads or self.bench.experiment.plan.loads):
                 entry["bound"] = self.bounds.of(system, load, seed)
             store(entry, records)
@@ -169,13 +174,23 @@ def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: 
     results.measure(unloaded_ms, objectives, capacity)
     progress.print_line(f"100 % load is {capacity:.2f} requests per second")
     bounds = HindsightBounds(experiment, objectives, capacity)
-    experiment_run = _ExperimentRun(
-        Bench(experiment, objectives, capacity), bounds, results, folder, progress
-    )
+    bench = Bench(experiment, objectives, capacity)
+    # Before the servers start, which inherit the limit and accept as many connections.
+    allow_open_files(_most_requests(bench))
+    experiment_run = _ExperimentRun(bench, bounds, results, folder, progress)
     systems = [experiment_run.select_variant(system) for system in plan.systems]
     for first in range(0, len(systems), plan.together):
         experiment_run.run_group(systems[first : first + plan.together])
     results.finish()
+
+
+def _most_requests(bench: Bench) -> int:
+    """Requests of the largest run on real engines; 0 if all systems are simulated."""
+    plan = bench.experiment.plan
+    live = [system for system in plan.systems if not system.is_simulated]
+    runs = ((system, max(system.loads or plan.loads), seed) for system in live for seed in plan.seeds)
+    sizes = (len(bench.requests(system, load * bench.capacity, seed)) for system, load, seed in runs)
+    return max(sizes, default=0)
 
 
 def planned_runs(experiment: Experiment) -> int:

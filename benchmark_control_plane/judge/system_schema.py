@@ -17,7 +17,7 @@ Requests = Annotated[int, Field(ge=1)]
 
 @section(frozen=True, config=STRICT)
 class Pinned:
-    """CPU cores of a server process, its number of compute threads and its niceness.
+    """CPU cores of a server process, its number of compute threads and its niceness, also as a session.
 
     With `idle` (embedder only) the process that computes runs in Linux's idle scheduling class.
     """
@@ -170,6 +170,11 @@ class SystemSection:
     def is_simulated(self) -> bool:
         """Whether the system runs in virtual time."""
         return self.ungated or self.simulated is not None
+
+    @property
+    def starts_servers(self) -> bool:
+        """Whether the experiment starts its servers, on this machine."""
+        return not self.is_simulated and self.endpoints is None
 
     @property
     def is_limited(self) -> bool:

@@ -40,9 +40,9 @@ class RunningSystem:
     metrics: Address | None
     kv_bytes: int | None = None
 
-    def target(self, limit: int) -> AbstractAsyncContextManager[HttpTarget]:
-        """Target with at most `limit` connections to each address."""
-        return http_target(self.chat, self.embeddings, self.dialect, limit=limit)
+    def target(self) -> AbstractAsyncContextManager[HttpTarget]:
+        """Target on the system."""
+        return http_target(self.chat, self.embeddings, self.dialect)
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _split(stack: ExitStack, plan: ExperimentPlan, live: Live, split: Split, log
     arguments = vllm_arguments(live, split)
     model = live.chat
     vllm = vllm_server(model.model, model.served_name, arguments, prefix=_pinned(split.llm))
-    vllm = replace(vllm, threads=split.llm.threads)
+    vllm = replace(vllm, threads=split.llm.threads, nice=split.llm.nice)
     logged = [
         (vllm, log.with_suffix(".vllm.log")),
         (embedding_server(live, split), log.with_suffix(".embedder.log")),
@@ -158,11 +158,11 @@ def embedding_server(live: Live, split: Split) -> Server:
         "-m", "benchmark_control_plane.judge.embedding_server", "--port", str(port),
         "--model", settings.pop("model"), "--settings", json.dumps(settings),
     ]  # fmt: skip
-    return Server("embedding server", command, port, "/health")
+    return Server("embedding server", command, port, "/health", nice=split.embedder.nice)
 
 
 def _pinned(pinned: Pinned) -> list[str]:
-    """Command prefix that pins a process to cores and lowers its priority."""
+    """Command prefix that pins a process to cores and lowers its priority within its session."""
     cores = ["taskset", "--cpu-list", ",".join(map(str, pinned.cores))] if pinned.cores else []
     return [*cores, "nice", f"--adjustment={pinned.nice}"] if pinned.nice else cores
 

@@ -134,13 +134,16 @@ def seeds_left_out(results: Results, row: FrontierRow) -> bool:
     return len(row["per_seed"]) < len(seeds(results))
 
 
+def rate_by_seed(row: FrontierRow) -> dict[int, float]:
+    """The rate on each seed; 0 where the target was reached at no rate."""
+    seeds = row.get("seeds", range(len(row["per_seed"])))
+    return {seed: rate or 0.0 for seed, rate in zip(seeds, row["per_seed"], strict=True)}
+
+
 def paired_rates(own: FrontierRow, other: FrontierRow) -> list[tuple[float, float]]:
-    """The rates of both systems on each seed that both have; 0 where the target was reached at no rate."""
-    ours, theirs = (
-        dict(zip(row.get("seeds", range(len(row["per_seed"]))), row["per_seed"], strict=True))
-        for row in (own, other)
-    )
-    return [(ours[seed] or 0.0, theirs[seed] or 0.0) for seed in ours if seed in theirs]
+    """The rates of both systems on each seed that both have."""
+    ours, theirs = rate_by_seed(own), rate_by_seed(other)
+    return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
 
 
 def median_rate(rates: Iterable[float | None]) -> float | None:
@@ -151,11 +154,18 @@ def median_rate(rates: Iterable[float | None]) -> float | None:
 
 def is_limit(results: Results, row: FrontierRow) -> bool:
     """Whether the target was reached under every offered load, so that the rate is a lower bound."""
+    return _is_highest(results, row, row["rps"])
+
+
+def has_limit(results: Results, row: FrontierRow) -> bool:
+    """Whether the rate of any seed is a lower bound."""
+    return any(_is_highest(results, row, rate) for rate in row["per_seed"])
+
+
+def _is_highest(results: Results, row: FrontierRow, rate: float | None) -> bool:
     capacity = results.get("capacity_rps")
     loads = [run["load"] for run in results["runs"] if run["system"] == row["system"] and run["valid"]]
-    return bool(row["rps"] and capacity and loads) and (row["rps"] or 0.0) >= 0.999 * max(loads) * (
-        capacity or 0.0
-    )
+    return bool(rate and capacity and loads and rate >= 0.999 * max(loads) * capacity)
 
 
 def best_baseline(results: Results, target: float) -> FrontierRow | None:

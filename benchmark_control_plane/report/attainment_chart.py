@@ -7,7 +7,7 @@ from benchmark_control_plane.report.elements import el, join
 from benchmark_control_plane.report.schema import Results
 from benchmark_control_plane.report.series_style import cross, marker, sign
 
-_TOP, _BOTTOM, _LEFT = 12, 46, 46
+_TOP, _BOTTOM, _LEFT = 12, 46, 64
 _LETTER = 8.2
 _LABEL_GAP = 16
 
@@ -42,6 +42,7 @@ def attainment_chart(
         x_text=formats.load,
         y_text=lambda share: f"{100 * share:.0f} %",
         x_title=_load_title(results),
+        y_title="share of requests that met their SLO",
     )
     lines = [
         _system_line(results, name, number, frame)

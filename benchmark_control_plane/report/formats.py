@@ -86,6 +86,12 @@ def spread(low: float, high: float) -> str:
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
+def reached_range(low: float, high: float, *, is_limit: bool) -> str:
+    """Range of rates over the seeds; 0 is no offered rate, with `is_limit` the upper end a lower bound."""
+    least, most = figure(low) if low else "none", f"{'at least ' if is_limit else ''}{figure(high)}"
+    return most if figure(low) == figure(high) else f"{least} to {most}"
+
+
 def yaml_value(value: object) -> str:
     """A value of a configuration as YAML writes it; texts without quotes."""
     if isinstance(value, float):

@@ -29,7 +29,8 @@ def _bar(results: Results, number: int, row: FrontierRow, longest: float) -> Mar
     if seeds is not None:
         start, length = 100 * seeds.low / longest, 100 * (seeds.high - seeds.low) / longest
         whisker = el("u", style=f"left:{start:.2f}%;width:{length:.2f}%")
-        tip += f"; {formats.spread(seeds.low, seeds.high)} over {formats.several(seeds.count, 'seed')}"
+        ends = formats.reached_range(seeds.low, seeds.high, is_limit=aggregates.has_limit(results, row))
+        tip += f"; {ends} over {formats.several(seeds.count, 'seed')}"
     track = el(
         "div", el("i", style=f"width:{100 * (row['rps'] or 0.0) / longest:.2f}%"), whisker, class_="track"
     )

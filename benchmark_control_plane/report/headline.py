@@ -30,8 +30,9 @@ def _by_rate(results: Results) -> str | None:
     baseline = f"the best baseline ({best['system']}, {_rate(results, best)})"
     if (ratio := ratio_text(results, own, best)) is not None:
         return f"{finding}: {ratio} {baseline}."
-    if aggregates.is_limit(results, best):
-        return f"{finding}; {baseline} was not saturated: the loads were too low to compare them."
+    if aggregates.has_limit(results, best):
+        which = "" if aggregates.is_limit(results, best) else " on every seed"
+        return f"{finding}; {baseline} was not saturated{which}: the loads were too low to compare them."
     return f"{finding}; {baseline} has too few valid runs on the same seeds to compare them."
 
 
@@ -42,9 +43,10 @@ def _rate(results: Results, row: FrontierRow) -> str:
 def ratio_text(results: Results, own: FrontierRow, best: FrontierRow) -> str | None:
     """The ratio of the median rates over the seeds of both, with its range if there are several seeds.
 
-    None without a seed of both on which the baseline reached the target, or if its rate is a lower bound.
+    None without a seed of both on which the baseline reached the target, or if its rate on a seed is a lower
+    bound, which would make a ratio an upper bound.
     """
-    if aggregates.is_limit(results, best):
+    if aggregates.has_limit(results, best):
         return None
     pairs = aggregates.paired_rates(own, best)
     ratios = [ours / baseline for ours, baseline in pairs if baseline]
@@ -58,7 +60,9 @@ def ratio_text(results: Results, own: FrontierRow, best: FrontierRow) -> str | N
     if len(ratios) < 2:
         return overall
     low, high = formats.times(min(ratios)), formats.times(max(ratios))
-    return f"{overall} ({'the same' if low == high else f'{low} to {high}'} over {len(ratios)} seeds)"
+    least = "at least " if aggregates.has_limit(results, own) else ""
+    ends = "the same" if low == high else f"{low} to {least}{high}"
+    return f"{overall} ({ends} over {len(ratios)} seeds)"
 
 
 def _by_attainment(results: Results) -> str:

@@ -47,7 +47,7 @@ def _chart(
     frame = svg_axes.ChartFrame(
         _WIDTH,
         _HEIGHT,
-        svg_axes.Scale(low * 0.9, high * 1.1, 42, _WIDTH - 14, is_log=True),
+        svg_axes.Scale(low * 0.9, high * 1.1, 58, _WIDTH - 14, is_log=True),
         svg_axes.Scale(0.0, 1.0, _HEIGHT - 46, 22),
     )
     grid = svg_axes.axes(
@@ -56,7 +56,8 @@ def _chart(
         y_ticks=(0, 0.5, 0.9, 1),
         x_text=_short,
         y_text=lambda share: f"{100 * share:.0f} %",
-        x_title="share of offered requests within this time (log scale)",
+        x_title="time (log scale)",
+        y_title="share of offered requests",
     )
     lines = []
     for number, curve in reversed(list(curves.items())):

@@ -26,7 +26,7 @@ def memory_chart(memory: Memory, what: str) -> Markup:
     frame = svg_axes.ChartFrame(
         _WIDTH,
         _HEIGHT,
-        svg_axes.Scale(times[0], max(times[-1], times[0] + 1e-9), 54, _WIDTH - 12),
+        svg_axes.Scale(times[0], max(times[-1], times[0] + 1e-9), 70, _WIDTH - 12),
         svg_axes.Scale(0.0, high * 1.05, _HEIGHT - 46, 14),
     )
     grid = svg_axes.axes(
@@ -35,7 +35,8 @@ def memory_chart(memory: Memory, what: str) -> Markup:
         y_ticks=frame.y.ticks(5),
         x_text=lambda at: f"{at:g} s",
         y_text=formats.figure,
-        x_title=f"time from the start of the measured window; memory in {unit}",
+        x_title="time from the start of the measured window",
+        y_title=f"memory, {unit}",
     )
     layers, lines = [], []
     below = [0.0] * len(times)

@@ -1,7 +1,8 @@
 """Pools outcomes and latencies of single requests over the seeds of a system, load and class.
 
 Warm-up requests and runs that are not valid are excluded. A request that was lost, or unfinished at the end
-of the drain, has no latency but counts among the offered ones, so that neither improves a curve.
+of the drain, has no latency, even if its first token came, but counts among the offered ones, so that neither
+improves a curve.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +14,6 @@ from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.report.schema import OUTCOMES, Results
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-_LOST = frozenset(OUTCOMES) - {"MET", "LATE"}
 _CURVE_POINTS = 80
 
 Key = tuple[str, float, str]
@@ -60,10 +60,9 @@ def _count(results: Results, record: Mapping[str, Any], samples: dict[Key, Poole
         return
     sample = samples[run["system"], run["load"], record["class"]]
     sample.outcomes[outcome] += 1
-    # A whole response has an end; of its other latencies an output of one token lacks one.
-    is_lost = outcome in _LOST or (outcome == "LATE" and record["e2e_ms"] is None)
     for metric in LATENCIES:
-        if (value := record[metric]) is not None:
-            sample.latencies[metric].append(value)
-        elif is_lost:
+        if record["e2e_ms"] is None:
             sample.lost[metric] += 1
+        # Of a whole response, an output of one token has no TPOT and an embedding no TTFT.
+        elif (value := record[metric]) is not None:
+            sample.latencies[metric].append(value)

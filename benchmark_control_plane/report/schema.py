@@ -92,12 +92,13 @@ class Memory(TypedDict):
 
 
 class EngineCounters(TypedDict):
-    """Counters of the engine; overflow and cache hits are shares."""
+    """Counters of the engine; overflow, cache hits and the mean use of the memory are shares."""
 
     preemptions: float | None
     recompute_tokens: float | None
     overflow: float | None
     cache_hit: float | None
+    memory_use: NotRequired[float | None]
 
 
 class HindsightBound(TypedDict):
@@ -108,7 +109,12 @@ class HindsightBound(TypedDict):
 
 
 class RunFigures(TypedDict):
-    """One system under one load with one seed."""
+    """One system under one load with one seed.
+
+    Percentiles and `tokens_per_s` are of delivered requests; `delivered` is their share of each class. Older
+    results lack the latter two. `other_cores` is what processes besides the load generator and the servers
+    that the experiment started used of the machine, on average over the run.
+    """
 
     system: str
     load: float
@@ -120,13 +126,16 @@ class RunFigures(TypedDict):
     send_lateness_ms: Lateness
     attainment: dict[str, float | None]
     percentiles: dict[str, dict[str, dict[str, Figure | None]]]
+    delivered: NotRequired[dict[str, float]]
     goodput_rps: float
+    tokens_per_s: NotRequired[dict[str, float]]
     rates: LossRates
     fairness: Fairness
     memory: Memory | None
     engine: EngineCounters | None
     decisions: dict[str, int] | None
     bound: NotRequired[HindsightBound | None]
+    other_cores: NotRequired[float]
 
 
 class FrontierRow(TypedDict):

@@ -10,6 +10,7 @@ from benchmark_control_plane.report.elements import el, join, number
 
 Point = tuple[float, float]
 _LETTER = 6.6
+_Y_TITLE_X = 12.0
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ def axes(
     x_text: Callable[[float], str],
     y_text: Callable[[float], str],
     x_title: str,
+    y_title: str | None = None,
 ) -> Markup:
-    """Horizontal grid lines, tick labels of both axes, and the title of the x axis."""
+    """Horizontal grid lines, tick labels and titles of both axes; rows of bars have no title."""
     x_ticks = _apart(x_ticks, frame.x, x_text)
     rows = [
         join(
@@ -99,7 +101,15 @@ def axes(
     base = el("line", class_="axis", x1=frame.left, x2=frame.right, y1=frame.bottom, y2=frame.bottom)
     middle = (frame.left + frame.right) / 2
     title = el("text", x_title, class_="axis-title", x=middle, y=frame.bottom + 35, text_anchor="middle")
-    return join(*rows, *columns, base, title)
+    return join(*rows, *columns, base, title, _y_title(frame, y_title) if y_title else None)
+
+
+def _y_title(frame: ChartFrame, title: str) -> Markup:
+    middle = (frame.top + frame.bottom) / 2
+    turned = f"rotate(-90 {number(_Y_TITLE_X)} {number(middle)})"
+    return el(
+        "text", title, class_="axis-title", x=_Y_TITLE_X, y=middle, text_anchor="middle", transform=turned
+    )
 
 
 def _apart(ticks: Sequence[float], scale: Scale, text: Callable[[float], str]) -> list[float]:

@@ -56,7 +56,8 @@ def frontier_table(results: Results) -> Markup:
 
 def _rate_cell(results: Results, row: FrontierRow) -> Markup:
     ends, is_limit = aggregates.rates(row), aggregates.is_limit(results, row)
-    notes = [formats.spread(ends.low, ends.high)] if ends else []
+    has_limit = aggregates.has_limit(results, row)
+    notes = [formats.reached_range(ends.low, ends.high, is_limit=has_limit)] if ends else []
     if aggregates.seeds_left_out(results, row):
         notes.append(formats.several(len(row["per_seed"]), "seed"))
     return _two_lines(formats.reached(row["rps"], is_limit=is_limit), "; ".join(notes))
@@ -87,13 +88,15 @@ def percentile_table(results: Results, load: float, service_class: str) -> Marku
     rows = []
     for number, system in enumerate(results["systems"]):
         runs = aggregates.runs_of(results, system["name"], load)
-        cells = []
+        delivered = aggregates.over_seeds(runs, lambda run: run.get("delivered", {}).get(service_class))
+        cells = [_cell(delivered, formats.share)]
         for metric in metrics:
             for rank in ("p50", "p90", "p99"):
                 figures = [_figure(run, service_class, metric, rank) for run in runs]
                 cells.append(_cell(_over_seeds(figures), formats.milliseconds))
         rows.append([named(number, system["name"]), *cells])
-    head = ["system", *(f"{_SHORT[m]} {rank}" for m in metrics for rank in ("p50", "p90", "p99"))]
+    names = (f"{_SHORT[metric]} {rank}" for metric in metrics for rank in ("p50", "p90", "p99"))
+    head = ["system", "delivered", *names]
     caption = (
         f"Latency of delivered requests, {service_class}, at {formats.load(load)} load: median over the "
         "seeds, and range; of a single seed, its 95 % interval"

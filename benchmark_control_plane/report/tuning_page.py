@@ -11,7 +11,7 @@ from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tables import table
 
 _LEFT, _WIDTH, _ROW, _TOP, _BOTTOM = 250, 1040, 44, 10, 44
-_LOAD_LEFT, _LOAD_HEIGHT = 60, 320
+_LOAD_LEFT, _LOAD_HEIGHT = 74, 320
 
 
 def tuning_page(facts: Mapping[str, Any]) -> str:
@@ -68,6 +68,7 @@ def load_chart(loads: list[Mapping[str, Any]]) -> Markup:
     grid = svg_axes.axes(
         frame, x_ticks=[each["load"] for each in loads], y_ticks=frame.y.ticks(6), x_text=formats.load,
         y_text=lambda value: f"{value:g} %", x_title="load, as a part of the log's",
+        y_title="promises kept",
     )  # fmt: skip
     ends = [frame.y(loads[-1][when]) for when in ("before", "after")]
     heights = svg_axes.spread_labels(ends, 16, frame.top, frame.bottom)

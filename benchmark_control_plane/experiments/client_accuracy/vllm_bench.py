@@ -99,7 +99,7 @@ class _Judge:
             Endpoint(self.server.url, self.model), None, Dialect(written=self.written), None
         )
         start = time.process_time()
-        found = LiveStage(running, limit=512).act(act).records
+        found = LiveStage(running).act(act).records
         self.cpu_seconds += time.process_time() - start
         if failed := [r for r in found if r.error is not None]:
             raise RuntimeError(f"{len(failed)} of {len(found)} requests failed: {failed[0].error}")

@@ -5,6 +5,7 @@ from statistics import fmean
 
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
+from benchmark_control_plane.report.leads import lead_over_best
 from benchmark_control_plane.report.schema import Results, RunFigures, SystemInfo
 
 _CHANGED = "working tree with changes that the commit lacks"
@@ -26,6 +27,8 @@ def full(results: Results, picture: str | None, link: str) -> str:
     remarks = [f"{seeds}, medians", machine if picture else "virtual time", link]
     if _is_changed(ordered):
         remarks.append(_CHANGED)
+    if others := [run["other_cores"] for run in ordered["runs"] if "other_cores" in run]:
+        remarks.append(f"other processes used {fmean(others):.2f} cores, at most {max(others):.2f} in a run")
     if invalid := aggregates.invalid(ordered):
         remarks.append(f"{len(invalid)} of {len(ordered['runs'])} runs not valid and left out")
         valid = {_cell_of(run) for run in ordered["runs"] if run["valid"]}
@@ -34,7 +37,7 @@ def full(results: Results, picture: str | None, link: str) -> str:
             remarks.append(f"without a valid run: {', '.join(cells)}")
     if ordered["partial"]:
         remarks.append("**partial: the experiment was interrupted**")
-        if missing := _not_measured(ordered):
+        if missing := not_measured(ordered):
             remarks.append(f"**not measured: {', '.join(missing)}**")
     chart = [f"![Attainment against load]({picture})", ""] if picture else []
     return "\n".join((headline(ordered), "", *chart, *lines, f"({'; '.join(remarks)}.)", ""))
@@ -71,7 +74,7 @@ def _is_changed(results: Results) -> bool:
     return (results["environment"]["commit"] or "").endswith("changed since")
 
 
-def _not_measured(results: Results) -> list[str]:
+def not_measured(results: Results) -> list[str]:
     """Systems of an interrupted experiment without a run."""
     measured = {run["system"] for run in results["runs"]}
     return [system["name"] for system in results["systems"] if system["name"] not in measured]
@@ -97,18 +100,11 @@ def _rates_table(results: Results, load: float) -> list[str]:
 
 def _loads_table(results: Results, loads: Sequence[float]) -> list[str]:
     """Attainment of each system at each load, mean and lowest, and the lead over the best baseline there."""
-    attained = {
-        (system["name"], load): {
-            run["seed"]: run["attainment"][aggregates.OVERALL] or 0.0
-            for run in aggregates.runs_of(results, system["name"], load)
-        }
-        for system in results["systems"]
-        for load in loads
-    }
     planned = len(aggregates.seeds(results))
 
     def cell(system: str, load: float) -> str:
-        if not (found := attained[system, load].values()):
+        runs = aggregates.runs_of(results, system, load)
+        if not (found := [run["attainment"][aggregates.OVERALL] or 0.0 for run in runs]):
             return formats.ABSENT
         of_bound = _mean_of_bound(results, system, load, aggregates.share_of_bound)
         fewer = f"; {formats.several(len(found), 'seed')}" if len(found) < planned else ""
@@ -120,19 +116,11 @@ def _loads_table(results: Results, loads: Sequence[float]) -> list[str]:
     baselines = [system["name"] for system in results["systems"] if system["kind"] == "baseline"]
     tandem = next((system["name"] for system in results["systems"] if system["kind"] == "tandem"), None)
 
-    def lead(load: float) -> str:
-        """Over the best baseline, on the seeds that both have."""
-        own = attained[tandem, load] if tandem else {}
-        leads = [
-            fmean(own[seed] - found[seed] for seed in both)
-            for name in baselines
-            if (both := (found := attained[name, load]).keys() & own.keys())
-        ]
-        return f"{100 * min(leads):+.1f}" if leads else formats.ABSENT
-
     # Which baseline is the best is not known before each has run.
-    if tandem and baselines and not set(baselines) & set(_not_measured(results)):
-        rows.append([f"{tandem} less the best baseline at this load, points", *map(lead, loads)])
+    if tandem and baselines and not set(baselines) & set(not_measured(results)):
+        found = (lead_over_best(results, tandem, baselines, load) for load in loads)
+        points = (formats.ABSENT if lead is None else f"{lead.points:+.1f}" for lead in found)
+        rows.append([f"{tandem} less the best baseline at this load, points", *points])
     intro = "Mean attainment over the seeds at each load, in parentheses the lowest"
     if aggregates.has_bounds(results):
         intro += " and the mean share of the bound in hindsight"
@@ -158,7 +146,10 @@ def _rate_cell(results: Results, system: str, goal: float) -> str:
     if (row := aggregates.frontier(results, system, goal)) is None:
         return formats.ABSENT
     ends, least = aggregates.rates(row), "at least " if aggregates.is_limit(results, row) else ""
-    notes = [formats.spread(ends.low, ends.high)] if ends and ends.low < ends.high else []
+    notes = []
+    if ends and ends.low < ends.high:
+        has_limit = aggregates.has_limit(results, row)
+        notes.append(formats.reached_range(ends.low, ends.high, is_limit=has_limit))
     if aggregates.seeds_left_out(results, row):
         notes.append(formats.several(len(row["per_seed"]), "seed"))
     note = f" ({'; '.join(notes)})" if notes else ""
@@ -191,8 +182,11 @@ def _median(over: aggregates.Spread | None) -> str:
     return formats.share(over.median if over else None)
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [_line(head), "|---|" + "--:|" * (len(head) - 1), *map(_line, rows), ""]
+def markdown_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, has_texts: bool = False
+) -> list[str]:
+    """A table whose columns after the first hold figures, or with `has_texts` texts."""
+    return [_line(head), "|---|" + ("---|" if has_texts else "--:|") * (len(head) - 1), *map(_line, rows), ""]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """Markdown of the results of a matrix: a row for each cell."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 
 from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
@@ -38,7 +38,41 @@ def full(cells: Mapping[str, Results], link: str) -> str:
         remarks.append(f"{runs} not valid; shares are of the seeds that both systems have")
     if any(results["partial"] for results in cells.values()):
         remarks.append("**partial**")
-    return "\n".join((intro, "", *markdown_table(head, rows), f"({'; '.join(remarks)}.)", ""))
+    tables = [*markdown_table(head, rows), *_metrics(cells)]
+    return "\n".join((intro, "", *tables, f"({'; '.join(remarks)}.)", ""))
+
+
+_METRICS: tuple[tuple[str, Callable[[RunFigures], float | None], Callable[[float | None], str]], ...] = (
+    ("req/s that met", lambda run: run["goodput_rps"], formats.figure),
+    ("output tokens/s", lambda run: run.get("tokens_per_s", {}).get("output"), formats.figure),
+    ("embedded tokens/s", lambda run: run.get("tokens_per_s", {}).get("embedded"), formats.figure),
+    ("memory held", lambda run: (run["engine"] or {}).get("memory_use"), formats.share),
+    ("rejected", lambda run: run["rates"]["reject"], formats.share),
+    ("evicted", lambda run: run["rates"]["evict"], formats.share),
+    ("failed", lambda run: run["rates"]["fail"], formats.share),
+    ("priority gap", lambda run: run["fairness"]["priority_gap"], formats.figure),
+)
+
+
+def _metrics(cells: Mapping[str, Results]) -> list[str]:
+    """Further metrics at 100 % load."""
+    rows = []
+    for cell, results in cells.items():
+        tandem = aggregates.tandem_system(results)
+        names = [tandem["name"] if tandem else None, _best_baseline(results, _MIDDLE_LOAD)]
+        at = [aggregates.runs_of(results, name, _MIDDLE_LOAD) if name else [] for name in names]
+        rows.append([cell, *(_pair(at, value, text) for _, value, text in _METRICS)])
+    intro = "At 100 % load, tandem and the best baseline there; tokens are of delivered requests:"
+    return [intro, "", *markdown_table(["cell", *(name for name, _, _ in _METRICS)], rows)]
+
+
+def _pair(
+    at: Sequence[list[RunFigures]],
+    value: Callable[[RunFigures], float | None],
+    text: Callable[[float | None], str],
+) -> str:
+    over = (aggregates.over_seeds(runs, value) for runs in at)
+    return ", ".join(text(spread.median if spread else None) for spread in over)
 
 
 def _attained(results: Results, load: float) -> str:

@@ -10,14 +10,17 @@ copies the results of a folder of `tandem bench run`, made small, to the committ
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmark_control_plane.common.command_line import BadInput, read_object
 from benchmark_control_plane.common.results_file import write_atomic
 from benchmark_control_plane.experiments.results_page import (
     bench_tables,
+    comparison_tables,
     matrix_table,
+    other_losses,
+    proposal_table,
     result_age,
     result_rows,
 )
@@ -55,19 +58,30 @@ BEGIN, END = f"<!-- Measured: written by {COMMAND} -->", "<!-- End of what was m
 DECISIONS = ROOT / "docs" / "decisions"
 _FROM_PAGE = "../benchmark_control_plane/results"
 _OTHER = "Other experiments"
-_INTRODUCTION = f"""<!-- Written by {COMMAND}; do not edit. -->
+_TITLE = f"""<!-- Written by {COMMAND}; do not edit. -->
 
 # Measured results
+
+A request meets its SLO if it meets every objective of its class; a rejected, evicted or failed request is a
+miss. A cell is one load of one experiment, a point is one percent of its requests, and the best baseline is
+the best one at that load.
+"""
+_CAVEAT = """
+Real engines here are a tiny model on two CPU cores, with answers whose lengths the server knows. The
+baselines of the simulated device are mostly the same engines without a gate.
+[How to read this page](#how-to-read-this-page) follows the tables over all experiments.
+"""
+_READING = f"""## How to read this page
 
 Every figure on this page is read from the JSON file linked in its row. Experiments with a machine
 named below their table ran on real engines. The other results of `tandem bench run` come
 from the live service on a simulated device in virtual time; "virtual time" elsewhere means vLLM's own
-scheduler, stepped with modelled step times. A request meets its SLO if it meets every objective of its
-class; a rejected, evicted or failed request is a miss. The rate at an attainment is interpolated between the
+scheduler, stepped with modelled step times. The rate at an attainment is interpolated between the
 measured loads, and a load stands for its nominal rate; a dash means that no offered load reached the
-attainment, or that no seed has valid runs on both sides of it. A seed without them is left out of the rate.
-Goodput is the number of requests per second that met their SLO. Values are medians over the seeds with the
-range in parentheses, unless a row says otherwise.
+attainment, or that no seed has valid runs on both sides of it. In a range "none" is a seed of which no
+offered load reached it, and "at least" one of which every load did. A seed without them is left out of the
+rate. Goodput is the number of requests per second that met their SLO. Values are medians over the seeds with
+the range in parentheses, unless a row says otherwise.
 [benchmarking.md](benchmarking.md) describes the method,
 [the table of commands](../benchmark_control_plane/README.md) says how to repeat each measurement.
 
@@ -159,7 +173,7 @@ def readme_block(folder: Path) -> str:
     """Two experiments on real engines and the first row of each file in `result_rows.IN_README`."""
     found = {file.name: (file, results) for file, results in experiments(folder)}
     rows = [
-        (_question(results, file)[1], headline(results).rstrip("."), file, file.stem)
+        (_question(results, file)[1], _finding(file, results), file, file.stem)
         for file, results in [found[name] for name in REAL_ENGINES if name in found][:2]
     ]
     for name in result_rows.IN_README:
@@ -171,13 +185,77 @@ def readme_block(folder: Path) -> str:
         f"| {question} | {result} | {_link_in_readme(file, anchor)} |"
         for question, result, file, anchor in rows
     )
-    return "\n".join(("| measured | result | source |", "|---|---|---|", *lines, ""))
+    state = comparison_tables.summary(_compared(folder, found.values()), REAL_ENGINES)
+    first = (
+        f"Against the best baseline at each load, Tandem is {state}; "
+        "[where it is behind, and why](docs/results.md#where-tandem-is-behind)."
+    )
+    return "\n".join((first, "", "| measured | result | source |", "|---|---|---|", *lines, ""))
+
+
+def _finding(file: Path, results: Results) -> str:
+    """The headline, and the lead at each load."""
+    compared = comparison_tables.comparisons([(file, file.stem, results)])
+    points = [f"points ahead of the best baseline: {comparison_tables.points(one)}" for one in compared]
+    return "; ".join((headline(results).rstrip("."), *points))
+
+
+def _compared(
+    folder: Path, known: Iterable[tuple[Path, Results]]
+) -> list[comparison_tables.BaselineComparison]:
+    """All comparisons with baselines, those on real engines first; `known` are the folder's experiments."""
+    found = [(file, file.stem, results) for file, results in known]
+    found.sort(key=lambda each: _live_first(each[0].name))
+    cells = [
+        (file, f"{file.stem}, {cell}", results)
+        for file, by_cell in matrices(folder)
+        for cell, results in by_cell.items()
+    ]
+    return comparison_tables.comparisons([*found, *cells])
+
+
+def _live_first(name: str) -> int:
+    return REAL_ENGINES.index(name) if name in REAL_ENGINES else len(REAL_ENGINES)
+
+
+def _first_tables(folder: Path, known: Iterable[tuple[Path, Results]]) -> str:
+    """Where Tandem is behind and ahead, what classes and mechanisms gain, and what the proposal asked."""
+    compared = _compared(folder, known)
+    others = [
+        [*row, _link(file)]
+        for name, losses in other_losses.LOSSES.items()
+        for file in folder.glob(name)
+        for row in losses(read_object(str(file)))
+    ]
+    sections = (
+        ("Where Tandem is behind", _behind(comparison_tables.lost_rows(compared, _link))),
+        ("Where Tandem is ahead", comparison_tables.ahead_table(compared, _link)),
+        ("Other comparisons that are lost", _behind(others)),
+        ("Classes that give way", comparison_tables.classes_table(compared, _link)),
+        ("What each mechanism earns", comparison_tables.mechanisms_table(compared, _link)),
+        ("The experiments of the proposal", proposal_table.table(folder, _link)),
+    )
+    state = [f"Against it, Tandem is {comparison_tables.summary(compared, REAL_ENGINES)}."]
+    if rates := comparison_tables.live_rates(compared, REAL_ENGINES):
+        state.append(
+            "Its rate at 90 % attainment on real engines, relative to a virtual best baseline, which is the "
+            f"best of them on each seed: {rates}."
+        )
+    if missing := proposal_table.missing(folder):
+        state.append(f"Not measured: {', '.join(missing)}.")
+    parts = ["\n".join((f"## {heading}", "", *lines)) for heading, lines in sections]
+    return "\n".join((_TITLE, *state, _CAVEAT, *parts, _READING))
+
+
+def _behind(rows: Iterable[Sequence[str]]) -> list[str]:
+    head = ["where", "by how much", "against", "reason", "source"]
+    return bench_tables.markdown_table(head, rows, has_texts=True)
 
 
 def results_page(folder: Path) -> str:
     """The text of docs/results.md."""
     found = list(experiments(folder))
-    parts = [_INTRODUCTION]
+    parts = [_first_tables(folder, found)]
     for name in IN_FULL:
         for file, results in found:
             if file.name == name:

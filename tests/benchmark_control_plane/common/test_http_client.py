@@ -54,6 +54,12 @@ async def test_bodies_by_length_and_by_chunks_over_one_connection():
     assert b"x-one: 1\r\n" in seen[1]
 
 
+async def test_a_request_beyond_the_limit_waits_for_a_connection():
+    async with asking(LENGTH, LENGTH) as (unlimited, seen), connections(unlimited._address, 1) as opened:
+        assert await asyncio.gather(opened.post("/a", b"{}"), opened.post("/b", b"{}")) == [b"hi", b"hi"]
+    assert seen.count(b"connected") == 1
+
+
 async def test_error_status_is_raised():
     async with asking(FAILURE) as (opened, _):
         with pytest.raises(RuntimeError, match="/a: 429: late"):
@@ -66,6 +72,17 @@ async def test_request_lost_on_a_reused_connection_is_sent_again():
         assert await opened.post("/b", b"{}") == b"hi"
     assert seen.count(b"connected") == 2
     assert sum(b"POST /b" in line for line in seen) == 2
+
+
+async def test_a_server_that_accepts_no_connection_does_not_make_the_client_late():
+    """The client began to send, and the connection is refused after that."""
+    began: list[bool] = []
+    async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as server:
+        address = Address(*server.sockets[0].getsockname())
+    async with connections(address, None) as opened:
+        with pytest.raises(OSError):
+            await opened.exchange(b"", lambda part: None, on_send=lambda: began.append(True))
+    assert began == [True]
 
 
 @pytest.mark.parametrize("answers", [[NOTHING], [LENGTH, NOTHING, NOTHING], [LENGTH, HALF]])

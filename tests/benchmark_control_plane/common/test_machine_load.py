@@ -11,6 +11,7 @@ from benchmark_control_plane.common.machine_load import (
     cpu_snapshot,
     others_cores,
     raised_session,
+    set_session_nice,
 )
 
 
@@ -51,3 +52,20 @@ def test_without_autogroups_no_level_is_written(tmp_path, content):
     with raised_session(10, file):
         assert (file.read_text(encoding="ascii") if file.exists() else None) == content
     assert (file.read_text(encoding="ascii") if file.exists() else None) == content
+
+
+def test_a_niceness_without_effect_is_an_error(tmp_path, monkeypatch):
+    file = tmp_path / "9" / "autogroup"
+    set_session_nice(9, 19, tmp_path)
+    file.parent.mkdir()
+    file.write_text("/autogroup-9 nice 0\n", encoding="ascii")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(file), "write_text", refuse)
+    with pytest.raises(RuntimeError, match=r"Permission denied; a niceness of 19 has no effect"):
+        set_session_nice(9, 19, tmp_path)
+    monkeypatch.setattr(type(file), "write_text", lambda *_, **__: 0)
+    with pytest.raises(RuntimeError, match=r"the nice value is 0; a niceness of 19 has no effect"):
+        set_session_nice(9, 19, tmp_path)

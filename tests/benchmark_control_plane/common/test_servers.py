@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.common.servers import vllm_server
+from benchmark_control_plane.common.servers import Server, free_port, serving, vllm_server
 
 _MEASURES = """
 import signal, sys
@@ -74,6 +74,21 @@ def _told(log: Path) -> int:
         assert time.monotonic() < end, "it does not start"
         time.sleep(0.02)
     return int(log.read_text(encoding="utf-8"))
+
+
+OWN_SESSION = Path("/proc/self/autogroup")
+
+
+@pytest.mark.skipif(
+    not (OWN_SESSION.exists() and OWN_SESSION.read_text(encoding="ascii")), reason="needs Linux's autogroups"
+)
+def test_niceness_of_a_server_counts_among_sessions(tmp_path):
+    """Within its session, where a server is alone, it would have no effect."""
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]
+    with serving(Server("files", command, port, "/", nice=7), tmp_path / "log") as server:
+        level = Path(f"/proc/{server.process_id}/autogroup").read_text(encoding="ascii")
+    assert level.split()[-1] == "7"
 
 
 def test_missing_vllm_names_the_extra(tmp_path, monkeypatch):

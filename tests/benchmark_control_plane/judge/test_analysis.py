@@ -37,6 +37,16 @@ def test_percentiles_of_delivered_requests_lie_in_their_intervals():
     assert found["tbt_ms"]["p50"][0] == pytest.approx(20)
 
 
+def test_answers_lost_after_their_first_token_have_no_latency():
+    """Otherwise a system that evicts what it has begun would show short times to the first token."""
+    planned = PlannedRequest("r", 5.0, Kind.GENERATE, "chat", output_tokens=3)
+    lost = [PartialResponse(sent=5.0, tokens=[5.001], loss=loss) for loss in (Outcome.EVICTED, Outcome.LATE)]
+    records = [record(0, 0.1), *(judge_response(planned, 5.0, answer, 0.0, PROMISE) for answer in lost * 2)]
+    whole = analysis.summary(records, measured=10, seed=0, priorities={})
+    assert whole["percentiles"]["chat"]["ttft_ms"]["p50"] == pytest.approx([100, 100, 100])
+    assert whole["delivered"] == {"chat": 0.2}
+
+
 def test_interval_resamples_requests_not_gaps():
     """All gaps of a request are equal, so a thousand gaps carry the information of ten requests."""
     records = []
@@ -71,6 +81,7 @@ def test_decisions_are_counted_by_the_names_of_the_server():
 def test_summary_is_over_the_measured_window():
     whole = analysis.summary([record(n, 0.1) for n in range(20)], measured=10, seed=0, priorities={})
     assert whole["goodput_rps"] == 2.0 and whole["attainment"]["overall"] == 1.0
+    assert whole["tokens_per_s"] == {"output": 6.0, "embedded": 0.0}
 
 
 def test_empty_window_has_no_attainment():

@@ -5,6 +5,7 @@ import io
 import json
 import signal
 from threading import Thread
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -14,7 +15,8 @@ from benchmark_control_plane.experiments.client_accuracy.scripted_server import 
 from benchmark_control_plane.judge.experiment_file import classes_section, read_experiment
 from benchmark_control_plane.judge.measurement_stages import objectives_from
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, parse_metrics
-from benchmark_control_plane.judge.run_experiment import run_experiment
+from benchmark_control_plane.judge.run_experiment import _ExperimentRun, run_experiment
+from benchmark_control_plane.judge.system_schema import Endpoint, Endpoints, Split, SystemSection
 from benchmark_control_plane.report.aggregates import median_rate
 from tests.benchmark_control_plane.bench_command import main
 
@@ -339,5 +341,28 @@ def test_memory_sampler_summarises_its_samples():
     later = {**first, "used:llm": 1e6, "preemptions": 7.0, "queries": 300.0, "hits": 80.0}
     watch = MemorySampler([0.0, 0.5], [first, later])
     assert watch.memory()["by_owner"]["llm"] == [9e6, 1e6]
-    assert watch.engine() == {"preemptions": 4, "recompute_tokens": 0, "overflow": 0.5, "cache_hit": 0.25}
+    # 9 and then 1 of 8 MB of quota, and 10 bytes of an owner without one.
+    assert watch.engine() == {
+        "preemptions": 4, "recompute_tokens": 0, "overflow": 0.5, "cache_hit": 0.25,
+        "memory_use": pytest.approx(0.62500125),
+    }  # fmt: skip
     assert MemorySampler().memory() is None and MemorySampler().engine() is None
+
+
+@pytest.mark.parametrize(
+    ("system", "is_stated"),
+    [
+        (SystemSection("pair", "baseline", split=Split()), True),
+        (SystemSection("far", "baseline", endpoints=Endpoints(chat=Endpoint("http://far", "m"))), False),
+        (SystemSection("gate", "tandem", simulated={}), False),
+    ],
+    ids=["started servers", "reached servers", "simulated"],
+)
+def test_a_run_of_started_servers_states_the_cores_of_other_processes(tmp_path, system, is_stated):
+    entry = {"valid": True, "attainment": {"overall": 1.0}}
+    bench, results = MagicMock(), MagicMock()
+    bench.run.return_value = (entry, [])
+    run = _ExperimentRun(bench, MagicMock(), results, tmp_path, MagicMock())
+    assert run.measure(MagicMock(), system, 1.0, 0) == 1.0
+    (stored, _), _ = results.add.call_args
+    assert (stored.get("other_cores", -1.0) >= 0) is is_stated

@@ -72,6 +72,7 @@ def test_a_pinned_server_is_started_on_its_cores_with_its_niceness(on_a_gpu):
     split = Split(embedder=Pinned(cores=(1, 3), nice=19))
     command = embedding_server(on_a_gpu.live, split).command
     assert list(command[:5]) == ["taskset", "--cpu-list", "1,3", "nice", "--adjustment=19"]
+    assert embedding_server(on_a_gpu.live, split).nice == 19
     assert embedding_server(on_a_gpu.live, Split()).command[0] == sys.executable
 
 

@@ -40,6 +40,22 @@ def test_an_unsaturated_rate_is_a_lower_bound() -> None:
     assert "the loads were too low to compare them" in sentence and "x (" not in sentence
 
 
+def test_a_baseline_that_is_unsaturated_on_one_seed_has_no_ratio() -> None:
+    """On that seed the ratio would be an upper bound."""
+    content = with_rates(14.0, 8.0)
+    content["max_goodput_rate"][1]["per_seed"] = [8.0, 16.0, 8.0]
+    sentence = text_of(content)
+    assert "x (" not in sentence and sentence.endswith(
+        "was not saturated on every seed: the loads were too low to compare them."
+    )
+
+
+def test_a_range_of_ratios_ends_with_a_lower_bound_where_ours_is_one() -> None:
+    content = with_rates(12.0, 8.0)
+    content["max_goodput_rate"][0]["per_seed"] = [8.0, 12.0, 16.0]
+    assert "1.50x (1.00x to at least 2.00x over 3 seeds)" in text_of(content)
+
+
 def test_a_card_states_no_ratio_to_an_unsaturated_baseline() -> None:
     notes = [note.replace("\N{MULTIPLICATION SIGN}", "x") for *_, note in cards(with_rates(16.0, 8.0))]
     assert notes[0] == "at least 2.00x (the same over 3 seeds) static-split"

@@ -115,6 +115,12 @@ def test_every_kind_of_chart_is_there(page: str) -> None:
     assert charts.count("outcomes") == charts.count("decisions") == 4
 
 
+def test_both_axes_of_every_chart_are_named(page: str) -> None:
+    named = set(Outline(page).texts["text"])
+    assert {"share of requests that met their SLO", "share of offered requests", "memory, MiB"} <= named
+    assert {"time (log scale)", "time from the start of the measured window"} <= named
+
+
 def test_an_experiment_without_runs_has_a_page() -> None:
     content = experiments.results(loads=(), partial=True)
     content["max_goodput_rate"] = []

@@ -9,13 +9,16 @@ KEY = ("tandem", 1.0, "interactive")
 
 
 def records(content: Any, *ends: tuple[str, float | None]) -> list[dict[str, Any]]:
-    """One request of the class for each (outcome, TTFT), in the first run of KEY."""
+    """One request of the class for each (outcome, TTFT), in the first run of KEY; MET and LATE are whole."""
     index = next(i for i, run in enumerate(content["runs"]) if (run["system"], run["load"]) == KEY[:2])
     model = next(r for r in experiments.requests(content) if r["run"] == index and r["class"] == KEY[2])
     return [
-        {**model, "warmup": False, "outcome": outcome, "ttft_ms": ttft, "tpot_ms": None, "e2e_ms": None}
+        {
+            **model, "warmup": False, "outcome": outcome, "ttft_ms": ttft, "tpot_ms": None,
+            "e2e_ms": ttft if outcome in ("MET", "LATE") else None,
+        }
         for outcome, ttft in ends
-    ]
+    ]  # fmt: skip
 
 
 def test_a_curve_ends_at_the_share_of_lost_requests() -> None:
@@ -30,6 +33,13 @@ def test_a_curve_ends_at_the_share_that_was_unfinished_after_the_drain() -> None
     content = experiments.results(loads=(1.0,))
     sample = pool_samples(content, records(content, ("MET", 10.0), ("LATE", None), ("LATE", None)))[KEY]
     assert sample.curve("ttft_ms") == [(10.0, 1 / 3)]
+
+
+def test_an_answer_lost_or_cut_off_after_its_first_token_has_no_latency() -> None:
+    content = experiments.results(loads=(1.0,))
+    ends = records(content, ("MET", 30.0), ("EVICTED", 10.0), ("LATE", 20.0))
+    ends[2]["e2e_ms"] = None
+    assert pool_samples(content, ends)[KEY].curve("ttft_ms") == [(30.0, 1 / 3)]
 
 
 def test_an_output_of_one_token_has_no_tpot_and_is_no_loss() -> None:

@@ -25,7 +25,7 @@ async def test_it_keeps_its_delays_and_reports_them_once():
     server = await listening(ServerDelays(first=0.02, gap=0.004), 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     responses = [PartialResponse() for _ in range(5)]
-    async with http_target(Endpoint(url, "scripted"), None, Dialect(), limit=1) as target:
+    async with http_target(Endpoint(url, "scripted"), None, Dialect()) as target:
         for number, response in enumerate(responses):
             await target.send(
                 PlannedRequest(f"r{number}", 0.0, Kind.GENERATE, "any", prompt_tokens=3, output_tokens=8),

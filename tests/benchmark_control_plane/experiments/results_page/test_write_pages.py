@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -68,7 +69,7 @@ def test_each_result_states_which_rules_it_precedes() -> None:
 def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
     content = experiments.results()
     (tmp_path / "mix-memory.json").write_text(json.dumps(content))
-    page = write_pages.results_page(tmp_path)
+    page = write_pages.results_page(tmp_path).partition("## Mix-memory")[2]
     head = next(line for line in page.splitlines() if line.startswith("| system |"))
     assert head == (
         "| system | req/s at 90 % | req/s at 60 % | met at 200 % load | interactive | batch | embedding "
@@ -81,6 +82,23 @@ def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -
     assert rows[0].split(" | ")[1:3] == ["11.8 (11.4 to 12.2)", "at least 16"]
     assert "1 of 48 runs not valid and left out" in page
     assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
+
+
+def test_the_page_begins_with_what_is_lost_and_what_is_won(tmp_path: Path) -> None:
+    (tmp_path / "mix-memory.json").write_text(json.dumps(experiments.results()))
+    page = write_pages.results_page(tmp_path)
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
+    assert headings[:2] == ["## Where Tandem is behind", "## Where Tandem is ahead"]
+    assert "Against it, Tandem is ahead in " in page.partition("## ")[0]
+    assert "Not measured: matrix-sizes, " in page.partition("## ")[0]
+
+
+def test_a_range_states_seeds_without_a_rate_and_seeds_without_a_limit(tmp_path: Path) -> None:
+    content = experiments.results()
+    row = next(row for row in content["max_goodput_rate"] if row["system"] == "plain")
+    row |= {"rps": 8.0, "per_seed": [None, 8.0, 16.0]}
+    (tmp_path / "mix-memory.json").write_text(json.dumps(content))
+    assert "| 8 (none to at least 16) |" in write_pages.results_page(tmp_path)
 
 
 def test_each_system_is_listed_with_its_mean_under_each_load(tmp_path: Path) -> None:
@@ -132,6 +150,15 @@ def test_an_experiment_on_changed_sources_is_marked(tmp_path: Path) -> None:
         file.write_text(json.dumps(content))
         page = write_pages.results_page(tmp_path)
         assert ("working tree with changes that the commit lacks" in page) is is_marked
+
+
+def test_an_experiment_states_what_other_processes_used(tmp_path: Path) -> None:
+    content: dict[str, Any] = {**experiments.results(loads=(1.0,))}
+    for number, run in enumerate(content["runs"]):
+        run["other_cores"] = 0.5 if number == 0 else 0.0
+    (tmp_path / "mix-memory.json").write_text(json.dumps(content))
+    page = write_pages.results_page(tmp_path)
+    assert "; other processes used 0.04 cores, at most 0.50 in a run; " in page
 
 
 def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""The table of docs/results.md that says where each experiment of the project's proposal is measured."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
+
+_MEASURED: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        "1: attainment by mix, arrivals, lengths and batches at 50 to 150 % load, sizes of large models",
+        ("matrix-sizes",),
+        "simulated, one axis at a time; step times measured for OPT-13B and Llama-3-8B, derived for others",
+    ),
+    (
+        "1: the same on real engines",
+        ("mix-memory", "mix-compute", "mix-light", "mix-bursty", "mix-documents", "one-gpu"),
+        "a tiny model on two cores; one-gpu: models of 8 billion weights on an H100",
+    ),
+    (
+        "1: against tuned baselines: queue limits, small batches, niceness, static splits",
+        ("head-to-head", "mix-memory-tuned"),
+        "",
+    ),
+    ("1: without help from the operating system's scheduler", ("mix-compute-no-idle",), ""),
+    (
+        "1: recorded arrivals (Azure conversation and code, ServeGen, RAGPulse)",
+        ("traces", "traces-code", "workflow-trace"),
+        "simulated; embeddings derived from the retrieval pattern",
+    ),
+    (
+        "2: memory pressure: small KV caches; long outputs beside large batches, with static splits",
+        ("memory-pressure", "memory-splits", "quota", "collocated-mix"),
+        "simulated",
+    ),
+    (
+        "3: length prediction: error, and performance with and without",
+        ("prediction", "forecast", "predictors", "prediction-goodput"),
+        "simulated performance; error on recorded outputs",
+    ),
+    (
+        "3: prediction of the time to the first token",
+        ("ttft-forecast", "admission"),
+        "error; performance without rejection, which rests on it",
+    ),
+    (
+        "3: prediction of the embedding load: error, and performance with and without",
+        ("embedding-forecast", "predictors"),
+        "simulated performance; error on recorded arrivals",
+    ),
+    (
+        "4: one GPU, several, several hosts; cost of reports and of their age",
+        ("fleet-capacity", "fleet-policies", "fleet-staleness", "fleet-report-cost"),
+        "simulated boxes; with and without forecasts of other boxes",
+    ),
+    (
+        "5: against one backbone that merges the batches of generation and embeddings",
+        ("same-architecture",),
+        "simulated, modelled from step times",
+    ),
+    (
+        "metrics and arrangements: device utilisation; arrivals in new connections; sentence-transformers "
+        "and infinity as embedding baselines beside chat",
+        (),
+        "",
+    ),
+)
+"""What was asked, the results that answer it, and how."""
+
+
+def table(folder: Path, link: Callable[[Path], str]) -> list[str]:
+    """A row for each question; a result that is not committed is named as not measured."""
+    rows = []
+    for question, names, how in _MEASURED:
+        files = [folder / f"{name}.json" for name in names]
+        found = [link(file) for file in files if file.exists()]
+        missing = [file.stem for file in files if not file.exists()]
+        state = [*found, *([f"**not measured:** {', '.join(missing)}"] if missing else [])]
+        rows.append([question, "; ".join(state) or "**not measured**", how])
+    return markdown_table(["experiment", "results", "how"], rows, has_texts=True)
+
+
+def missing(folder: Path) -> list[str]:
+    """Names of the results that are not committed."""
+    names = [name for _, asked, _ in _MEASURED for name in asked]
+    return [name for name in names if not (folder / f"{name}.json").exists()]
