@@ -67,7 +67,7 @@ UNSERVED = {
     "chat_template": "the operator chooses the template; leave it out",
     "chat_template_kwargs": "no chat template is used here; leave it out",
     "container": "code execution is not supported; leave it out",
-    "context_management": "shorten the conversation before sending it",
+    "context_management": "the conversation is used whole; shorten it before sending it",
     "conversation": "nothing is stored; send the whole conversation",
     "documents": "write them into a message; citations are not generated",
     "function_call": "use tool_choice",
