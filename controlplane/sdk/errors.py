@@ -17,6 +17,16 @@ from controlplane.api.protocol.requests import (
 class TandemError(Exception):
     """Base class of all exceptions of the SDK."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default the class is called with `args`, which are not the arguments of every subclass. A pool of
+        # processes then waits for ever instead of raising the exception.
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[TandemError], args: tuple[Any, ...]) -> TandemError:
+    """The exception of a pickle, whose attributes are set afterwards."""
+    return kind.__new__(kind, *args)
+
 
 class ConnectionLost(TandemError):
     """The server could not be reached, or closed the connection without a response."""

@@ -1,6 +1,7 @@
 """Both SDK clients against the real server, and against servers that fail."""
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -214,6 +215,22 @@ def test_retry_wait_is_bounded():
     assert len(set(waits)) > 1
     assert retries.wait_s(0, refused("11")) is None
     assert retries.wait_s(2, sdk.ConnectionLost("refused")) is None
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        refused("4"),
+        sdk.StreamLost("lost", "half"),
+        sdk.DeadlineExceeded("passed", "half"),
+        sdk.InvalidOutput("none", "half"),
+        sdk.TooManyTurns("many", [{"role": "user"}]),
+    ],
+)
+def test_errors_reach_the_parent_of_a_process_pool(raised: sdk.TandemError):
+    found = pickle.loads(pickle.dumps(raised))
+    assert type(found) is type(raised)
+    assert (str(found), vars(found)) == (str(raised), vars(raised))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
