@@ -132,8 +132,8 @@ class QueueTimeout(RateLimited):
     """The request was rejected after the longest waiting time."""
 
 
-NOT_READY = (ServerError, ConnectionLost, InvalidResponse)
-"""Errors of a server that is starting, failing or not there."""
+NOT_READY = (ServerError, NotFound, ConnectionLost, InvalidResponse)
+"""Errors of a server that is starting, failing or not there; an ingress without a backend may answer 404."""
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
 """What the parser of a response raises if the content is no JSON, or JSON of another format."""
