@@ -286,10 +286,8 @@ def overload_failure(status: int) -> Failure:
 
 
 def _http(error: HTTPException) -> Failure:
-    codes = {404: "not_found", 405: "method_not_allowed"}
+    codes = {405: "method_not_allowed"}
     message = str(error.detail)
-    if error.status_code == 404:
-        message = "no such path; see /openapi.json for the paths"
     if error.status_code == 405:
         message = f"method not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
     code = codes.get(error.status_code, HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
