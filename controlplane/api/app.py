@@ -35,6 +35,7 @@ from controlplane.api.protocol.requests import RESPONSE_HEADERS
 from controlplane.api.reranking import rerank_routes
 from controlplane.api.settings import ApiSettings, SettingsSource, live_settings, settings_for
 from controlplane.api.startup import StartupMiddleware
+from controlplane.api.tei import tei_route
 from controlplane.api.tokenize_routes import tokenize_routes
 from controlplane.api.unknown_path import unknown_path
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
@@ -78,7 +79,7 @@ def create_app(
     _add_exception_handlers(app)
     endpoints = EndpointFactory()
     app.router.routes += [
-        route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
+        route(service, endpoints) for route in (chat_route, completion_route, embedding_route, tei_route)
     ]
     app.router.routes += responses_routes(service, endpoints)
     app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)

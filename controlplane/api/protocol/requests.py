@@ -271,7 +271,8 @@ class ChatCompletionRequest(Generation):
         return self
 
 
-def _listed(given: str | list[int] | list[str] | list[list[int]]) -> list[str] | list[list[int]]:
+def listed(given: str | list[int] | list[str] | list[list[int]]) -> list[str] | list[list[int]]:
+    """One text or prompt, or several, as a list."""
     if isinstance(given, str):
         return [given]
     # The items of a list are all tokens, all texts or all lists of tokens.
@@ -313,23 +314,26 @@ class CompletionRequest(Generation):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts as a list."""
-        return [*_listed(self.prompt)]
+        return [*listed(self.prompt)]
+
+
+EmbeddingInputs = Annotated[
+    Text
+    | Tokens
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
+    expecting(
+        "a non-empty string, a list of token ids, or a list of "
+        f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"
+    ),
+]
 
 
 class EmbeddingRequest(Objectives):
     """Body of POST /v1/embeddings."""
 
     model: Name
-    input: Annotated[
-        Text
-        | Tokens
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
-        expecting(
-            "a non-empty string, a list of token ids, or a list of "
-            f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"
-        ),
-    ]
+    input: EmbeddingInputs
     # null is accepted: proxies send it if their client stated nothing.
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -350,7 +354,7 @@ class EmbeddingRequest(Objectives):
     @property
     def inputs(self) -> list[str] | list[list[int]]:
         """The inputs as a list."""
-        return _listed(self.input)
+        return listed(self.input)
 
 
 class CachedTokens(BaseModel):

@@ -162,17 +162,7 @@ class PairIntake:
         return found
 
     def _reranker(self, model: str | None) -> Reranker:
-        rerankers = self._encoders.rerankers
-        if model is None and len(rerankers) == 1:
-            return next(iter(rerankers.values()))
-        if model is None:
-            served = ", ".join(sorted(rerankers)) or "none"
-            raise Refused(
-                f"model: missing, and not exactly one reranker is served; rerankers: {served}",
-                param="model",
-                code="missing_required_parameter",
-            )
-        return named_backend(rerankers, model, "reranking", others=self._served)
+        return named_backend(self._encoders.rerankers, model, "reranking", others=self._served)
 
 
 def _check_lengths(texts: TextPairs, reranker: Reranker) -> None:

@@ -98,12 +98,23 @@ class RequestBuilder:
 
 
 def named_backend(
-    table: Mapping[str, _Backend], model: str, purpose: str, *, others: Iterable[Container[str]]
+    table: Mapping[str, _Backend], model: str | None, purpose: str, *, others: Iterable[Container[str]]
 ) -> _Backend:
-    """The backend of `model` in `table`; `others` name all models that are served. Raises Refused."""
-    if model in table:
+    """The backend of `model` in `table`, or without a name the only one.
+
+    `others` name all models that are served. Raises Refused.
+    """
+    if model is not None and model in table:
         return table[model]
+    if model is None and len(table) == 1:
+        return next(iter(table.values()))
     served = ", ".join(sorted(table)) or "none"
+    if model is None:
+        raise Refused(
+            f"model: missing, and not exactly one model serves {purpose}; models for it: {served}",
+            param="model",
+            code="missing_required_parameter",
+        )
     if any(model in each for each in others):
         raise Refused(f"{model!r} does not serve {purpose}; models that do: {served}", param="model")
     raise Refused(
