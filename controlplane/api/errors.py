@@ -22,8 +22,8 @@ from controlplane.api.protocol.requests import (
     HEADER_DECISION,
     HEADER_RETRY_AFTER_MS,
     HEADER_SHOULD_RETRY,
-    UNSERVED,
 )
+from controlplane.api.protocol.unserved import UNSERVED
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, Refused

@@ -2,7 +2,8 @@
 
 Supported fields are typed and range-checked. Fields that cannot change the output are accepted and ignored.
 A field declared `None` is known but not supported: only null is accepted (or `Priority`'s default), and
-UNSERVED names the remedy. Any other field is refused. Imports only `types`, so that the SDK can import it.
+`unserved` names the remedy. Any other field is refused. Imports only `types` and `unserved`, so that the SDK can
+import it.
 """
 
 from functools import partial
@@ -25,6 +26,7 @@ from controlplane.api.protocol.types import (
     conflict,
     expecting,
 )
+from controlplane.api.protocol.unserved import UNSERVED
 
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_SERVICE_CLASS = "x-service-class"
@@ -57,49 +59,6 @@ MAX_NAME = 256
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
 MAX_LOGPROBS = 20
-
-UNSERVED = {
-    "add_special_tokens": "the model's own tokens are added to texts; send token ids to control them",
-    "audio": "the output is text; leave it out",
-    "best_of": "one output is generated per choice; use n",
-    "access_programs": "leave it out",
-    "cache_salt": "leave it out",
-    "chat_template": "the operator chooses the template; leave it out",
-    "chat_template_kwargs": "no chat template is used here; leave it out",
-    "container": "code execution is not supported; leave it out",
-    "context_management": "the conversation is used whole; shorten it before sending it",
-    "conversation": "nothing is stored; send the whole conversation",
-    "documents": "write them into a message; citations are not generated",
-    "function_call": "use tool_choice",
-    "functions": "use tools",
-    "guided_choice": "use structured_outputs",
-    "guided_grammar": "use structured_outputs",
-    "guided_json": "use response_format or structured_outputs",
-    "guided_regex": "use structured_outputs",
-    "image": "images are not passed on to a model; leave it out",
-    "images": "only text is embedded; leave it out",
-    "input_type": "name one of the model's own prompts in prompt_name",
-    "inputs": "send texts; only text is embedded",
-    "instruction": "rerankers have no chat template; write it into the query",
-    "max_chunks_per_doc": "a document is cut, not split; use max_tokens_per_doc",
-    "max_tool_calls": "it limits built-in tools, which are not supported; leave it out",
-    "mcp_servers": "connect to them from the client and offer their tools",
-    "media_io_kwargs": "the server decides how images are read; leave it out",
-    "mm_processor_kwargs": "the server decides how images are read; leave it out",
-    "moderation": "leave it out",
-    "normalize": "the operator sets it for each embedding model; leave it out",
-    "padding": "inputs are not padded to the model's maximum; leave it out",
-    "personality": "write it into instructions",
-    "previous_response_id": "responses are not stored; send all earlier items in input",
-    "priority": "servers disagree on its meaning; use service_class",
-    "rank_fields": "documents are ranked by their text; write the fields into it",
-    "request_id": f"send it as the header {HEADER_REQUEST_ID}",
-    "suffix": "fill-in-the-middle is not supported; leave it out",
-    "truncate": "use truncate_prompt_tokens; -1 keeps as many as the model takes",
-    "truncation_direction": "use truncation_side",
-    "vllm_xargs": "put objectives into slo",
-    "web_search_options": "web search is not supported; leave it out",
-}
 
 
 def _null_for(default: object, value: object) -> object:
