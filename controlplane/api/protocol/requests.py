@@ -1,9 +1,9 @@
 """Request bodies: OpenAI's fields, common vLLM fields, and the two fields of Tandem.
 
 Supported fields are typed and range-checked. Fields that cannot change the output are accepted and ignored.
-A field declared `None` is known but not supported: only null is accepted (or `Priority`'s default), and
-`unserved` names the remedy. Any other field is refused. Imports only `types` and `unserved`, so that the SDK can
-import it.
+A field declared `None` is known but not supported: only null is accepted (or vLLM's default, as `Priority`
+does), and `unserved` names the remedy. Any other field is refused. Imports only `types` and `unserved`, so
+that the SDK can import it.
 """
 
 from functools import partial
@@ -72,6 +72,26 @@ Padding = Annotated[
     BeforeValidator(partial(_null_for, "do_not_pad"), json_schema_input_type=Literal["do_not_pad"] | None),
 ]
 
+OnlyFalse = Annotated[
+    None, BeforeValidator(partial(_null_for, False), json_schema_input_type=Literal[False] | None)
+]
+OnlyTrue = Annotated[
+    None, BeforeValidator(partial(_null_for, True), json_schema_input_type=Literal[True] | None)
+]
+OnlyEmpty = Annotated[
+    None,
+    BeforeValidator(
+        partial(_null_for, []), json_schema_input_type=Annotated[list[Any], Field(max_length=0)] | None
+    ),
+]
+# The default is 1.0, which some clients write as 1.
+OnlyOne = Annotated[
+    None,
+    BeforeValidator(
+        lambda value: _null_for(1.0, _null_for(1, value)), json_schema_input_type=Literal[1] | None
+    ),
+]
+
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 # Without fail_fast every invalid item of a list would have an error of its own.
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
@@ -135,15 +155,29 @@ class Generation(Objectives):
     # Cannot change the output.
     user: Ignored[str] = None
     safety_identifier: Ignored[str] = None
+    session_id: Ignored[str] = None
 
-    # Known, not supported.
+    # Known, not supported; vLLM's defaults are accepted.
+    allowed_token_ids: None = None
+    bad_words: OnlyEmpty = None
     cache_salt: None = None
     guided_choice: None = None
     guided_grammar: None = None
     guided_json: None = None
     guided_regex: None = None
+    kv_transfer_params: None = None
+    length_penalty: OnlyOne = None
+    logprob_token_ids: None = None
     priority: Priority = None
+    prompt_logprobs: None = None
     request_id: None = None
+    return_token_ids: OnlyFalse = None
+    return_tokens_as_token_ids: OnlyFalse = None
+    spaces_between_special_tokens: OnlyTrue = None
+    thinking_token_budget: None = None
+    truncate_prompt_tokens: None = None
+    truncation_side: None = None
+    use_beam_search: OnlyFalse = None
     vllm_xargs: None = None
 
     @property
@@ -210,6 +244,8 @@ class ChatCompletionRequest(Generation):
     # Known, not supported.
     audio: None = None
     chat_template: None = None
+    documents: None = None
+    echo: OnlyFalse = None
     function_call: None = None
     functions: None = None
     media_io_kwargs: None = None
@@ -258,6 +294,7 @@ class CompletionRequest(Generation):
     best_of: int | None = None
 
     # Known, not supported.
+    add_special_tokens: OnlyTrue = None
     suffix: None = None
 
     @model_validator(mode="after")
@@ -307,6 +344,9 @@ class EmbeddingRequest(Objectives):
     token_ids: Literal["as-given"] | None = None
     # One of the model's own prompts, such as "query" or "passage" (a sentence-transformers term).
     prompt_name: Name | None = None
+
+    # Known, not supported; vLLM's defaults are accepted.
+    add_special_tokens: OnlyTrue = None
     priority: Priority = None
     request_id: None = None
 
