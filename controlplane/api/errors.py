@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from http import HTTPStatus
 from math import ceil
 from reprlib import Repr
+from types import NoneType
 from typing import Any, get_args
 
 import orjson
@@ -332,7 +333,7 @@ def _unknown_field(param: str, fault: ErrorDetails, model: type[BaseModel]) -> P
 
 
 def _fields_at(model: type[BaseModel], parents: Sequence[str]) -> Sequence[str]:
-    """Field names of the nested object at `parents`; empty if it is free-form."""
+    """Names of the served fields of the nested object at `parents`; empty if it is free-form."""
     for name in parents:
         found = model.model_fields.get(name)
         kinds = () if found is None else (found.annotation, *get_args(found.annotation))
@@ -340,7 +341,7 @@ def _fields_at(model: type[BaseModel], parents: Sequence[str]) -> Sequence[str]:
         if not inner:
             return ()
         model = inner[0]
-    return tuple(model.model_fields)
+    return [name for name, info in model.model_fields.items() if info.annotation is not NoneType]
 
 
 def _rule(fault: ErrorDetails) -> str:

@@ -313,6 +313,7 @@ REFUSED = [
         "needs name and schema",
     ),
     (asked(text={"verbosity": "low"}), "text.verbosity", "invalid_value", "medium"),
+    (asked(messages=[]), "messages", "unknown_parameter", "unknown field; remove it"),
     (asked(input_text="x"), "input_text", "unknown_parameter", "did you mean input"),
     (item(type="item_reference", id="x"), "input[0].type", "invalid_value", "stored state"),
     (item(type="web_search_call"), "input[0].type", "invalid_value", "built-in tools"),
