@@ -36,9 +36,18 @@ Ignored = Annotated[Value | None, AfterValidator(_dropped)]
 
 
 class Strict(BaseModel):
-    """Base of all request objects: exact types, no unknown fields, no infinities."""
+    """Base of all request objects: exact types, no unknown fields, no infinities.
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+    A server builds the validators with the schemas of /openapi.json while its models load; clients need none.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True, defer_build=True)
+
+
+class Described(BaseModel):
+    """Base of the answers, which are only described in /openapi.json."""
+
+    model_config = ConfigDict(defer_build=True)
 
 
 OPEN = ConfigDict(strict=True, extra="allow")
