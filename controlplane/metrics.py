@@ -12,7 +12,8 @@ from controlplane.metric_series import Series, SeriesRegistry
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _LONG = (0.005, 0.025, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
-_TOKENS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384, 65_536)
+# Up to the largest rerank request, whose pairs together have at most `server.limits.max_pair_tokens`.
+_TOKENS = tuple(4**power for power in range(12))
 
 _OF_EITHER_KIND = (
     ("ADMIT", "none"),

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from controlplane import __version__
 from controlplane.api.access_log import AccessLog
@@ -33,7 +35,9 @@ from controlplane.api.protocol.requests import RESPONSE_HEADERS
 from controlplane.api.reranking import rerank_routes
 from controlplane.api.settings import ApiSettings, SettingsSource, live_settings, settings_for
 from controlplane.api.startup import StartupMiddleware
+from controlplane.api.tei import tei_route
 from controlplane.api.tokenize_routes import tokenize_routes
+from controlplane.api.unknown_path import unknown_path
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
@@ -75,7 +79,7 @@ def create_app(
     _add_exception_handlers(app)
     endpoints = EndpointFactory()
     app.router.routes += [
-        route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
+        route(service, endpoints) for route in (chat_route, completion_route, embedding_route, tei_route)
     ]
     app.router.routes += responses_routes(service, endpoints)
     app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)
@@ -114,6 +118,9 @@ def _add_middleware(app: FastAPI, service: Service, settings: SettingsSource, ac
 
 def _add_exception_handlers(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+            served = [route.path for route in app.routes if isinstance(route, Route)]
+            return response_of(unknown_path(request.scope["path"], served), request.scope)
         overload_status = settings_for(request).overload_status
         return response_of(failure_of(error, overload_status=overload_status), request.scope)
 

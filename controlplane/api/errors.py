@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from http import HTTPStatus
 from math import ceil
 from reprlib import Repr
+from types import NoneType
 from typing import Any, get_args
 
 import orjson
@@ -22,8 +23,8 @@ from controlplane.api.protocol.requests import (
     HEADER_DECISION,
     HEADER_RETRY_AFTER_MS,
     HEADER_SHOULD_RETRY,
-    UNSERVED,
 )
+from controlplane.api.protocol.unserved import UNSERVED
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, Refused
@@ -286,10 +287,8 @@ def overload_failure(status: int) -> Failure:
 
 
 def _http(error: HTTPException) -> Failure:
-    codes = {404: "not_found", 405: "method_not_allowed"}
+    codes = {405: "method_not_allowed"}
     message = str(error.detail)
-    if error.status_code == 404:
-        message = "no such path; see /openapi.json for the paths"
     if error.status_code == 405:
         message = f"method not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
     code = codes.get(error.status_code, HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
@@ -334,7 +333,7 @@ def _unknown_field(param: str, fault: ErrorDetails, model: type[BaseModel]) -> P
 
 
 def _fields_at(model: type[BaseModel], parents: Sequence[str]) -> Sequence[str]:
-    """Field names of the nested object at `parents`; empty if it is free-form."""
+    """Names of the served fields of the nested object at `parents`; empty if it is free-form."""
     for name in parents:
         found = model.model_fields.get(name)
         kinds = () if found is None else (found.annotation, *get_args(found.annotation))
@@ -342,7 +341,7 @@ def _fields_at(model: type[BaseModel], parents: Sequence[str]) -> Sequence[str]:
         if not inner:
             return ()
         model = inner[0]
-    return tuple(model.model_fields)
+    return [name for name, info in model.model_fields.items() if info.annotation is not NoneType]
 
 
 def _rule(fault: ErrorDetails) -> str:

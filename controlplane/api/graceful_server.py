@@ -327,7 +327,7 @@ def _health_listener(service: Service, config: Config) -> AbstractAsyncContextMa
 def _count_shed(service: Service, settings: Callable[[], ApiSettings], lines: ShedLines, kind: Kind) -> None:
     # Before the start there are no metrics, and every request of this kind gets a 503 in any case.
     if service.is_started:
-        service.status.metrics.count_shed(kind)
+        service.status.count_shed(kind)
     if settings().has_access_log:
         lines.add(kind)
 

@@ -57,6 +57,7 @@ from controlplane.api.protocol.rerank_messages import (
     ScoreResponse,
 )
 from controlplane.api.protocol.responses_messages import InputTokensRequest, ResponsesRequest
+from controlplane.api.protocol.tei_messages import TeiEmbedRequest, TeiVector
 from controlplane.api.protocol.tokenize_messages import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -83,6 +84,7 @@ _BODIES: dict[str, tuple[type[BaseModel], list[_Answer]]] = {
     "/v1/messages/count_tokens": (CountTokensRequest, [TokenCount]),
     "/v2/chat": (CohereChatRequest, [CohereChatResponse]),
     "/v2/embed": (CohereEmbedRequest, [CohereEmbedResponse]),
+    "/embed": (TeiEmbedRequest, [[TeiVector]]),
     "/v1/tokenize": (CohereTokenizeRequest, [CohereTokens]),
     "/v1/detokenize": (CohereDetokenizeRequest, [CohereText]),
     "/tokenize": (TokenizeRequest, [TokenizeResponse]),

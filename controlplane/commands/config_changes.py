@@ -91,7 +91,11 @@ def _diff(options: argparse.Namespace) -> int:
             raise CommandFailed(
                 f"{options.first}: no such file; give the path of a YAML file", ExitStatus.BAD_INPUT
             )
-        answer = _put(options, content, {"dry_run": "true"})
+        try:
+            answer = _put(options, content, {"dry_run": "true"})
+        except CommandFailed as error:
+            # Status 1 says that there is a difference.
+            raise CommandFailed(str(error), ExitStatus.BAD_INPUT) from None
         if options.json:
             print_json(answer)
         else:

@@ -18,9 +18,11 @@ MEANINGS: Mapping[ExitStatus, str] = {
     ExitStatus.DONE: "The command did what it was asked to do; a regression check found nothing.",
     ExitStatus.FAILED: "`serve`: the service failed. `bench compare`: B is worse. `bench gate`: a bound is "
     "broken. `bench run`: a server did not start, or failed. "
-    "`diff`: there is a difference. `apply`: the server failed, or a guard undid the change.",
+    "`diff`: there is a difference. `apply`, `rollback`, `explain`, `drain`, `top`: the server was not "
+    "reached or failed, or a guard undid the change.",
     ExitStatus.BAD_INPUT: "An option, a file or the configuration is invalid, a package is missing, or a "
-    "file exists and may not be overwritten. Nothing was started or written.",
+    "file exists and may not be overwritten; `diff`: the server was not reached. Nothing was started or "
+    "written.",
     ExitStatus.NOT_ATTAINED: "The answer is no: at the lowest rate that `capacity` tried, a class missed its "
     "objectives too often, no number of boxes serves the demand of `fleet plan` in time, `replay` or `tune` "
     "does not reproduce its log, or `tune` found nothing better.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from controlplane.config.documents import overridden
 from controlplane.config.fields import ConfigError
-from controlplane.config.loader import parse, read_yaml
+from controlplane.config.loader import parse, read_text, yaml_content
 from controlplane.config.root import Config
 
 
@@ -27,7 +27,10 @@ class ConfigFile:
         """The configuration that file and command line state now. Raises ConfigError."""
         options = ", ".join(f"--{key}" for key in self.overrides)
         source = f"{self.path} with {options}" if options else str(self.path)
-        return parse(overridden(read_yaml(self.path), self.overrides), source=source)
+        text = read_text(self.path)
+        content = overridden(yaml_content(text, source=str(self.path)), self.overrides)
+        # A mistake in what the command line states has no line in the file.
+        return parse(content, source=source, text=None if self.overrides else text)
 
     def digest(self) -> str:
         """SHA-256 (hex) of the content. Raises ConfigError if the file cannot be read."""

@@ -5,7 +5,7 @@ Any dataclass of sections can be the root: `Config`, or an experiment of the ben
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from reprlib import Repr
@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from controlplane.config.fields import ConfigError
 from controlplane.config.renamed_keys import renamed_keys
 from controlplane.config.root import Config
+from controlplane.config.yaml_lines import line_of
 
 Root = TypeVar("Root")
 
@@ -31,24 +32,32 @@ _SHAPES = {
 
 
 def load(path: Path) -> Config:
-    """Reads and parses a configuration file. Raises ConfigError."""
-    return parse(read_yaml(path), source=str(path))
+    """Reads and parses a configuration file. Raises ConfigError, which names lines of the file."""
+    text = read_text(path)
+    return parse(yaml_content(text, source=str(path)), source=str(path), text=text)
 
 
-def parse(content: object, *, source: str = "config") -> Config:
-    """Parses the content of a YAML file. Raises ConfigError, whose lines begin with `source`."""
-    return parse_as(Config, content, source=source)
+def parse(content: object, *, source: str = "config", text: str | None = None) -> Config:
+    """Parses the content of a YAML file. Raises ConfigError, whose lines begin with `source`.
+
+    `text` is that of the content, so that errors can name its lines.
+    """
+    return parse_as(Config, content, source=source, text=text)
 
 
 def read_yaml(path: Path) -> object:
     """Reads a YAML file. Raises ConfigError if it cannot be read or is not YAML."""
+    return yaml_content(read_text(path), source=str(path))
+
+
+def read_text(path: Path) -> str:
+    """Reads a text file. Raises ConfigError if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; give the path of a YAML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
-    return yaml_content(text, source=str(path))
 
 
 def yaml_content(text: str, *, source: str) -> object:
@@ -62,15 +71,25 @@ def yaml_content(text: str, *, source: str) -> object:
         raise ConfigError(f"{source}: lists and mappings are nested too deeply; flatten them") from None
 
 
-def parse_as(root: type[Root], content: object, *, source: str) -> Root:
-    """Parses `content` into the dataclass `root`. Raises ConfigError, also for keys in RENAMED or REMOVED."""
+def parse_as(root: type[Root], content: object, *, source: str, text: str | None = None) -> Root:
+    """Parses `content` into the dataclass `root`. Raises ConfigError, also for keys in RENAMED or REMOVED.
+
+    `text` as for `parse`.
+    """
     if lines := [f"{source}: {line}" for line in renamed_keys(content)]:
         raise ConfigError("\n".join(lines))
     try:
         return TypeAdapter(root).validate_python(content)
     except ValidationError as error:
-        lines = [f"{source}: {line}" for line in _explained(root, error)]
+        lines = [
+            f"{source}{_line_name(text, path)}: {explained}" for path, explained in _explained(root, error)
+        ]
         raise ConfigError("\n".join(lines)) from error
+
+
+def _line_name(text: str | None, path: Sequence[str]) -> str:
+    line = None if text is None else line_of(text, path)
+    return "" if line is None else f", line {line}"
 
 
 class _CarefulLoader(yaml.SafeLoader):
@@ -114,25 +133,27 @@ class _CarefulLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _explained(root: type, error: ValidationError) -> Iterator[str]:
+def _explained(root: type, error: ValidationError) -> Iterator[tuple[Sequence[str], str]]:
+    """Each mistake: the keys on the path to it, and the message."""
     found = error.errors()
     for item in found:
         # Pydantic also reports a list with an invalid item as too short.
         if any(other["loc"][:-1] == item["loc"] != other["loc"] for other in found):
             continue
         # Pydantic adds the branch of a union to the location; it is no key of the file.
-        path = ".".join(str(p) for p in item["loc"] if not re.search(r"[\[(]|^(int|literal)$", str(p)))
+        keys = [str(p) for p in item["loc"] if not re.search(r"[\[(]|^(int|literal)$", str(p))]
+        path = ".".join(keys)
         if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            yield f"{path}: unknown key; {_near(root, path)}"
+            yield keys, f"{path}: unknown key; {_near(root, path)}"
         elif item["type"] == "missing":
-            yield f"{path}: missing; add it"
+            yield keys, f"{path}: missing; add it"
         elif path:
             message = _rule(root, path, item)
             # An API key given in place of its hash must not reach the log.
             is_hidden = isinstance(item["input"], dict) or "=" in message or "sha256" in path
-            yield f"{path}{'' if is_hidden else '=' + _shown.repr(item['input'])}: {message}"
+            yield keys, f"{path}{'' if is_hidden else '=' + _shown.repr(item['input'])}: {message}"
         else:
-            yield _rule(root, path, item)
+            yield keys, _rule(root, path, item)
 
 
 def _rule(root: type, path: str, item: ErrorDetails) -> str:

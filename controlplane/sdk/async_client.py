@@ -121,7 +121,8 @@ class AsyncTextStream(Streamed, AbstractAsyncContextManager["AsyncTextStream"]):
 class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
     """A client with a connection pool: close it, or use it in `async with`.
 
-    Every method raises a subclass of TandemError. Cancelling a call aborts its request.
+    Every method raises a subclass of TandemError. Cancelling a call aborts its request. Event loops may use
+    it one after another, as with `asyncio.run`; close it in the last one.
 
     Args:
         base_url: address of the server, with or without `/v1`.
@@ -141,7 +142,9 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._retries = retries
-        self._http = httpx.AsyncClient(**http_options(base_url, api_key, timeout), transport=transport)
+        self._options = {**http_options(base_url, api_key, timeout), "transport": transport}
+        self._http = httpx.AsyncClient(**self._options)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def chat(self, messages: Messages, *, model: str, **options: Unpack[ChatOptions]) -> ChatReply:
         """Returns a complete chat response; a plain string is one user message."""
@@ -342,9 +345,10 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
     async def _open_response(self, call: HttpCall[Any], retries: Retries | None = None) -> httpx.Response:
         """Sends the call, with retries, and returns the response before its body is read."""
         attempts = Attempts(retries or self._retries, call.path, call.deadline)
+        http = self._client()
         while True:
             try:
-                response = await self._http.send(call.request(self._http), stream=True)
+                response = await http.send(call.request(http), stream=True)
                 if response.is_success:
                     return response
                 await response.aread()
@@ -352,3 +356,11 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
             except httpx.TransportError as error:
                 wait_s = attempts.after_loss(error)
             await asyncio.sleep(wait_s)
+
+    def _client(self) -> httpx.AsyncClient:
+        """The client with the connections of the running event loop; those of another one cannot be used."""
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop) and not self._http.is_closed:
+            self._http = httpx.AsyncClient(**self._options)
+        self._loop = loop
+        return self._http

@@ -117,8 +117,8 @@ class BulkEmbedding:
 
     A refused batch is repeated until it is accepted, never before its Retry-After; meanwhile new batches are
     sent as others succeed. After another transient failure it is repeated as often as `retries` says. Any
-    other error, and one after which the deadline leaves no time for the wait, is raised when all earlier
-    batches have been yielded, so that those form a prefix to resume from.
+    other error, also of the iteration over the texts, and one after which the deadline leaves no time for the
+    wait, is raised when all earlier batches have been yielded, so that those form a prefix to resume from.
     """
 
     texts: Iterable[str]
@@ -154,7 +154,7 @@ class BulkEmbedding:
         self._failures: dict[int, BaseException] = {}
 
     def due(self, now: float) -> Iterator[tuple[OpenBatch, HttpCall[Embeddings]]]:
-        """The calls to send now. Raises what the iteration over the texts raises."""
+        """The calls to send now."""
         while len(self._sent) < self.concurrency.size and (batch := self._next(now)) is not None:
             batch.sent_at = now
             self._sent[batch.start] = batch
@@ -171,10 +171,8 @@ class BulkEmbedding:
     def _new_batch(self) -> OpenBatch | None:
         texts, self._carried = self._carried, []
         tokens = sum(map(self._estimate.of, texts))
-        while len(texts) < MAX_INPUTS and not self._is_exhausted:
-            if (text := next(self._left, None)) is None:
-                self._is_exhausted = True
-                break
+        start = self._next_start
+        while len(texts) < MAX_INPUTS and (text := self._next_text(start + len(texts))) is not None:
             tokens += self._estimate.of(text)
             if texts and tokens > self.batch_tokens:
                 self._carried = [text]
@@ -182,9 +180,28 @@ class BulkEmbedding:
             texts.append(text)
         if not texts:
             return None
-        batch = OpenBatch(self._next_start, texts)
+        batch = OpenBatch(start, texts)
         self._next_start += len(texts)
         return batch
+
+    def _next_text(self, number: int) -> str | None:
+        """The text of this number; None after the last one.
+
+        What the iteration raises is the failure of this text, and none after it is read.
+        """
+        if self._is_exhausted:
+            return None
+        try:
+            text: object = next(self._left)
+            if isinstance(text, str):
+                return text
+            raise TypeError(f"text {number} is of type {type(text).__name__}; pass strings alone")
+        except StopIteration:
+            pass
+        except Exception as error:
+            self._failures[number] = error
+        self._is_exhausted = True
+        return None
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until a waiting batch may be sent; None if no batch waits for a place that is free."""

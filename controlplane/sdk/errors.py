@@ -1,6 +1,8 @@
 """Exceptions of the SDK; the subclass of ApiError follows from the error's code, then from the status."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import orjson
@@ -16,6 +18,16 @@ from controlplane.api.protocol.requests import (
 
 class TandemError(Exception):
     """Base class of all exceptions of the SDK."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default the class is called with `args`, which are not the arguments of every subclass. A pool of
+        # processes then waits for ever instead of raising the exception.
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[TandemError], args: tuple[Any, ...]) -> TandemError:
+    """The exception of a pickle, whose attributes are set afterwards."""
+    return kind.__new__(kind, *args)
 
 
 class ConnectionLost(TandemError):
@@ -120,8 +132,8 @@ class QueueTimeout(RateLimited):
     """The request was rejected after the longest waiting time."""
 
 
-NOT_READY = (ServerError, ConnectionLost, InvalidResponse)
-"""Errors of a server that is starting, failing or not there."""
+NOT_READY = (ServerError, NotFound, ConnectionLost, InvalidResponse)
+"""Errors of a server that is starting, failing or not there; an ingress without a backend may answer 404."""
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
 """What the parser of a response raises if the content is no JSON, or JSON of another format."""
@@ -154,9 +166,15 @@ def api_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiErr
 
 
 def retry_after_of(headers: Mapping[str, str]) -> float | None:
-    """Delay before a retry, in seconds, as the server states it; None if it does not."""
+    """Delay before a retry, in seconds, as the server or a proxy states it; None if neither does."""
     for name, per_second in ((HEADER_RETRY_AFTER_MS, 1000), ("retry-after", 1)):
         text = headers.get(name, "")
         if text.replace(".", "", 1).isdecimal():
             return float(text) / per_second
-    return None
+    try:
+        date = parsedate_to_datetime(headers.get("retry-after", ""))
+    except (ValueError, OverflowError):
+        return None
+    # A date without a zone is in UTC (RFC 9110, section 5.6.7).
+    aware = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+    return max(0.0, (aware - datetime.now(UTC)).total_seconds())

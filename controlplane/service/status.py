@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from controlplane.config import Config
+from controlplane.core.clock import Instant, between, seconds
 from controlplane.core.engine_reports import EngineState
 from controlplane.core.errors import BackendDown
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import LengthPredictor
-from controlplane.core.request import Owner
+from controlplane.core.request import Kind, Owner
 from controlplane.metrics import Metrics
 from controlplane.service.decision_log.decision_log import DecisionLog
 from controlplane.service.encoder_registry import EncoderRegistry
@@ -21,6 +22,9 @@ from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.prediction.length_training import calibration_readings
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.health_tracker import Fault, HealthTracker
+
+# A server at its limit sheds in bursts.
+_SHED_SHOWN = seconds(60)
 
 if TYPE_CHECKING:
     from controlplane.service.tracing.request_tracer import RequestTracer
@@ -63,6 +67,13 @@ class ServiceStatus:
 
     def __post_init__(self) -> None:
         self.generators = {name: each.generator for name, each in self.supervisors.items()}
+        self._clock = self.dispatcher.recorder.records.clock
+        self._shed_at: Instant | None = None
+
+    def count_shed(self, kind: Kind) -> None:
+        """Counts a request that was rejected before it was parsed."""
+        self.metrics.count_shed(kind)
+        self._shed_at = self._clock.now()
 
     def impaired(self) -> dict[str, str]:
         """The repeated work that fails while requests are served, with the kind of fault.
@@ -76,7 +87,10 @@ class ServiceStatus:
         return found | ({"learning": Fault.DEFECT.value} if self.fail_open.is_failing else {})
 
     def faults(self) -> dict[str, str]:
-        """The parts that fail now, each in words: engines and workers that are down, those of `impaired`."""
+        """The parts that fail now, each in words: engines and workers that are down, those of `impaired`.
+
+        And `overload` for a minute after a request was rejected before it was parsed.
+        """
         down = {f"engine {name}": each.to_json()["down"] for name, each in self.supervisors.items()}
         down |= {f"worker {name}": each.down for name, each in self.encoders.items()}
         found = {name: str(reason) for name, reason in down.items() if reason is not None}
@@ -85,6 +99,11 @@ class ServiceStatus:
             found["memory"] = (
                 f"{self.monitor.withheld:,} bytes are withheld from the quotas, because the device has less "
                 "free memory than was planned"
+            )
+        if self._shed_at is not None and between(self._shed_at, self._clock.now()) < _SHED_SHOWN:
+            found["overload"] = (
+                "the event loop is late, and requests are rejected before they are read; they are in no "
+                "class, and tandem_requests_shed_total counts them"
             )
         if self.fail_open.is_failing:
             found["learning"] = "a predictor fails, and requests continue with its default; see the log"

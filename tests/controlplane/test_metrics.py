@@ -1,10 +1,12 @@
 """Prometheus conventions: totals are counters that start at 0, unknown values are absent."""
 
 import asyncio
+from math import inf
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark_control_plane.judge.memory_sampler import TOTALS
+from controlplane.config.limits_section import LimitsSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Outcome, Reason
 from controlplane.core.errors import Refused
@@ -113,6 +115,16 @@ async def test_gauges_of_a_dead_engine_are_absent():
         stage.generator.on_start = asyncio.Event().wait
         stage.generator.die()
         assert "tandem_engine_used_bytes{" not in await page(stage)
+
+
+def test_the_largest_request_that_is_served_is_within_a_token_bucket():
+    metrics = Metrics()
+    largest = LimitsSection().max_pair_tokens
+    metrics._prompt.labels("standard", Kind.EMBED).observe(largest)
+    families = text_string_to_metric_families(metrics.exposition({}).decode())
+    [prompts] = [family for family in families if family.name == "tandem_request_prompt_tokens"]
+    counts = {float(one.labels["le"]): one.value for one in prompts.samples if "le" in one.labels}
+    assert [bound for bound, count in counts.items() if count] == [4**11, inf]
 
 
 def test_totals_that_the_judge_reads_exist():

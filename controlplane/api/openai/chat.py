@@ -16,7 +16,7 @@ from controlplane.api.openai.sampling import chat_prompt, chat_sampling
 from controlplane.api.openai.streaming import ChunkEncoder, Envelope, ending, send_stream
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
 from controlplane.api.protocol.requests import ChatCompletionRequest
-from controlplane.core.generation import Delta
+from controlplane.core.generation import Delta, TokenLogprob
 from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.service import Service
 
@@ -90,15 +90,6 @@ class ShownParts:
             hides_reasoning=body.include_reasoning is False,
         )
 
-    def filtered(self, delta: Delta) -> Delta:
-        """Returns `delta` without its reasoning, if the request excludes it.
-
-        The log probabilities are removed too, because they contain the tokens of the reasoning.
-        """
-        if self.hides_reasoning and delta.reasoning:
-            return replace(delta, reasoning="", logprobs=())
-        return delta
-
     def calls(self, delta: Delta) -> list[Mapping[str, Any]]:
         """The tool calls of `delta`; only the first call of the message with `parallel_tool_calls: false`."""
         return [call for call in delta.tool_calls if not self.is_single_call or call["index"] == 0]
@@ -106,6 +97,34 @@ class ShownParts:
     def logprobs(self, entries: list[orjson.Fragment]) -> dict[str, object] | None:
         """The `logprobs` object, or None if the request does not ask for it."""
         return chat_logprobs(entries) if self.has_logprobs else None
+
+
+class HiddenReasoning:
+    """Removes the reasoning of an answer and the log probabilities of its tokens, if the request excludes it.
+
+    A parser keeps the text of a token back while it may be the beginning of the reasoning's end. Log
+    probabilities without a text are therefore kept back, too, until a text, a call or more reasoning follows.
+    """
+
+    def __init__(self, shown: ShownParts) -> None:
+        self._is_shown = not shown.hides_reasoning
+        # Log probabilities by choice, of choices whose text or calls have not begun.
+        self._held: dict[int, tuple[TokenLogprob, ...]] = {}
+        self._begun: set[int] = set()
+
+    def removed(self, delta: Delta) -> Delta:
+        """Returns `delta` without what belongs to the reasoning."""
+        if self._is_shown:
+            return delta
+        held, has_output = self._held.pop(delta.index, ()), bool(delta.text or delta.tool_calls)
+        if has_output:
+            self._begun.add(delta.index)
+        if delta.reasoning:
+            return replace(delta, reasoning="", logprobs=())
+        if delta.index in self._begun:
+            return replace(delta, logprobs=held + delta.logprobs) if held else delta
+        self._held[delta.index] = held + delta.logprobs
+        return replace(delta, logprobs=())
 
 
 class ChatChunkFormat:
@@ -116,11 +135,12 @@ class ChatChunkFormat:
 
     def __init__(self, shown: ShownParts) -> None:
         self._shown = shown
+        self._hidden = HiddenReasoning(shown)
         self._begun: set[int] = set()
 
     def choice(self, delta: Delta) -> dict[str, object]:
         """Returns the chunk's choice for `delta`."""
-        delta = self._shown.filtered(delta)
+        delta = self._hidden.removed(delta)
         fields: dict[str, object] = {}
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -148,13 +168,14 @@ class ChatChoice(Choice):
     def __init__(self, shown: ShownParts) -> None:
         super().__init__()
         self._shown = shown
+        self._hidden = HiddenReasoning(shown)
         self._entries: list[orjson.Fragment] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
 
     def add(self, delta: Delta) -> None:
         """Appends `delta`, tool calls included."""
-        delta = self._shown.filtered(delta)
+        delta = self._hidden.removed(delta)
         super().add(delta)
         self._entries += chat_entries(delta.logprobs)
         self._reasoning.append(delta.reasoning)

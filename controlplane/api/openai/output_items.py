@@ -83,7 +83,7 @@ class OutputItems:
         # The text of a token may arrive later than its log probability.
         self._held += delta.logprobs
         calls = self._shown.calls(delta)
-        if delta.reasoning:
+        if delta.reasoning and not self._shown.hides_reasoning:
             yield from self._grow("reasoning", delta.reasoning)
         # A delta of several tokens may have the end of a call and text after it.
         is_call_open = bool(self.items) and self.items[-1].call is not None

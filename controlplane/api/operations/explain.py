@@ -54,7 +54,7 @@ def explain_routes(service: Service) -> APIRouter:
         A request that is no longer remembered is looked up in the decision log.
         """
         require_admin(request)
-        found, log = service.gate.histories(request_id), service.status.decision_log
+        found, log = await service.gate.histories(request_id), service.status.decision_log
         if not found and log is not None:
             found = await asyncio.to_thread(log.find, request_id)
         if not found:

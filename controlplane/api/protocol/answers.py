@@ -5,13 +5,13 @@ Responses are built without these models, which would cost more than their encod
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from controlplane.api.protocol.requests import CachedTokens, ErrorObject, OutputTokenDetails, Usage
-from controlplane.api.protocol.types import ToolCall
+from controlplane.api.protocol.types import Described, ToolCall
 
 
-class ErrorResponse(BaseModel):
+class ErrorResponse(Described):
     """Every answer that is not a success."""
 
     error: ErrorObject
@@ -23,7 +23,7 @@ class ErrorResponse(BaseModel):
     )
 
 
-class TokenEntry(BaseModel):
+class TokenEntry(Described):
     """The log probability of a token."""
 
     token: str
@@ -37,14 +37,14 @@ class ChosenToken(TokenEntry):
     top_logprobs: list[TokenEntry]
 
 
-class ChatLogprobs(BaseModel):
+class ChatLogprobs(Described):
     """Log probabilities of a chat choice."""
 
     content: list[ChosenToken]
     refusal: None = None
 
 
-class AnswerMessage(BaseModel):
+class AnswerMessage(Described):
     """The message of a chat choice; `content` is null beside calls or reasoning only."""
 
     role: Literal["assistant"]
@@ -54,7 +54,7 @@ class AnswerMessage(BaseModel):
     tool_calls: list[ToolCall] | None = None
 
 
-class AnswerChoice(BaseModel):
+class AnswerChoice(Described):
     """How a choice ended."""
 
     index: int
@@ -69,7 +69,7 @@ class ChatAnswerChoice(AnswerChoice):
     logprobs: ChatLogprobs | None
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(Described):
     """Answer of /v1/chat/completions; a stream sends `chat.completion.chunk` events and [DONE]."""
 
     id: str
@@ -80,7 +80,7 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
-class TextLogprobs(BaseModel):
+class TextLogprobs(Described):
     """Log probabilities of a text completion."""
 
     tokens: list[str]
@@ -96,7 +96,7 @@ class TextChoice(AnswerChoice):
     logprobs: TextLogprobs | None
 
 
-class TextCompletion(BaseModel):
+class TextCompletion(Described):
     """Answer of /v1/completions; a stream sends events of the same shape and [DONE]."""
 
     id: str
@@ -107,7 +107,7 @@ class TextCompletion(BaseModel):
     usage: Usage
 
 
-class EmbeddingVector(BaseModel):
+class EmbeddingVector(Described):
     """One vector, or its little-endian float32 values in base64."""
 
     object: Literal["embedding"]
@@ -115,7 +115,7 @@ class EmbeddingVector(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingList(BaseModel):
+class EmbeddingList(Described):
     """Answer of /v1/embeddings."""
 
     id: str
@@ -126,7 +126,7 @@ class EmbeddingList(BaseModel):
     usage: Usage
 
 
-class OutputPart(BaseModel):
+class OutputPart(Described):
     """Text of an item; `annotations` and `logprobs` belong to `output_text`."""
 
     type: Literal["output_text", "reasoning_text"]
@@ -135,7 +135,7 @@ class OutputPart(BaseModel):
     logprobs: list[ChosenToken] | None = None
 
 
-class ResponseItem(BaseModel):
+class ResponseItem(Described):
     """An item of a response; which members it has depends on its type."""
 
     type: Literal["message", "reasoning", "function_call"]
@@ -155,7 +155,7 @@ class InputTokenDetails(CachedTokens):
     cache_write_tokens: int
 
 
-class ResponseUsage(BaseModel):
+class ResponseUsage(Described):
     """Token counts of a response."""
 
     input_tokens: int
@@ -165,7 +165,7 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseObject(BaseModel):
+class ResponseObject(Described):
     """Answer of /v1/responses, and what its stream ends with."""
 
     id: str
@@ -197,7 +197,7 @@ class ResponseObject(BaseModel):
     user: str | None
 
 
-class AnswerBlock(BaseModel):
+class AnswerBlock(Described):
     """A block of a message; which members it has depends on its type."""
 
     type: Literal["text", "thinking", "tool_use"]
@@ -209,7 +209,7 @@ class AnswerBlock(BaseModel):
     input: dict[str, Any] | None = None
 
 
-class MessageUsage(BaseModel):
+class MessageUsage(Described):
     """Token counts of a message; cached tokens are not among `input_tokens`."""
 
     input_tokens: int
@@ -218,7 +218,7 @@ class MessageUsage(BaseModel):
     output_tokens: int
 
 
-class AnthropicMessage(BaseModel):
+class AnthropicMessage(Described):
     """Answer of /v1/messages; a stream sends Anthropic's events."""
 
     id: str
@@ -231,20 +231,20 @@ class AnthropicMessage(BaseModel):
     usage: MessageUsage
 
 
-class TokenCount(BaseModel):
+class TokenCount(Described):
     """Answer of /v1/messages/count_tokens."""
 
     input_tokens: int
 
 
-class InputTokenCount(BaseModel):
+class InputTokenCount(Described):
     """Answer of /v1/responses/input_tokens."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class ModelEntry(BaseModel):
+class ModelEntry(Described):
     """A model at /v1/models; an adapter has the name of its model as `parent`."""
 
     id: str
@@ -257,14 +257,14 @@ class ModelEntry(BaseModel):
     max_model_len: int
 
 
-class ModelList(BaseModel):
+class ModelList(Described):
     """Answer of GET /v1/models."""
 
     object: Literal["list"]
     data: list[ModelEntry]
 
 
-class AnthropicModel(BaseModel):
+class AnthropicModel(Described):
     """A chat model at /v1/models for requests with the header `anthropic-version`."""
 
     type: Literal["model"]
@@ -275,7 +275,7 @@ class AnthropicModel(BaseModel):
     max_input_tokens: int
 
 
-class AnthropicModelList(BaseModel):
+class AnthropicModelList(Described):
     """Answer of GET /v1/models with the header `anthropic-version`, all models on one page."""
 
     data: list[AnthropicModel]
@@ -284,19 +284,19 @@ class AnthropicModelList(BaseModel):
     has_more: Literal[False]
 
 
-class ServerVersion(BaseModel):
+class ServerVersion(Described):
     """Answer of /version."""
 
     version: str
 
 
-class Liveness(BaseModel):
+class Liveness(Described):
     """Answer of /health, while the process runs."""
 
     status: Literal["alive"]
 
 
-class ReadyAnswer(BaseModel):
+class ReadyAnswer(Described):
     """Answer of /ready once every engine responds."""
 
     status: Literal["ready"]

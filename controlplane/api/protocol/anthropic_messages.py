@@ -50,6 +50,15 @@ _SOURCE = '"base64"; nothing is fetched for a client and no file is stored, so s
 # nothing after it would be found in the prefix cache.
 _BILLING_HEADER = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# Claude Code sends the second with every request that may think, and has no option to leave it out.
+_KEEPS_ALL: tuple[dict[str, Any], ...] = (
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
+
+
+def _null_if_it_keeps_all(value: Any) -> Any:
+    return None if value in _KEEPS_ALL else value
 
 
 class TextBlock(TypedDict, total=False):
@@ -118,6 +127,9 @@ class ClientTool(TypedDict, total=False):
     strict: bool
     cache_control: Any
     eager_input_streaming: Any
+    # Only the value of a tool that the model sees and calls at once is accepted.
+    defer_loading: Literal[False]
+    allowed_callers: list[Literal["direct"]]
 
 
 class ToolUseChoice(TypedDict, total=False):
@@ -135,7 +147,7 @@ class Thinking(TypedDict, total=False):
     __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Required[Literal["enabled", "adaptive", "disabled"]]
     budget_tokens: int
-    display: Literal["summarized"] | None
+    display: Literal["summarized", "omitted"] | None
 
 
 class SchemaFormat(TypedDict):
@@ -169,6 +181,9 @@ class CountTokensRequest(Objectives):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = None
+    context_management: Annotated[
+        None, BeforeValidator(_null_if_it_keeps_all, json_schema_input_type=dict[str, Any] | None)
+    ] = None
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
@@ -220,6 +235,7 @@ class CountTokensRequest(Objectives):
             chat_template_kwargs={"enable_thinking": self.thinking["type"] != "disabled"}
             if self.thinking
             else None,
+            include_reasoning=self.thinking is None or self.thinking.get("display") != "omitted",
             # The output continues a last message of the assistant.
             continue_final_message=(last["role"] == "assistant" and "tool_calls" not in last) or None,
             response_format=form
@@ -242,12 +258,14 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
     # Cannot change the output.
+    diagnostics: Ignored[dict[str, Any]] = None
     metadata: Ignored[dict[str, Any]] = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    # Only the default is accepted.
+    speed: Literal["standard"] | None = None
 
     # Known, not supported.
     container: None = None
-    context_management: None = None
     mcp_servers: None = None
 
     @property

@@ -2,22 +2,20 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
-
-from controlplane.api.protocol.types import ToolCall
+from controlplane.api.protocol.types import Described, ToolCall
 
 # CohereEmbeddings has a field of the name `float`.
 VectorLists = list[list[float]]
 
 
-class CohereTokenCounts(BaseModel):
+class CohereTokenCounts(Described):
     """Tokens of the input and, where there is one, of the output."""
 
     input_tokens: int
     output_tokens: int | None = None
 
 
-class CohereUsage(BaseModel):
+class CohereUsage(Described):
     """Token counts of a chat; every token is billed."""
 
     billed_units: CohereTokenCounts
@@ -25,7 +23,7 @@ class CohereUsage(BaseModel):
     cached_tokens: int
 
 
-class CoherePart(BaseModel):
+class CoherePart(Described):
     """A part of a message, which has the member of its type."""
 
     type: Literal["text", "thinking"]
@@ -33,7 +31,7 @@ class CoherePart(BaseModel):
     thinking: str | None = None
 
 
-class CohereAnswerMessage(BaseModel):
+class CohereAnswerMessage(Described):
     """The message of a chat."""
 
     role: Literal["assistant"]
@@ -42,7 +40,7 @@ class CohereAnswerMessage(BaseModel):
     tool_calls: list[ToolCall] | None = None
 
 
-class CohereLogprobs(BaseModel):
+class CohereLogprobs(Described):
     """The log probability of a token of the text."""
 
     text: str
@@ -50,7 +48,7 @@ class CohereLogprobs(BaseModel):
     logprobs: list[float]
 
 
-class CohereChatResponse(BaseModel):
+class CohereChatResponse(Described):
     """Answer of /v2/chat; a stream sends Cohere's events."""
 
     id: str
@@ -60,27 +58,27 @@ class CohereChatResponse(BaseModel):
     logprobs: list[CohereLogprobs] | None = None
 
 
-class CohereVersion(BaseModel):
+class CohereVersion(Described):
     """The version of Cohere's protocol."""
 
     version: Literal["1", "2"]
 
 
-class CohereMeta(BaseModel):
+class CohereMeta(Described):
     """`meta` of an answer."""
 
     api_version: CohereVersion
     billed_units: CohereTokenCounts | None = None
 
 
-class CohereEmbeddings(BaseModel):
+class CohereEmbeddings(Described):
     """The vectors by type; base64 holds little-endian float32."""
 
     float: VectorLists | None = None
     base64: list[str] | None = None
 
 
-class CohereEmbedResponse(BaseModel):
+class CohereEmbedResponse(Described):
     """Answer of /v2/embed."""
 
     id: str
@@ -90,7 +88,7 @@ class CohereEmbedResponse(BaseModel):
     meta: CohereMeta
 
 
-class CohereTokens(BaseModel):
+class CohereTokens(Described):
     """Answer of /v1/tokenize."""
 
     tokens: list[int]
@@ -98,14 +96,14 @@ class CohereTokens(BaseModel):
     meta: CohereMeta
 
 
-class CohereText(BaseModel):
+class CohereText(Described):
     """Answer of /v1/detokenize."""
 
     text: str
     meta: CohereMeta
 
 
-class CohereModel(BaseModel):
+class CohereModel(Described):
     """A model at /v1/models for Cohere's clients."""
 
     name: str
@@ -114,7 +112,7 @@ class CohereModel(BaseModel):
     context_length: int
 
 
-class CohereModelList(BaseModel):
+class CohereModelList(Described):
     """Answer of GET /v1/models to Cohere's clients, all models on one page."""
 
     models: list[CohereModel]

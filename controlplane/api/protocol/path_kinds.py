@@ -18,6 +18,7 @@ KIND_OF_PATH: Mapping[str, Kind] = {
     "/v2/chat": Kind.GENERATE,
     "/v1/embeddings": Kind.EMBED,
     "/v2/embed": Kind.EMBED,
+    "/embed": Kind.EMBED,
     "/v1/rerank": Kind.EMBED,
     "/v2/rerank": Kind.EMBED,
     "/rerank": Kind.EMBED,

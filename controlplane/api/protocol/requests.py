@@ -1,8 +1,9 @@
 """Request bodies: OpenAI's fields, common vLLM fields, and the two fields of Tandem.
 
 Supported fields are typed and range-checked. Fields that cannot change the output are accepted and ignored.
-A field declared `None` is known but not supported: only null is accepted (or `Priority`'s default), and
-UNSERVED names the remedy. Any other field is refused. Imports only `types`, so that the SDK can import it.
+A field declared `None` is known but not supported: only null is accepted (or vLLM's default, as `Priority`
+does), and `unserved` names the remedy. Any other field is refused. Imports only `types` and `unserved`, so
+that the SDK can import it.
 """
 
 from functools import partial
@@ -25,6 +26,7 @@ from controlplane.api.protocol.types import (
     conflict,
     expecting,
 )
+from controlplane.api.protocol.unserved import UNSERVED
 
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_SERVICE_CLASS = "x-service-class"
@@ -58,49 +60,6 @@ MAX_CHOICES = 128
 MAX_INPUTS = 2048
 MAX_LOGPROBS = 20
 
-UNSERVED = {
-    "add_special_tokens": "the model's own tokens are added to texts; send token ids to control them",
-    "audio": "the output is text; leave it out",
-    "best_of": "one output is generated per choice; use n",
-    "access_programs": "leave it out",
-    "cache_salt": "leave it out",
-    "chat_template": "the operator chooses the template; leave it out",
-    "chat_template_kwargs": "no chat template is used here; leave it out",
-    "container": "code execution is not supported; leave it out",
-    "context_management": "shorten the conversation before sending it",
-    "conversation": "nothing is stored; send the whole conversation",
-    "documents": "write them into a message; citations are not generated",
-    "function_call": "use tool_choice",
-    "functions": "use tools",
-    "guided_choice": "use structured_outputs",
-    "guided_grammar": "use structured_outputs",
-    "guided_json": "use response_format or structured_outputs",
-    "guided_regex": "use structured_outputs",
-    "image": "images are not passed on to a model; leave it out",
-    "images": "only text is embedded; leave it out",
-    "input_type": "name one of the model's own prompts in prompt_name",
-    "inputs": "send texts; only text is embedded",
-    "instruction": "rerankers have no chat template; write it into the query",
-    "max_chunks_per_doc": "a document is cut, not split; use max_tokens_per_doc",
-    "max_tool_calls": "it limits built-in tools, which are not supported; leave it out",
-    "mcp_servers": "connect to them from the client and offer their tools",
-    "media_io_kwargs": "the server decides how images are read; leave it out",
-    "mm_processor_kwargs": "the server decides how images are read; leave it out",
-    "moderation": "leave it out",
-    "normalize": "the operator sets it for each embedding model; leave it out",
-    "padding": "inputs are not padded to the model's maximum; leave it out",
-    "personality": "write it into instructions",
-    "previous_response_id": "responses are not stored; send all earlier items in input",
-    "priority": "servers disagree on its meaning; use service_class",
-    "rank_fields": "documents are ranked by their text; write the fields into it",
-    "request_id": f"send it as the header {HEADER_REQUEST_ID}",
-    "suffix": "fill-in-the-middle is not supported; leave it out",
-    "truncate": "use truncate_prompt_tokens; -1 keeps as many as the model takes",
-    "truncation_direction": "use truncation_side",
-    "vllm_xargs": "put objectives into slo",
-    "web_search_options": "web search is not supported; leave it out",
-}
-
 
 def _null_for(default: object, value: object) -> object:
     return None if value == default and type(value) is type(default) else value
@@ -111,6 +70,26 @@ Priority = Annotated[None, BeforeValidator(partial(_null_for, 0), json_schema_in
 Padding = Annotated[
     None,
     BeforeValidator(partial(_null_for, "do_not_pad"), json_schema_input_type=Literal["do_not_pad"] | None),
+]
+
+OnlyFalse = Annotated[
+    None, BeforeValidator(partial(_null_for, False), json_schema_input_type=Literal[False] | None)
+]
+OnlyTrue = Annotated[
+    None, BeforeValidator(partial(_null_for, True), json_schema_input_type=Literal[True] | None)
+]
+OnlyEmpty = Annotated[
+    None,
+    BeforeValidator(
+        partial(_null_for, []), json_schema_input_type=Annotated[list[Any], Field(max_length=0)] | None
+    ),
+]
+# The default is 1.0, which some clients write as 1.
+OnlyOne = Annotated[
+    None,
+    BeforeValidator(
+        lambda value: _null_for(1.0, _null_for(1, value)), json_schema_input_type=Literal[1] | None
+    ),
 ]
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -176,15 +155,29 @@ class Generation(Objectives):
     # Cannot change the output.
     user: Ignored[str] = None
     safety_identifier: Ignored[str] = None
+    session_id: Ignored[str] = None
 
-    # Known, not supported.
+    # Known, not supported; vLLM's defaults are accepted.
+    allowed_token_ids: None = None
+    bad_words: OnlyEmpty = None
     cache_salt: None = None
     guided_choice: None = None
     guided_grammar: None = None
     guided_json: None = None
     guided_regex: None = None
+    kv_transfer_params: None = None
+    length_penalty: OnlyOne = None
+    logprob_token_ids: None = None
     priority: Priority = None
+    prompt_logprobs: None = None
     request_id: None = None
+    return_token_ids: OnlyFalse = None
+    return_tokens_as_token_ids: OnlyFalse = None
+    spaces_between_special_tokens: OnlyTrue = None
+    thinking_token_budget: None = None
+    truncate_prompt_tokens: None = None
+    truncation_side: None = None
+    use_beam_search: OnlyFalse = None
     vllm_xargs: None = None
 
     @property
@@ -251,6 +244,8 @@ class ChatCompletionRequest(Generation):
     # Known, not supported.
     audio: None = None
     chat_template: None = None
+    documents: None = None
+    echo: OnlyFalse = None
     function_call: None = None
     functions: None = None
     media_io_kwargs: None = None
@@ -271,7 +266,8 @@ class ChatCompletionRequest(Generation):
         return self
 
 
-def _listed(given: str | list[int] | list[str] | list[list[int]]) -> list[str] | list[list[int]]:
+def listed(given: str | list[int] | list[str] | list[list[int]]) -> list[str] | list[list[int]]:
+    """One text or prompt, or several, as a list."""
     if isinstance(given, str):
         return [given]
     # The items of a list are all tokens, all texts or all lists of tokens.
@@ -298,6 +294,7 @@ class CompletionRequest(Generation):
     best_of: int | None = None
 
     # Known, not supported.
+    add_special_tokens: OnlyTrue = None
     suffix: None = None
 
     @model_validator(mode="after")
@@ -313,23 +310,26 @@ class CompletionRequest(Generation):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts as a list."""
-        return [*_listed(self.prompt)]
+        return [*listed(self.prompt)]
+
+
+EmbeddingInputs = Annotated[
+    Text
+    | Tokens
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
+    expecting(
+        "a non-empty string, a list of token ids, or a list of "
+        f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"
+    ),
+]
 
 
 class EmbeddingRequest(Objectives):
     """Body of POST /v1/embeddings."""
 
     model: Name
-    input: Annotated[
-        Text
-        | Tokens
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)],
-        expecting(
-            "a non-empty string, a list of token ids, or a list of "
-            f"1 to {MAX_INPUTS} non-empty strings or lists of token ids"
-        ),
-    ]
+    input: EmbeddingInputs
     # null is accepted: proxies send it if their client stated nothing.
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -344,13 +344,16 @@ class EmbeddingRequest(Objectives):
     token_ids: Literal["as-given"] | None = None
     # One of the model's own prompts, such as "query" or "passage" (a sentence-transformers term).
     prompt_name: Name | None = None
+
+    # Known, not supported; vLLM's defaults are accepted.
+    add_special_tokens: OnlyTrue = None
     priority: Priority = None
     request_id: None = None
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
         """The inputs as a list."""
-        return _listed(self.input)
+        return listed(self.input)
 
 
 class CachedTokens(BaseModel):

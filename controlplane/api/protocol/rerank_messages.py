@@ -5,11 +5,11 @@ TEI is text-embeddings-inference. Bodies are as strict as all others. Imports on
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from controlplane.api.protocol.requests import MAX_INPUTS, Name, Objectives, Padding, Priority, Usage
-from controlplane.api.protocol.types import OPEN, Ignored, Text, conflict, expecting
+from controlplane.api.protocol.types import OPEN, Described, Ignored, Text, conflict, expecting
 
 _DOCUMENTS = f'a string or a list of 1 to {MAX_INPUTS} strings or {{"text": …}} objects'
 _TEXTS = f"a non-empty string or a list of 1 to {MAX_INPUTS} strings"
@@ -148,7 +148,7 @@ class ScoreRequest(PairFields):
         return self
 
 
-class RankedDocument(BaseModel):
+class RankedDocument(Described):
     """One document with its score, in the order of the scores."""
 
     index: int
@@ -156,26 +156,26 @@ class RankedDocument(BaseModel):
     document: dict[str, Any] | None = None
 
 
-class BilledUnits(BaseModel):
+class BilledUnits(Described):
     """Cohere's count: one search per request."""
 
     search_units: int
 
 
-class InputTokens(BaseModel):
+class InputTokens(Described):
     """Cohere's token count."""
 
     input_tokens: int
 
 
-class RerankMeta(BaseModel):
+class RerankMeta(Described):
     """Cohere's `meta`."""
 
     billed_units: BilledUnits
     tokens: InputTokens
 
 
-class RerankResponse(BaseModel):
+class RerankResponse(Described):
     """Answer of /v1/rerank, /v2/rerank, and /rerank with documents."""
 
     id: str
@@ -185,7 +185,7 @@ class RerankResponse(BaseModel):
     usage: Usage
 
 
-class RankedText(BaseModel):
+class RankedText(Described):
     """An item of TEI's answer, a list in the order of the scores."""
 
     index: int
@@ -193,7 +193,7 @@ class RankedText(BaseModel):
     text: str | None = None
 
 
-class PairScore(BaseModel):
+class PairScore(Described):
     """The score of one pair."""
 
     index: int
@@ -201,7 +201,7 @@ class PairScore(BaseModel):
     score: float
 
 
-class ScoreResponse(BaseModel):
+class ScoreResponse(Described):
     """Answer of /v1/score and /score."""
 
     id: str

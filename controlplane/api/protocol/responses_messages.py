@@ -89,6 +89,9 @@ class ReasoningOptions(Strict):
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    # Only the defaults are accepted; all reasoning in `input` reaches the chat template.
+    context: Literal["auto", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class ObfuscationOptions(Strict):
@@ -183,7 +186,8 @@ class ResponsesRequest(InputTokensRequest):
 
     # Returned as it is; it cannot change the output.
     user: Annotated[str, Field(max_length=512)] | None = None
-    # Cannot change the output.
+    # Cannot change the output. Codex sends client_metadata with every request.
+    client_metadata: Ignored[dict[str, Any]] = None
     safety_identifier: Ignored[str] = None
     prompt_cache_key: Ignored[str] = None
     prompt_cache_options: Ignored[dict[str, Any]] = None

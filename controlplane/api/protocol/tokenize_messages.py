@@ -5,10 +5,10 @@ As strict as all other bodies. Imports only `requests` and `types`.
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from controlplane.api.protocol.requests import MAX_MESSAGES, MAX_TOOLS, Name, Objectives
-from controlplane.api.protocol.types import Message, Tool, ToolChoice, conflict
+from controlplane.api.protocol.types import Described, Message, Tool, ToolChoice, conflict
 
 # Fields that only a conversation has.
 _OF_CHATS = (
@@ -60,7 +60,7 @@ class DetokenizeRequest(Objectives):
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
-class TokenizeResponse(BaseModel):
+class TokenizeResponse(Described):
     """Answer of /tokenize; `count` equals `usage.prompt_tokens` of the same request."""
 
     count: int
@@ -69,7 +69,7 @@ class TokenizeResponse(BaseModel):
     token_strs: list[str] | None = None
 
 
-class DetokenizeResponse(BaseModel):
+class DetokenizeResponse(Described):
     """Answer of /detokenize."""
 
     prompt: str

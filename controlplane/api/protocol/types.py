@@ -36,9 +36,18 @@ Ignored = Annotated[Value | None, AfterValidator(_dropped)]
 
 
 class Strict(BaseModel):
-    """Base of all request objects: exact types, no unknown fields, no infinities."""
+    """Base of all request objects: exact types, no unknown fields, no infinities.
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+    A server builds the validators with the schemas of /openapi.json while its models load; clients need none.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True, defer_build=True)
+
+
+class Described(BaseModel):
+    """Base of the answers, which are only described in /openapi.json."""
+
+    model_config = ConfigDict(defer_build=True)
 
 
 OPEN = ConfigDict(strict=True, extra="allow")
@@ -186,12 +195,12 @@ class ToolCall(TypedDict):
 
 
 def only_parts(*kinds: str) -> WrapValidator:
-    """Replaces pydantic's errors about a list of content parts by one that names the first of other type."""
+    """Replaces pydantic's errors about a list of content parts by one that names the first faulty one."""
 
     def check(value: Any, validate: Any) -> Any:
         try:
             return validate(value)
-        except ValidationError:
+        except ValidationError as error:
             parts = value if isinstance(value, list) else ()
             types = ((at, part.get("type")) for at, part in enumerate(parts) if isinstance(part, dict))
             at, found = next(((at, kind) for at, kind in types if kind not in kinds), (0, None))
@@ -199,10 +208,30 @@ def only_parts(*kinds: str) -> WrapValidator:
             expected = f"a string or a list of 1 to {MAX_PARTS:,} {shape} parts"
             if isinstance(found, str):
                 rule = f"part {at} is of type {found:.40}; only text and images are passed on to a model"
-                raise PydanticCustomError("conflict", "{rule}", {"rule": rule, "field": ""}) from None
+                raise conflict("", rule) from None
+            if fault := _part_fault(error):
+                raise conflict("", fault) from None
             raise PydanticCustomError("shape", "expected {expected}", {"expected": expected}) from None
 
     return WrapValidator(check)
+
+
+def _part_fault(error: ValidationError) -> str | None:
+    """The fault within a part, if that is what is wrong."""
+    fault = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    # After the branch of the union come the number of the part, in a tagged union its type, and the field.
+    branch, *place = fault["loc"]
+    if "tagged-union" in str(branch):
+        del place[1:2]
+    if len(place) < 2:
+        return None
+    rules = {
+        "dict_type": "should be an object",
+        "extra_forbidden": "unknown field; remove it",
+        "missing": "missing; add it",
+    }
+    rule = rules.get(fault["type"], fault["msg"].replace("Input should be", "should be", 1))
+    return f"part {place[0]}: {'.'.join(map(str, place[1:]))}: {rule}"
 
 
 _Part = Annotated[ContentPart | ImagePart, Field(discriminator="type")]

@@ -125,18 +125,20 @@ class Gate:
         self._lengths.withdraw(job.request)
         return self.dispatcher.dry_run(self.dispatcher.entry_for(ticket))
 
-    def histories(self, request_id: str) -> list[dict[str, object]]:
+    async def histories(self, request_id: str) -> list[dict[str, object]]:
         """All decisions on each open or remembered request of this id, rendered; the oldest first.
 
         `request_id` is that of the client, which several requests may share, or that of one request. For a
-        request that waits, `now` is a dry run.
+        request that waits, `now` is a dry run. Other tasks run between two requests: all that are remembered
+        may have one id.
         """
-        dispatcher, now, found = self.dispatcher, self.clock.now(), []
+        dispatcher, found = self.dispatcher, []
         for ticket in (*dispatcher.recorder.kept, *dispatcher.tickets()):
             if request_id in (ticket.request.id, ticket.request.id.rpartition("-")[0]):
                 waits = ticket.entry is not None and ticket.lease is None and ticket.outcome is None
                 run = render_dry_run(dispatcher.dry_run(ticket.entry)) if waits and ticket.entry else None
-                found.append(render_history(ticket, now) | {"now": run})
+                found.append(render_history(ticket, self.clock.now()) | {"now": run})
+                await asyncio.sleep(0)
         return found
 
     def tickets(self) -> tuple[Ticket, ...]:

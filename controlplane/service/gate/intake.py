@@ -161,7 +161,7 @@ class Intake:
     async def embeddings(
         self,
         origin: RequestOrigin,
-        model: str,
+        model: str | None,
         inputs: Sequence[str] | Sequence[Sequence[int]],
         *,
         truncation: TruncationRequest | None = None,
@@ -170,9 +170,9 @@ class Intake:
     ) -> EmbedJob:
         """The job of the inputs, tokenized and truncated. Raises Refused, Rejected.
 
-        Without a `truncation` an input that exceeds the model's limit is refused. `prompt` is the name of the
-        prompt that the model puts before texts; token ids are used unchanged, and refused without the special
-        tokens of the model's tokenizer unless the request `takes_any_ids`.
+        Without a `model` it is the only one. Without `truncation` an input that exceeds its limit is refused.
+        `prompt` is the name of the prompt that the model puts before texts; token ids are used unchanged, and
+        refused without the special tokens of the model's tokenizer unless the request `takes_any_ids`.
         """
         embedder = named_backend(self._encoders.embedders, model, "embeddings", others=self._served)
         fields = self._requests.fields(origin)

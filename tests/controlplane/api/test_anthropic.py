@@ -261,6 +261,34 @@ async def test_errors_have_anthropics_types(client: anthropic.AsyncAnthropic, lo
     assert (down.value.status_code, down.value.body["error"]["type"]) == (503, "overloaded_error")
 
 
+KEEP_ALL = {"type": "clear_thinking_20251015", "keep": "all"}
+
+
+@pytest.mark.parametrize("edits", [[KEEP_ALL], []])
+async def test_what_claude_code_cannot_leave_out_is_accepted(stage: Stage, edits: list[Any]):
+    tools = [ADD | {"defer_loading": False, "allowed_callers": ["direct"]}]
+    fields = {"context_management": {"edits": edits}, "thinking": {"type": "adaptive"}, "tools": tools}
+    others = {"speed": "standard", "diagnostics": {"previous_message_id": None}, "max_tokens": 20}
+    counted = {name: value for name, value in asked(**fields).items() if name != "max_tokens"}
+    for path, sent in ((PATH, counted | others), (COUNT, counted)):
+        answer = await stage.http.post(path, json=sent)
+        assert answer.status_code == 200, answer.text
+    chat, _ = conversation(stage)
+    assert [set(tool["function"]) for tool in chat.tools] == [{"name", "description", "parameters"}]
+
+
+async def test_omitted_thinking_has_no_block(client: anthropic.AsyncAnthropic, locked: Stage):
+    locked.generator.default = CALLING
+    body = asked(tools=[ADD], thinking={"type": "adaptive", "display": "omitted"})
+    whole = await client.messages.create(**body)
+    async with client.messages.stream(**body) as stream:
+        streamed = await stream.get_final_message()
+    for message in (whole, streamed):
+        assert [block.type for block in message.content] == ["text", "tool_use", "tool_use"]
+    chat, _ = conversation(locked)
+    assert chat.template_options["enable_thinking"] is True
+
+
 async def test_errors_outside_the_endpoint_have_the_same_shape():
     async with staged(ApiSettings(limits=BodyLimits(max_body=1_000))) as stage:
         large = await stage.http.post(PATH, content=b"x" * 2_000)
@@ -284,7 +312,14 @@ REFUSED = [
     (PATH, asked(max_tokens=0), "max_tokens", "greater than or equal to 1"),
     (PATH, asked(max_tokens=255), "messages", "lower max_tokens"),
     (PATH, asked(temperature=1.5), "temperature", "less than or equal to 1"),
-    (PATH, asked(context_management={}), "context_management", "shorten the conversation"),
+    (
+        COUNT,
+        asked(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}) | {"max_tokens": None},
+        "context_management",
+        "is used whole",
+    ),
+    (PATH, asked(context_management={"edits": [KEEP_ALL | {"keep": 1}]}), "context_management", "shorten it"),
+    (PATH, asked(tools=[ADD | {"defer_loading": True}]), "tools[0].defer_loading", "False"),
     (PATH, asked(mcp_servers=[]), "mcp_servers", "offer their tools"),
     (PATH, asked(container="c"), "container", "code execution"),
     (PATH, asked(n=2), "n", "unknown field"),

@@ -1,5 +1,7 @@
 """/openapi.json and /docs: each POST path has its bodies, and answers have only the members described."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -171,3 +173,15 @@ async def test_the_schemas_of_bodies_are_built_before_they_are_asked_for() -> No
     model_schemas.cache_clear()
     async with staged():
         await until(lambda: model_schemas.cache_info().currsize == 1)
+
+
+def test_validators_are_built_with_the_schemas_and_not_by_an_import():
+    script = """
+from controlplane.api.openapi import _BODIES, model_schemas
+bodies = [body for body, _ in _BODIES.values()]
+assert not any(body.__pydantic_complete__ for body in bodies)
+model_schemas()
+assert all(body.__pydantic_complete__ for body in bodies)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

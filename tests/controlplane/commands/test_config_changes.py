@@ -199,6 +199,7 @@ async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome
         (["apply", "FILE", "--server", "URL", "--drop", "3"], 2, "--drop: only with --guard"),
         (["apply", "FILE", "--server", "http://127.0.0.1:1"], 1, "is the server running there?"),
         (["apply", "FILE", "--server", "nonsense"], 1, "nonsense/admin/config"),
+        (["diff", "FILE", "--server", "http://127.0.0.1:1"], 2, "is the server running there?"),
         (["rollback", "--server", "URL", "--version", "9"], 2, "this server has the versions 1"),
         (["rollback", "--server", "URL", "--key-file", "KEY"], 2, "unknown admin key"),
         (["rollback", "--server", "URL", "--key-file", "none"], 2, "none: No such file"),
@@ -227,7 +228,7 @@ async def test_another_service_is_named(tmp_path, capsys, content):
     file = write(tmp_path / "a.yaml")
     async with listening(other) as url:
         for words in (["diff", file], ["apply", file], ["explain", "id"], ["drain"], ["top", "--once"]):
-            assert await run(*words, "--server", url) == 1
+            assert await run(*words, "--server", url) == 1 + (words[0] == "diff")
             assert "no JSON object; is a Tandem server there?" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,39 @@ def test_the_command_line_hides_no_section_of_another_type(tmp_path: Path, text:
     (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="should be a mapping"):
         ConfigFile(tmp_path / "my.yaml", {"port": 9_000}).load()
+
+
+WRONG = """\
+models:
+  chat: {model: m}
+  embeddings:
+    - model: e
+      batch_tokns: 8
+
+classes: &all
+  standard: {default: true}
+  batch:
+    priority: high
+quota: {llm: {}}
+admission: {max_waiting: 2}
+"""
+
+
+def test_a_mistake_in_a_file_has_its_line(tmp_path: Path):
+    file = tmp_path / "my.yaml"
+    file.write_text(WRONG)
+    for read in (partial(load, file), ConfigFile(file, {}).load):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        shown = [line.removeprefix(f"{file}, line ") for line in str(caught.value).splitlines()]
+        assert sorted(int(line.partition(": ")[0]) for line in shown) == [5, 10, 11], shown
+        assert shown[0].startswith(
+            "5: models.embeddings.0.batch_tokns: unknown key; did you mean 'batch_tokens'"
+        )
+        assert "11: quota.llm.nominal: missing; add it" in shown
+    with pytest.raises(ConfigError) as caught:
+        ConfigFile(file, {"port": 1}).load()
+    assert str(caught.value).startswith(f"{file} with --port: models.embeddings.0")
 
 
 def test_missing_file_is_named(tmp_path: Path):

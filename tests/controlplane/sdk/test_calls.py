@@ -63,6 +63,8 @@ async def test_a_server_that_does_not_answer_is_not_ready(is_async: bool):  # no
     down = await call(is_async, Answers(error(503, "backend_down")), "ready")
     assert (bool(down), down.reason) == (False, "503 backend_down: m")
     assert not await call(is_async, Answers(httpx.ConnectError("refused")), "ready")
+    elsewhere = await call(is_async, Answers(partial(httpx.Response, 404, text="page not found")), "ready")
+    assert not elsewhere and elsewhere.reason == "404 None: page not found"
     impaired = await call(is_async, Server(lambda *_: {"impaired": {"quotas": "defect"}}), "ready")
     assert impaired
     assert impaired.impaired == {"quotas": "defect"}

@@ -1,8 +1,11 @@
 """Both SDK clients against the real server, and against servers that fail."""
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from functools import partial
 from typing import Any
 
@@ -214,6 +217,40 @@ def test_retry_wait_is_bounded():
     assert len(set(waits)) > 1
     assert retries.wait_s(0, refused("11")) is None
     assert retries.wait_s(2, sdk.ConnectionLost("refused")) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "least", "most"),
+    [
+        (lambda: format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True), 55, 60),
+        (lambda: format_datetime(datetime.now(UTC) - timedelta(days=1), usegmt=True), 0, 0),
+        (lambda: "12", 12, 12),
+    ],
+)
+def test_retry_after_may_be_a_date(stated: Callable[[], str], least: float, most: float):
+    found = refused(stated()).retry_after
+    assert found is not None and least <= found <= most
+
+
+@pytest.mark.parametrize("stated", ["", "soon", "-1", "Sat, 28 Nov 2026 21:00:00 +99999999999999999999"])
+def test_an_unreadable_retry_after_is_none(stated: str):
+    assert refused(stated).retry_after is None
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        refused("4"),
+        sdk.StreamLost("lost", "half"),
+        sdk.DeadlineExceeded("passed", "half"),
+        sdk.InvalidOutput("none", "half"),
+        sdk.TooManyTurns("many", [{"role": "user"}]),
+    ],
+)
+def test_errors_reach_the_parent_of_a_process_pool(raised: sdk.TandemError):
+    found = pickle.loads(pickle.dumps(raised))
+    assert type(found) is type(raised)
+    assert (str(found), vars(found)) == (str(raised), vars(raised))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

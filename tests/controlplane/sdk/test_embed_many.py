@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import threading
+from collections.abc import Iterator
 from io import StringIO
 from itertools import count
 from typing import Any
@@ -124,6 +125,34 @@ async def test_an_error_comes_after_the_earlier_batches_and_start_resumes(is_asy
     is_broken = False
     after = await embed_all(is_async, Server(reply), texts, start=stop, batch_tokens=30)
     assert check_prefix(after, texts, stop) == 200
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("wrong", "kind"), [(None, TypeError), (float("nan"), TypeError), (OSError(), OSError)]
+)
+@pytest.mark.parametrize("at", [0, 1, 57, 199])
+async def test_a_failure_of_the_texts_comes_after_the_texts_before_it(
+    is_async: bool,  # noqa: FBT001
+    at: int,
+    wrong: Any,
+    kind: type[Exception],
+):
+    texts = numbered(200)
+
+    def read() -> Iterator[Any]:
+        yield from texts[:at]
+        if isinstance(wrong, Exception):
+            raise wrong
+        yield wrong
+        yield from texts[at + 1 :]
+
+    before: list[EmbeddedBatch] = []
+    server = Server(lambda _, body: embedded(body["input"]))
+    with pytest.raises(kind) as caught:
+        await embed_all(is_async, server, read(), into=before, batch_tokens=30)
+    assert check_prefix(before, texts) == at
+    assert kind is OSError or str(caught.value).startswith(f"text {at} is of type {type(wrong).__name__}")
 
 
 @BOTH

@@ -14,7 +14,7 @@ from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.commands.live_view import LiveView
 from controlplane.config import ConfigError
 from controlplane.core.errors import Refused
-from controlplane.core.request import Owner, Request
+from controlplane.core.request import Kind, Owner, Request
 from controlplane.service.live_records import RING_SIZES
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.memory.test_quota_controller import CLASSES, MACHINE, QUOTA, mixed
@@ -238,6 +238,23 @@ def test_a_failed_change_of_the_configuration_is_a_fault_until_the_next_one(benc
         assert b.service.status.faults() == {}
 
     bench(scenario, scheduling={"ordering": "least-slack"})
+
+
+def test_requests_that_are_rejected_unread_are_a_fault_for_a_minute(bench):
+    async def scenario(b):
+        for wait in (0, 40, 40, 30):
+            await asyncio.sleep(wait)
+            if wait == 40:
+                b.service.status.count_shed(Kind.GENERATE)
+            b.service.live.sample()
+        shown = [list(one["faults"]) for one in records(b.service, "sample")]
+        assert shown == [[], ["overload"], ["overload"], ["overload"]]
+        await asyncio.sleep(31)
+        b.service.live.sample()
+        assert records(b.service, "sample")[-1]["faults"] == {}
+        assert [one["state"] for one in records(b.service, "fault")] == ["began", "ended"]
+
+    bench(scenario)
 
 
 def test_a_drained_server_is_a_fault(bench):

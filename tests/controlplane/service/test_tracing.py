@@ -139,7 +139,7 @@ async def test_a_request_to_an_adapter_has_its_name(receiver):
     async with traced(receiver, models=models) as stage:
         headers = {"x-request-id": "mine"}
         await stage.http.post("/v1/completions", json=PROMPT | {"model": "poet"}, headers=headers)
-        (explained,) = stage.service.gate.histories("mine")
+        (explained,) = await stage.service.gate.histories("mine")
     assert explained["request"]["model"] == "poet"
     root = receiver.spans[0]
     assert root.name == "text_completion poet"

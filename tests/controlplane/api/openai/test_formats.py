@@ -104,6 +104,34 @@ def test_hidden_reasoning_hides_its_logprobs():
     assert shown["logprobs"]["content"] == []
 
 
+def test_hidden_reasoning_hides_the_logprobs_of_a_text_that_the_parser_keeps_back():
+    thought, maybe_end, end, first, said = (
+        TokenLogprob(text, -0.5) for text in ("Hm", "</", "end", "Y", "es")
+    )
+    deltas = [
+        Delta(0, "", (1,), reasoning="Hm", logprobs=(thought,)),
+        Delta(0, "", (2,), logprobs=(maybe_end,)),
+        Delta(1, "a", (2,), logprobs=(said,)),
+        Delta(0, "", (3,), reasoning="</b", logprobs=(thought,)),
+        Delta(0, "", (4,), reasoning=".", logprobs=(end,)),
+        Delta(0, "", (5,), logprobs=(first,)),
+        Delta(0, "Yes", (6,), logprobs=(said,)),
+        Delta(0, "", (7,), "length", logprobs=(first,)),
+    ]
+    shown = ShownParts.of(asked(include_reasoning=False, logprobs=True, n=2))
+    form, choice = ChatChunkFormat(shown), ChatChoice(shown)
+    chunks: list[Any] = [form.choice(delta) for delta in deltas if delta.index == 0]
+    for delta in deltas:
+        if delta.index == 0:
+            choice.add(delta)
+    whole: Any = choice.to_json(0)
+    entries = [chunk["logprobs"]["content"] for chunk in chunks]
+    assert [*map(len, entries)] == [0, 0, 0, 0, 0, 2, 1]
+    for content in ([entry for each in entries for entry in each], whole["logprobs"]["content"]):
+        assert [orjson.loads(orjson.dumps(entry))["token"] for entry in content] == ["Y", "es", "Y"]
+    assert len(form.choice(deltas[2])["logprobs"]["content"]) == 1
+
+
 def test_each_choice_begins_with_its_role():
     form = ChatChunkFormat(ShownParts.of(asked(n=2)))
     deltas = [Delta(1, "b", (1,)), Delta(0, "a", (2,), "length"), Delta(1, "c", (3,), "stop")]

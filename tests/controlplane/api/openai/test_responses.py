@@ -225,6 +225,26 @@ async def test_options_become_those_of_chat(stage: Stage):
     assert conversation(stage)[0].tool_choice == {"type": "function", "function": {"name": "add"}}
 
 
+async def test_what_codex_sends_is_accepted(stage: Stage):
+    shell = {"type": "function", "name": "shell", "description": "Runs.", "strict": False}
+    parts = [{"type": "input_text", "text": "List the files."}]
+    await answered(
+        stage,
+        instructions="Be brief.",
+        input=[{"type": "message", "role": role, "content": parts} for role in ("developer", "user")],
+        tools=[shell | {"parameters": PARAMETERS}],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "medium", "summary": "auto", "context": "all_turns"},
+        store=False,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="9f",
+        client_metadata={"x-codex-installation-id": "9f"},
+    )
+    chat, _ = conversation(stage)
+    assert [message["role"] for message in chat.messages] == ["system", "developer", "user"]
+
+
 async def test_stream_that_fails_ends_with_an_error_event(stage: Stage):
     stage.generator.default = replace(HELLO, request_fails_after=2)
     last = (await streamed(stage))[-1]
@@ -281,6 +301,7 @@ REFUSED = [
         "needs name and schema",
     ),
     (asked(text={"verbosity": "low"}), "text.verbosity", "invalid_value", "medium"),
+    (asked(messages=[]), "messages", "unknown_parameter", "unknown field; remove it"),
     (asked(input_text="x"), "input_text", "unknown_parameter", "did you mean input"),
     (item(type="item_reference", id="x"), "input[0].type", "invalid_value", "stored state"),
     (item(type="web_search_call"), "input[0].type", "invalid_value", "built-in tools"),

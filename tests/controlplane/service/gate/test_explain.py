@@ -34,7 +34,7 @@ def test_a_victim_names_the_request_that_it_was_preempted_for(bench):
         await read(urgent)
         await text
         # The same client request id: all of them, in the order in which they ended.
-        found = b.service.gate.histories("test")
+        found = await b.service.gate.histories("test")
         assert [each["id"] for each in found] == [ticket.request.id for ticket in b.ended]
 
     generator = ScriptedGenerator(max_running=1, prefill_seconds=0.1, token_seconds=0.1)
@@ -46,6 +46,26 @@ def test_a_victim_names_the_request_that_it_was_preempted_for(bench):
     assert victim["decisions"][1]["for"] == urgent["id"]
     assert victim["measured"]["preemptions"] == {"gate": 1, "engine": 0}
     assert victim["measured"]["gap_ms"] >= 200
+
+
+def test_other_tasks_run_while_many_requests_of_one_id_are_rendered(bench):
+    async def scenario(b):
+        for _ in range(8):
+            await read(await b.ask(max_tokens=2))
+        turns = 0
+
+        async def other():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        found = await b.service.gate.histories("test")
+        task.cancel()
+        assert len(found) == 8 and turns >= 7
+
+    bench(scenario)
 
 
 def test_a_preemption_by_the_engine_is_dated_when_the_blocks_were_lost(bench):
@@ -142,7 +162,7 @@ def test_a_waiting_embedding_whose_footprint_was_capped_is_explained(bench):
         await b.embedder.until_runs(4)
         (waiting,) = dispatcher.queued(Owner.EMBEDDING)
         dispatcher.cap_footprints(Owner.EMBEDDING, waiting.footprint.base - 1)
-        (found,) = gate.histories(waiting.request.id)
+        (found,) = await gate.histories(waiting.request.id)
         assert found["now"]["decision"] == "DEFER"
         assert found["now"]["memory"]["needs_bytes"] == waiting.footprint.base - 1
         await asyncio.gather(*tasks)

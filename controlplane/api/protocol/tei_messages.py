@@ -1,0 +1,34 @@
+"""Body and answer of POST /embed, in the shapes of text-embeddings-inference.
+
+`rerank_messages` has those of its /rerank. As strict as all other bodies. Imports only `requests`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, RootModel
+
+from controlplane.api.protocol.requests import EmbeddingInputs, Name, Objectives, listed
+
+
+class TeiEmbedRequest(Objectives):
+    """Body of POST /embed. The vectors have unit length."""
+
+    # Required only if several embedding models are served.
+    model: Name | None = None
+    inputs: EmbeddingInputs
+    # Without it an input that is too long is refused, not truncated.
+    truncate: bool | None = None
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+    prompt_name: Name | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    # Only the default is accepted.
+    normalize: Literal[True] | None = None
+
+    @property
+    def listed(self) -> list[str] | list[list[int]]:
+        """The inputs as a list."""
+        return listed(self.inputs)
+
+
+class TeiVector(RootModel[list[float]]):
+    """An item of the answer, a list in the order of the inputs."""

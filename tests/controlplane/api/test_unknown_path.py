@@ -1,0 +1,25 @@
+"""The 404 of a path that is not served."""
+
+import pytest
+
+from tests.controlplane.api.scripted_server import Stage
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("//v1/chat/completions/", "/v1/chat/completions"),
+        ("/api/v1/models", "/v1/models"),
+        ("/v1/health", "/health"),
+        ("/v1/nope", None),
+        ("/v1/", None),
+    ],
+)
+async def test_an_unknown_path_names_the_one_that_the_base_url_missed(
+    stage: Stage, path: str, meant: str | None
+):
+    message = (await stage.http.post(f"http://tandem.test{path}", json={})).json()["error"]["message"]
+    assert ("did you mean" in message) == (meant is not None)
+    assert meant is None or f"did you mean {meant}? Check the base URL" in message
