@@ -121,11 +121,12 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
         _chat("hi", n=16, logprobs=True, top_logprobs=20, max_tokens=100, ignore_eos=True),
     ),
 }
-# Name: lines after the request line. Keys are checked after the headers.
+# Name: what follows the request line and the keys' line, which are checked after the headers.
 _HEADERS: dict[str, Callable[[], bytes]] = {
     "66 MiB header": lambda: b"x-filler: " + b"h" * (_MB_IN_HEADER * 2**20),
     "100,000 headers": lambda: b"\r\n".join([b"x-filler: h"] * 100_000),
     "content-length of 5,001 digits": lambda: b"content-length: " + b"9" * 5_001,
+    "4.7 MB in chunks of a byte": lambda: b"transfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 780_000,
 }
 BODIES, HEADERS = tuple(_BODIES), tuple(_HEADERS)
 NAMES = (*BODIES, *HEADERS)
