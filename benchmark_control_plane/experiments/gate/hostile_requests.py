@@ -108,11 +108,12 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
     ),
     "option of 4.4 MB": lambda: (CHAT, _turns(4_000, chat_template_kwargs={"style": "x" * 4_400_000})),
     "4.4 MB of arguments of a call": lambda: (CHAT, _called("[" + "[]," * 1_450_000 + "0]")),
-    # Its bytes stay as long as it waits or runs, unless they are dropped.
+    # The most strings that are accepted; they stay as long as it waits or runs, unless they are dropped.
     "3.8 MB of metadata": lambda: (
         CHAT,
-        _chat("hi", max_tokens=400, ignore_eos=True, metadata={"a": ["value"] * 380_000}),
+        _chat("hi", max_tokens=400, ignore_eos=True, metadata={"a": ["value of metadata" * 2] * 99_000}),
     ),
+    "380,000 strings": lambda: (CHAT, _chat("hi", metadata={"a": ["value"] * 380_000})),
     "echo for 128 choices": lambda: (TEXT, _echoed(128, 128)),
     "65 stop tokens": lambda: (CHAT, _chat("hi", min_tokens=1, max_tokens=2, stop_token_ids=list(range(65)))),
     "n and logprobs": lambda: (CHAT, _chat("hi", n=128, logprobs=True, top_logprobs=20, max_tokens=400)),
