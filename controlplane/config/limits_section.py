@@ -66,7 +66,8 @@ class LimitsSection:
     pixel, unless the model's processor makes them smaller."""
     max_answer_values: Positive = 262_144
     """Most tokens and alternatives in an answer with several choices or log probabilities:
-    n * (1 + logprobs) * max_tokens. Without `max_tokens` the answer ends there."""
+    n * (1 + logprobs) * max_tokens. Without `max_tokens` the answer ends there. Also the most tokens that are
+    tokenized or decoded for a client, but no fewer than the model's context."""
     max_pair_tokens: Positive = 2_097_152
     """Most tokens of all pairs in a rerank or score request; each pair repeats the query."""
 
