@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from backends.child_process import ChildProcess
 from backends.embedding.handshake import EncoderOptions
 from backends.embedding.ipc import HEADER, REQUEST_KIND, Frame, FrameKind, unpack_header
 from backends.supervision import SchedulingDelay, Watchdog
@@ -42,7 +43,7 @@ class WorkerLink:
 
     def __init__(
         self,
-        worker: asyncio.subprocess.Process,
+        worker: ChildProcess,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         stall_seconds: float,
@@ -68,13 +69,12 @@ class WorkerLink:
         """
         server_end, worker_end = socket.socketpair()
         with worker_end:
+            descriptor = worker_end.fileno()
             try:
-                worker = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *("-m", "backends.embedding.worker", str(worker_end.fileno()), options.to_json()),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(worker_end.fileno(),),
-                    env=_environment(options),
+                worker = ChildProcess(
+                    [sys.executable, "-m", "backends.embedding.worker", str(descriptor), options.to_json()],
+                    descriptors=[descriptor],
+                    environment=_environment(options),
                 )
             except BaseException:
                 server_end.close()

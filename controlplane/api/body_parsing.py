@@ -33,18 +33,26 @@ _TEXTS = {
     "max_depth": "its lists and objects nest {found:,} deep or deeper",
     "max_members": "its objects have {found:,} or more members",
     "max_values": "it has {found:,} or more members and list items",
+    "max_strings": "it has {found:,} or more strings, lists and objects",
     "max_name": "a member's name has {found:,} bytes",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Sizes of a JSON text; each field is compared with the limit of its name."""
+    """Sizes of a JSON text; each field is compared with the limit of its name.
+
+    `max_strings` counts strings, lists and objects, `max_values` also all other values.
+    """
 
     max_depth: int
     max_members: int
     max_values: int
+    max_strings: int
     max_name: int
+
+
+_NOTHING = Structure(0, 0, 0, 0, 0)
 
 
 def structure_of(body: bytes) -> Structure:
@@ -52,12 +60,12 @@ def structure_of(body: bytes) -> Structure:
 
     Of a text that is not valid JSON the figures mean nothing; the parser refuses it.
     """
-    return [Structure(0, 0, 0, 0), *_structures(body)][-1]
+    return [_NOTHING, *_structures(body)][-1]
 
 
 def _structures(body: bytes) -> Iterator[Structure]:
     """The structure up to the end of each part of `body`, by operations that release the interpreter lock."""
-    depth, found, is_inside, begin = 0, Structure(0, 0, 0, 0), False, 0
+    depth, found, is_inside, begin = 0, _NOTHING, False, 0
     last_quotes = np.empty(0, np.intp)
     while begin < len(body):
         part = _without_escapes(body, begin)
@@ -83,6 +91,8 @@ def _structures(body: bytes) -> Iterator[Structure]:
             max_values=found.max_values
             + int(np.count_nonzero((text == ord(",")) & is_outside))
             + int(np.count_nonzero(is_opening)),
+            # The quotes that are not outside strings begin one.
+            max_strings=found.max_strings + int(np.count_nonzero(is_opening | (is_quote & ~is_outside))),
             max_name=max(found.max_name, _longest_name(quotes, colons)),
         )
         yield found
@@ -132,7 +142,7 @@ def check_structure(body: bytes, limits: BodyLimits, *, what: str = "the body") 
 
     A short text with few brackets and colons is within the limits whatever it contains.
     """
-    is_short = len(body) <= min(limits.inline_body, limits.max_values)
+    is_short = len(body) <= min(limits.inline_body, limits.max_values, limits.max_strings)
     if (
         is_short
         and body.count(b"[") + body.count(b"{") <= limits.max_depth

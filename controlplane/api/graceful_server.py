@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -23,7 +24,7 @@ import uvloop
 from controlplane.api.access_log import ShedLines
 from controlplane.api.app import create_app
 from controlplane.api.config_reload import ConfigReload
-from controlplane.api.http_protocol import BoundedHttpProtocol
+from controlplane.api.http_upgrades import UpgradeIgnoringProtocol
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.openapi import model_schemas
 from controlplane.api.operations.health_listener import HealthListener
@@ -45,6 +46,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # libuv accepts one connection per listening handle and iteration of the loop. With one handle and iterations
 # of 20 ms, 250 new connections per second waited for up to 13 s. A handle takes 3 us of each new connection.
 _LISTENING_HANDLES = 16
+# Open files, most of them connections. Many systems allow 1,024 unless a program asks for more.
+_MOST_DESCRIPTORS = 65_536
 # After a second signal a request that was read but has not reached the gate is still answered in this time.
 _LAST_ANSWERS_SECONDS = 1.0
 # More than the live objects of the requests in flight, so that they hardly ever trigger a collection.
@@ -237,8 +240,17 @@ def host_forever(service: Service, config: Config, hosting: Hosting = PLAIN) -> 
     Returns the exit status: 0 after a drain, 1 if the service could not start or listen, or its LLM engine
     is dead and is not restarted, 2 if the configuration does not work here.
     """
+    _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_host(service, config, hosting))
+
+
+def _raise_descriptor_limit() -> None:
+    """Raises this process's limit of open files to what it may have without further rights."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _host(service: Service, config: Config, hosting: Hosting = PLAIN) -> int:
@@ -339,7 +351,7 @@ def _options(service: Service, config: Config) -> uvicorn.Config:
         host=config.server.host,
         port=config.server.port,
         http=partial(  # type: ignore[arg-type]
-            BoundedHttpProtocol,
+            UpgradeIgnoringProtocol,
             settings=settings,
             shedder=LoadShedder(partial(_count_shed, service, settings, ShedLines())),
         ),

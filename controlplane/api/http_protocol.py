@@ -41,6 +41,9 @@ _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 _TICK_MS = 10
 # Requests that a client sends before the response of an earlier one.
 _MAX_PIPELINED = 16
+# Chunks of a body that may be short; those beyond them have so many bytes on average. Each calls the parser
+# back, and in chunks of one byte a read of 256 KB has 43,000 of them.
+_SHORT_CHUNKS, _CHUNK_BYTES = 4_096, 256
 # How long a refused client may go on sending, and pause meanwhile (nginx's lingering_time and
 # lingering_timeout). A socket closed with unread bytes resets the connection, and the client may lose the
 # response (RFC 9112, section 9.6).
@@ -81,6 +84,9 @@ def _slow(part: str, key: str) -> bytes:
 _MALFORMED = raw_response(Failure(400, "the request is not valid HTTP/1.1", code="invalid_http"))
 _TOO_MANY = raw_response(
     Failure(400, f"more than {_MAX_PIPELINED} pipelined requests; wait for responses", code="invalid_http")
+)
+_SHORT_CHUNKED = raw_response(
+    Failure(400, "the body comes in chunks of a few bytes; send longer chunks", code="invalid_http")
 )
 _SLOW_HEADERS = _slow("headers", "header_timeout_ms")
 _SLOW_BODY = _slow("body", "body_timeout_ms")
@@ -127,6 +133,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timer: TimerHandle | None = None
         self._arrival = Instant(0)
         self._read_bytes = self._unparsed_bytes = 0
+        self._chunks = self._body_bytes = 0
         self._fault = _MALFORMED
         self._is_refused = False
         self._lingers_until = 0.0
@@ -222,15 +229,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if max(self._read_bytes, self._unparsed_bytes) > most and self._header_bytes() > most:
             self._stop_parsing(self._too_large())
         self._phase, self._unparsed_bytes = _Phase.BODY, 0
+        self._chunks = self._body_bytes = 0
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._stop_parsing(_TOO_MANY)
         super().on_headers_complete()
         if self._is_ending:
             self.cycle.keep_alive = False
 
+    def on_chunk_header(self) -> None:
+        """Counts a chunk of the body."""
+        self._chunks += 1
+        if self._chunks > _SHORT_CHUNKS + self._body_bytes // _CHUNK_BYTES:
+            self._stop_parsing(_SHORT_CHUNKED)
+
     def on_body(self, body: bytes) -> None:
         """Passes on a part of the body."""
         self._unparsed_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

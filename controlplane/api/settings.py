@@ -41,6 +41,7 @@ class BodyLimits:
     max_depth: int = 64
     max_members: int = 20_000
     max_values: int = 400_000
+    max_strings: int = 100_000
     max_name: int = 1_024
 
 
@@ -104,6 +105,7 @@ def settings_of(config: Config, terms: RequestTerms | None = None, *, context_to
             max_depth=limits.max_depth,
             max_members=limits.max_members,
             max_values=limits.body_values(context_tokens),
+            max_strings=limits.max_strings,
             max_name=limits.max_name,
         ),
         connection=ConnectionLimits(

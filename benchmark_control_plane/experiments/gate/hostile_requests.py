@@ -108,11 +108,12 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
     ),
     "option of 4.4 MB": lambda: (CHAT, _turns(4_000, chat_template_kwargs={"style": "x" * 4_400_000})),
     "4.4 MB of arguments of a call": lambda: (CHAT, _called("[" + "[]," * 1_450_000 + "0]")),
-    # Its bytes stay as long as it waits or runs, unless they are dropped.
+    # The most strings that are accepted; they stay as long as it waits or runs, unless they are dropped.
     "3.8 MB of metadata": lambda: (
         CHAT,
-        _chat("hi", max_tokens=400, ignore_eos=True, metadata={"a": ["value"] * 380_000}),
+        _chat("hi", max_tokens=400, ignore_eos=True, metadata={"a": ["value of metadata" * 2] * 99_000}),
     ),
+    "380,000 strings": lambda: (CHAT, _chat("hi", metadata={"a": ["value"] * 380_000})),
     "echo for 128 choices": lambda: (TEXT, _echoed(128, 128)),
     "65 stop tokens": lambda: (CHAT, _chat("hi", min_tokens=1, max_tokens=2, stop_token_ids=list(range(65)))),
     "n and logprobs": lambda: (CHAT, _chat("hi", n=128, logprobs=True, top_logprobs=20, max_tokens=400)),
@@ -121,11 +122,12 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
         _chat("hi", n=16, logprobs=True, top_logprobs=20, max_tokens=100, ignore_eos=True),
     ),
 }
-# Name: lines after the request line. Keys are checked after the headers.
+# Name: what follows the request line and the keys' line, which are checked after the headers.
 _HEADERS: dict[str, Callable[[], bytes]] = {
     "66 MiB header": lambda: b"x-filler: " + b"h" * (_MB_IN_HEADER * 2**20),
     "100,000 headers": lambda: b"\r\n".join([b"x-filler: h"] * 100_000),
     "content-length of 5,001 digits": lambda: b"content-length: " + b"9" * 5_001,
+    "4.7 MB in chunks of a byte": lambda: b"transfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 780_000,
 }
 BODIES, HEADERS = tuple(_BODIES), tuple(_HEADERS)
 NAMES = (*BODIES, *HEADERS)

@@ -20,10 +20,10 @@ from controlplane.api.protocol.requests import (
 from controlplane.api.protocol.types import (
     CLOSED,
     MAX_PARTS,
-    MAX_STOPS,
     FunctionName,
     Ignored,
     ResponseFormat,
+    StopSequences,
     Text,
     as_parts,
     check_tool_choice,
@@ -251,7 +251,7 @@ class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop_sequences: StopSequences | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

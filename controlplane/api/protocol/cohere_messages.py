@@ -23,9 +23,9 @@ from controlplane.api.protocol.types import (
     CLOSED,
     MAX_CALLS,
     MAX_PARTS,
-    MAX_STOPS,
     ImageUrl,
     ResponseFormat,
+    StopSequences,
     Text,
     Tool,
     ToolCall,
@@ -120,7 +120,7 @@ class CohereChatRequest(Objectives):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop_sequences: StopSequences | None = None
     logprobs: bool | None = None
     response_format: JsonFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None

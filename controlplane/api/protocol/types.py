@@ -20,6 +20,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 MAX_STOPS = 16
+# The engine gets the stop sequences with each of up to 128 choices: 4.7 MB would be 600 MB.
+MAX_STOP_CHARACTERS = 1_024
 MAX_PARTS = 4096
 MAX_CALLS = 512
 
@@ -94,9 +96,13 @@ def as_parts(value: Any) -> Any:
 
 Text = Annotated[str, Field(min_length=1)]
 FunctionName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopSequences = Annotated[list[StopSequence], Field(max_length=MAX_STOPS, fail_fast=True)]
 Stops = Annotated[
-    Text | Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
-    expecting(f"a non-empty string or a list of at most {MAX_STOPS} of them"),
+    StopSequence | StopSequences | None,
+    expecting(
+        f"a string of 1 to {MAX_STOP_CHARACTERS:,} characters or a list of at most {MAX_STOPS} of them"
+    ),
 ]
 
 

@@ -79,7 +79,9 @@ class Intake:
         self._tokenizer = PromptTokenizer(limits.tokenizer_threads, charge)
         self.pairs = PairIntake(encoders, self._served, self._requests, self._tokenizer)
         self._chats = ChatRendering(limits)
-        self.tokenization = TextTokenization(generators, self._served, self._tokenizer, self._chats)
+        self.tokenization = TextTokenization(
+            generators, self._served, self._requests, self._tokenizer, self._chats
+        )
         self._grammars = GrammarChecks(limits.grammar_processes, charge)
         self._keeps_features = keeps_features
         self._prompt_vectors = prompt_vectors

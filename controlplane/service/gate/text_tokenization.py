@@ -16,7 +16,7 @@ from controlplane.core.text_limits import LONG_TEXT_CHARACTERS
 from controlplane.service.gate.chat_rendering import ChatRendering, rendering_length
 from controlplane.service.gate.prompt_limits import text_limit
 from controlplane.service.gate.prompt_preparation import PromptTokenizer
-from controlplane.service.gate.request_builder import named_backend
+from controlplane.service.gate.request_builder import RequestBuilder, named_backend
 from controlplane.service.request_jobs import Caller
 
 # English has about four characters per token.
@@ -41,12 +41,14 @@ class TextTokenization:
         self,
         generators: Mapping[str, Generator],
         served: Iterable[Container[str]],
+        requests: RequestBuilder,
         tokenizer: PromptTokenizer,
         chats: ChatRendering,
     ) -> None:
         """`generators` by each name that clients may send; `served` name all models, whatever their kind."""
         self._generators = generators
         self._served = served
+        self._requests = requests
         self._tokenizer = tokenizer
         self._chats = chats
 
@@ -59,6 +61,7 @@ class TextTokenization:
         text_limit(generator).check(len(text), param="prompt")
         encode = partial(generator.codec.encode, text, add_special_tokens=add_special_tokens)
         token_ids = await self._run(caller, encode, is_long=len(text) > LONG_TEXT_CHARACTERS)
+        self._check_answer(caller, generator, len(token_ids), param="prompt")
         return await self._with_strings(caller, generator, token_ids, has_strings=has_strings)
 
     async def chat(
@@ -75,6 +78,7 @@ class TextTokenization:
         """The text of token ids. Raises Refused, BackendDown."""
         generator = self._generator(model)
         codec = generator.codec
+        self._check_answer(caller, generator, len(token_ids), param="tokens")
         highest = max(token_ids, default=0)
         if highest >= codec.vocabulary:
             raise Refused(
@@ -85,6 +89,20 @@ class TextTokenization:
         return await self._run(
             caller, partial(codec.decode, token_ids), is_long=len(token_ids) > _LONG_TOKENS
         )
+
+    def _check_answer(self, caller: Caller, generator: Generator, tokens: int, *, param: str) -> None:
+        """Raises Refused for more tokens than an answer may have, except those of a prompt of the model.
+
+        An answer of millions of tokens takes hundreds of megabytes, and its encoding delays the event loop.
+        """
+        most = max(self._requests.terms_of(caller).max_answer_values, generator.max_model_tokens)
+        if tokens > most:
+            raise Refused(
+                f"{param} has {tokens:,} tokens, and an answer at most {most:,} "
+                "(server.limits.max_answer_values); send it in parts or raise the limit",
+                param=param,
+                code="answer_too_large",
+            )
 
     async def _with_strings(
         self, caller: Caller, generator: Generator, token_ids: Sequence[int], *, has_strings: bool

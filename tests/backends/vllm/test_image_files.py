@@ -25,6 +25,15 @@ def file(form: str, mode: str = "RGB", size: tuple[int, int] = (9, 7), color: ob
     return found.getvalue()
 
 
+def jpeg_with(*, scans: int = 0, comments: int = 0, trailer: bytes = b"") -> bytes:
+    """A progressive JPEG with so many more scans and comments, and bytes after its end."""
+    plain = BytesIO()
+    Image.new("L", (9, 7)).save(plain, "JPEG", progressive=True)
+    begin, end, data = b"\xff\xd8", b"\xff\xd9", plain.getvalue()
+    last_scan = data[data.rindex(b"\xff\xda") : -len(end)]
+    return begin + b"\xff\xfe\x00\x02" * comments + data[2:-2] + last_scan * scans + end + trailer
+
+
 def png_of(width: int, height: int) -> bytes:
     """A PNG of 60 bytes or so that states any size."""
     head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -79,14 +88,32 @@ def test_other_modes_become_rgb(mode: str):
         (png_of(9, 7), "cannot be decoded"),
         (png_of(101, 100), r"101 x 100 the request has 10,100 pixels.*max_image_pixels is 10,000"),
         (png_of(2**31 - 1, 2**31 - 1), "too large"),
+        (jpeg_with(scans=100), "more than 64 scans"),
+        (jpeg_with(comments=1_001), "or 1,000 segments"),
     ],
-    ids=["empty", "text", "another format", "cut off", "without pixels", "too large", "bomb"],
+    ids=[
+        "empty",
+        "text",
+        "another format",
+        "cut off",
+        "without pixels",
+        "too large",
+        "bomb",
+        "scans",
+        "segments",
+    ],
 )
 def test_files_that_are_refused(data: bytes, message: str):
     with pytest.raises(Refused, match=message) as caught:
         decoded([encoded(data)], LIMITS)
     assert str(caught.value).startswith("messages[0].content: part 1: ")
     assert caught.value.param == "messages"
+
+
+def test_a_progressive_jpeg_with_bytes_after_its_end_is_decoded():
+    """Cameras put short films there, in which any bytes may stand."""
+    (image,) = decoded([encoded(jpeg_with(scans=20, comments=20, trailer=b"\xff\xda" * 100))], LIMITS)
+    assert image.size == (9, 7)
 
 
 def test_text_that_is_no_base64_is_refused():

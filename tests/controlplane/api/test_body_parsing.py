@@ -55,6 +55,13 @@ def items(value: Any) -> int:
     return 0
 
 
+def strings(value: Any) -> int:
+    if isinstance(value, dict | list):
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        return 1 + sum(map(strings, inner))
+    return int(isinstance(value, str))
+
+
 @pytest.mark.long
 @given(values)
 @pytest.mark.parametrize("option", [0, orjson.OPT_INDENT_2])
@@ -63,6 +70,7 @@ def test_structure_of_any_value(option: int, value: Any):
     found = structure_of(text)
     assert found.max_depth == depth(value)
     assert found.max_members == members(value)
+    assert found.max_strings == strings(value)
     assert items(value) <= found.max_values <= items(value) + text.count(b"[]") + text.count(b"{}")
 
 
@@ -78,21 +86,21 @@ def test_a_text_measured_in_parts_has_the_structure_of_the_whole(part_bytes: int
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b'{"abc": 1}', Structure(1, 1, 1, 3)),
-        (b'{"a\\"b" : [1, 2, {"c": ":,[{"}]}', Structure(3, 2, 5, 4)),
-        (b'{"\\\\": {"\\\\\\"": 1}}', Structure(2, 2, 2, 4)),
-        (b"[[], [], 1]", Structure(2, 0, 5, 0)),
-        (b"1", Structure(0, 0, 0, 0)),
-        (b"", Structure(0, 0, 0, 0)),
-        (b'"unterminated [[[', Structure(0, 0, 0, 0)),
-        (b":::", Structure(0, 3, 0, 0)),
+        (b'{"abc": 1}', Structure(1, 1, 1, 2, 3)),
+        (b'{"a\\"b" : [1, 2, {"c": ":,[{"}]}', Structure(3, 2, 5, 6, 4)),
+        (b'{"\\\\": {"\\\\\\"": 1}}', Structure(2, 2, 2, 4, 4)),
+        (b"[[], [], 1]", Structure(2, 0, 5, 3, 0)),
+        (b"1", Structure(0, 0, 0, 0, 0)),
+        (b"", Structure(0, 0, 0, 0, 0)),
+        (b'"unterminated [[[', Structure(0, 0, 0, 1, 0)),
+        (b":::", Structure(0, 3, 0, 0, 0)),
     ],
 )
 def test_structure(text: bytes, expected: Structure):
     assert structure_of(text) == expected
 
 
-LIMITS = BodyLimits(inline_body=100, max_depth=3, max_members=5, max_values=20, max_name=8)
+LIMITS = BodyLimits(inline_body=100, max_depth=3, max_members=5, max_values=20, max_strings=8, max_name=8)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +110,7 @@ LIMITS = BodyLimits(inline_body=100, max_depth=3, max_members=5, max_values=20, 
         (b"[[[[1]]]]", "max_depth"),
         (b'{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1}', "max_members"),
         (b"[" + b",".join([b"1"] * 22) + b"]", "max_values"),
+        (b'["",{},[],"","",{},[],[]]', "max_strings"),
         (b'{"' + b"n" * 100 + b'":1}', "max_name"),
     ],
 )
@@ -118,6 +127,7 @@ def test_limit_is_named(text: bytes, limit: str):
         b'{"a":1,"b":1,"c":1,"d":1,"e":1}',
         b'{"text":"' + b"[[[[{{{{::::::::" * 50 + b'"}',
         b'{"text":"' + b"," * 500 + b'"}',
+        b'["",{},[],"","",{},[],1,2,3,4]',
     ],
 )
 def test_body_within_the_limits(text: bytes):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controlplane.core.generation import ChatPrompt
-from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged
 
 HI = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
@@ -78,6 +78,20 @@ async def test_a_long_text_is_tokenized_beside_the_event_loop(stage: Stage, monk
     tokens = answer.json()["tokens"]
     assert (await stage.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"] == "x" * 5_000
     assert len(threads) == 3
+
+
+async def test_more_tokens_than_an_answer_may_have_are_refused():
+    """Those of a prompt of the model never are; its context has 256."""
+    async with staged(server={"limits": {"max_answer_values": 300}}) as stage:
+        stage.generator.max_token_characters = 100
+        for tokens, status in ((256, 200), (300, 200), (301, 400)):
+            bodies = {"/tokenize": {"prompt": "x" * tokens}, "/detokenize": {"tokens": [9] * tokens}}
+            for path, given in bodies.items():
+                answer = await stage.http.post(path, json=given)
+                assert answer.status_code == status, answer.text
+                assert status == 200 or answer.json()["error"]["code"] == "answer_too_large"
+    async with staged(server={"limits": {"max_answer_values": 10}}) as stage:
+        assert (await stage.http.post("/tokenize", json={"prompt": "x" * 256})).status_code == 200
 
 
 @pytest.mark.parametrize(
