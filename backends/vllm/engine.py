@@ -242,6 +242,7 @@ class VllmEngine:
             self._defaults,
             structure=structure,
             skip_special_tokens=sampling.skip_special_tokens and hides_special_tokens,
+            vocabulary=self.config.model_config.get_vocab_size(),
             extra=None if metadata is None else {KEY: dict(metadata)},
         )
 

@@ -72,12 +72,21 @@ def sampling_params(
     *,
     structure: StructuredOutputsParams | None,
     skip_special_tokens: bool,
+    vocabulary: int,
     extra: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Builds SamplingParams from the model's `defaults` and the request.
+    """Builds SamplingParams from the model's `defaults` and the request; token ids are below `vocabulary`.
 
-    Raises one of `compat.CLIENT_ERRORS` for values out of range.
+    Raises one of `compat.CLIENT_ERRORS` for values out of range, and Refused for such stop tokens: vLLM 0.26
+    does not check them, and with `min_tokens` its sampler writes to their logits, which on a GPU ends the
+    engine or changes the tokens of other requests.
     """
+    if (highest := max(sampling.stop_token_ids, default=-1)) >= vocabulary:
+        raise Refused(
+            f"stop_token_ids has the id {highest}; the highest of the model is {vocabulary - 1:,}. "
+            "Leave it out.",
+            param="stop_token_ids",
+        )
     values = {**defaults, **{name: getattr(sampling, name) for name in _REQUIRED_FIELDS}}
     values |= {name: value for name in _OPTIONAL_FIELDS if (value := getattr(sampling, name)) is not None}
     return SamplingParams.from_optional(
