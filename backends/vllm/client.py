@@ -366,13 +366,13 @@ def _load_engine() -> "type[VllmEngine]":
     # On a GPU vLLM would fork a process that has many threads; the engine would share its locks, sockets
     # and signal handlers.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    # Outputs of one step that vLLM converts before the event loop does anything else. With 20 alternatives of
-    # each token 16 outputs take 50 ms; vLLM's default of 128 is for outputs without.
+    # Outputs that vLLM converts before anything else runs. With 20 alternatives of each token 16 take 50 ms.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "16")
     with paused_collection():
+        from backends.vllm import prompt_logprobs, token_texts
         from backends.vllm.engine import VllmEngine
-        from backends.vllm.token_texts import remember_token_texts
-    remember_token_texts()
+    token_texts.remember_token_texts()
+    prompt_logprobs.defer_prompt_logprobs()
     return VllmEngine
 
 

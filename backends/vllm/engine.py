@@ -36,6 +36,7 @@ from backends.vllm.plugin.shared_state import open_shared_state
 from backends.vllm.process import bound_to_parent, sockets_in_run_directory, while_alive
 from backends.vllm.prompt_images import chat_images, engine_input
 from backends.vllm.prompt_logits import bound_prompt_logits
+from backends.vllm.prompt_logprobs import convert_prompt_logprobs
 from backends.vllm.sampling import defaults_of, sampling_params, structured_outputs, to_delta, with_validated
 from backends.vllm.scheduler_client import SchedulerClient
 from backends.vllm.stats import EngineStats
@@ -221,6 +222,8 @@ class VllmEngine:
                     if checked is not None and self.grammars is not None:
                         self.grammars.engine_compiled(checked)
                         checked = None
+                    if output.prompt_logprobs:
+                        await convert_prompt_logprobs(output)
                     if conversation is None and len(output.outputs) == 1:
                         yield to_delta(output, output.outputs[0], sampling.logprobs)
                         continue
@@ -242,6 +245,7 @@ class VllmEngine:
             self._defaults,
             structure=structure,
             skip_special_tokens=sampling.skip_special_tokens and hides_special_tokens,
+            vocabulary=self.config.model_config.get_vocab_size(),
             extra=None if metadata is None else {KEY: dict(metadata)},
         )
 

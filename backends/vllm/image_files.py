@@ -25,17 +25,21 @@ def decoded(images: Sequence[EncodedImage], limits: ImageLimits) -> list[Image.I
     opened, pixels = [], 0
     for image in images:
         found = _opened(image)
-        pixels += found.width * found.height
+        pixels += found.width * found.height * limits.choices
         if pixels > limits.pixels:
             raise Refused(
                 f"{image.where}: with this image of {found.width:,} x {found.height:,} the request has "
-                f"{pixels:,} pixels, and server.limits.max_image_pixels is {limits.pixels:,}; send smaller "
-                "or fewer images",
+                f"{pixels:,} pixels{_for_choices(limits)}, and server.limits.max_image_pixels is "
+                f"{limits.pixels:,}; send smaller or fewer images",
                 param="messages",
                 code="image_too_large",
             )
         opened.append(found)
     return [_in_rgb(image, stated) for image, stated in zip(opened, images, strict=True)]
+
+
+def _for_choices(limits: ImageLimits) -> str:
+    return f" for its {limits.choices} choices" if limits.choices > 1 else ""
 
 
 def _opened(stated: EncodedImage) -> Image.Image:

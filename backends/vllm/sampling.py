@@ -72,12 +72,21 @@ def sampling_params(
     *,
     structure: StructuredOutputsParams | None,
     skip_special_tokens: bool,
+    vocabulary: int,
     extra: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Builds SamplingParams from the model's `defaults` and the request.
+    """Builds SamplingParams from the model's `defaults` and the request; token ids are below `vocabulary`.
 
-    Raises one of `compat.CLIENT_ERRORS` for values out of range.
+    Raises one of `compat.CLIENT_ERRORS` for values out of range, and Refused for such stop tokens: vLLM 0.26
+    does not check them, and with `min_tokens` its sampler writes to their logits, which on a GPU ends the
+    engine or changes the tokens of other requests.
     """
+    if (highest := max(sampling.stop_token_ids, default=-1)) >= vocabulary:
+        raise Refused(
+            f"stop_token_ids has the id {highest}; the highest of the model is {vocabulary - 1:,}. "
+            "Leave it out.",
+            param="stop_token_ids",
+        )
     values = {**defaults, **{name: getattr(sampling, name) for name in _REQUIRED_FIELDS}}
     values |= {name: value for name in _OPTIONAL_FIELDS if (value := getattr(sampling, name)) is not None}
     return SamplingParams.from_optional(
@@ -108,6 +117,8 @@ def with_validated(params: SamplingParams, grammar: Mapping[str, Any]) -> Sampli
 def to_delta(output: RequestOutput, completion: CompletionOutput, top: int | None) -> Delta:
     """Converts one output of a sample, with the `top` likeliest tokens per position.
 
+    `convert_prompt_logprobs` has converted those of the prompt.
+
     Raises RuntimeError if the engine failed the sample.
     """
     reason = completion.finish_reason
@@ -121,7 +132,7 @@ def to_delta(output: RequestOutput, completion: CompletionOutput, top: int | Non
         stop_reason=completion.stop_reason,
         logprobs=_logprobs(completion, top),
         cached_tokens=output.num_cached_tokens or 0,
-        prompt_logprobs=_prompt_logprobs(output),
+        prompt_logprobs=tuple(output.prompt_logprobs or ()),
     )
 
 
@@ -129,20 +140,10 @@ def _logprobs(completion: CompletionOutput, top: int | None) -> tuple[TokenLogpr
     if completion.logprobs is None or top is None:
         return ()
     pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-    return tuple(_token_logprob(token, position, top) for token, position in pairs)
+    return tuple(token_logprob(token, position, top) for token, position in pairs)
 
 
-def _prompt_logprobs(output: RequestOutput) -> tuple[TokenLogprob | None, ...]:
-    # vLLM sends them with the first output only.
-    if not output.prompt_logprobs or output.prompt_token_ids is None:
-        return ()
-    pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-    return tuple(
-        None if position is None else _token_logprob(token, position, None) for token, position in pairs
-    )
-
-
-def _token_logprob(token: int, position: Mapping[int, Logprob], top: int | None) -> TokenLogprob:
+def token_logprob(token: int, position: Mapping[int, Logprob], top: int | None) -> TokenLogprob:
     """The chosen token and the `top` likeliest ones; all that vLLM returned if `top` is None."""
     ranked: Sequence[Logprob] = sorted(
         (entry for entry in position.values() if entry.rank is not None), key=lambda entry: entry.rank

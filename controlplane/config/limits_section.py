@@ -61,9 +61,9 @@ class LimitsSection:
     """Most bytes of all images of a request together, as files; in base64 they take a third more of
     `max_body`, which is less by default."""
     max_image_pixels: Positive = 2**22
-    """Most pixels of all images of a request together; sizes are read from the files' headers before anything
-    is decoded. A request that waits or runs keeps its processed images in the server's memory: 12 bytes a
-    pixel, unless the model's processor makes them smaller."""
+    """Most pixels of all images of a request together, once for each choice of `n`; sizes are read from the
+    files' headers before anything is decoded. A request that waits or runs keeps its processed images in the
+    server's memory: 12 bytes a pixel, unless the model's processor makes them smaller."""
     max_answer_values: Positive = 262_144
     """Most tokens and alternatives in an answer with several choices or log probabilities:
     n * (1 + logprobs) * max_tokens. Without `max_tokens` the answer ends there. Also the most tokens that are

@@ -148,11 +148,15 @@ class RenderedImages:
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Most images of a request, and most bytes and pixels of all of them together."""
+    """Most images of a request, and most bytes and pixels of all of them together.
+
+    The engine gets the images once for each of `choices`, and their pixels count as often.
+    """
 
     count: int
     size: int
     pixels: int
+    choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,13 @@ class ChatRendering:
         self._check_sizes(images)
         return replace(prompt, messages=messages, images=images)
 
-    async def render(self, generator: Generator, prompt: ChatPrompt) -> tuple[Sequence[int], ChatPrompt]:
+    async def render(
+        self, generator: Generator, prompt: ChatPrompt, *, choices: int = 1
+    ) -> tuple[Sequence[int], ChatPrompt]:
         """Token ids, those of images included, and the prompt with its images processed. Raises Refused."""
         if generator.images is None or not prompt.images:
             return await generator.render_chat(prompt), prompt
-        found = await generator.images.render(prompt, self._limits)
+        found = await generator.images.render(prompt, replace(self._limits, choices=choices))
         return found.token_ids, replace(prompt, images=(), processed=found.images)
 
     def _parts(

@@ -108,7 +108,7 @@ class Intake:
         prompt = self._chats.opened(generator, prompt)
         (token_ids, prompt), charged = await self._tokenizer.tokenize(
             rendering_length(prompt),
-            partial(self._chats.render, generator, prompt),
+            partial(self._chats.render, generator, prompt, choices=sampling.n),
             partial(self._least_generate_job, fields, generator, content_length(prompt), sampling),
         )
         features = chat_features(prompt.messages) if self._keeps_features else None

@@ -184,6 +184,7 @@ async def test_json_object_output_begins_with_a_brace(tiny_vllm):
         (Sampling(max_tokens=4, logprobs=1000), "logprobs"),
         (Sampling(max_tokens=4, logit_bias={"99999": 1.0}), "logit_bias"),
         (Sampling(max_tokens=4, logit_bias={"x": 1.0}), "logit_bias"),
+        (Sampling(max_tokens=4, min_tokens=1, stop_token_ids=(7, 10**30)), "has the id 1000000"),
         (
             Sampling(max_tokens=4, structure={"type": "json_schema", "schema": {"type": "odd"}}),
             "(?i)schema|type",

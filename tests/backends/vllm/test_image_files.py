@@ -3,6 +3,7 @@
 import base64
 import struct
 import zlib
+from dataclasses import replace
 from io import BytesIO
 
 import pytest
@@ -123,5 +124,7 @@ def test_text_that_is_no_base64_is_refused():
 
 def test_pixels_of_all_images_count_together_and_before_any_is_decoded(monkeypatch):
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))
-    with pytest.raises(Refused, match="has 10,404 pixels"):
+    with pytest.raises(Refused, match="has 10,404 pixels, and"):
         decoded([encoded(file("PNG", size=(51, 51)))] * 4, LIMITS)
+    with pytest.raises(Refused, match="has 10,404 pixels for its 4 choices, and"):
+        decoded([encoded(file("PNG", size=(51, 51)))], replace(LIMITS, choices=4))

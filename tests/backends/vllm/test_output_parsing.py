@@ -341,7 +341,7 @@ def test_request_values_override_the_models_defaults():
         "frequency_penalty": 1.5, "max_tokens": 50,
     }  # fmt: skip
     stated = Sampling(max_tokens=80, temperature=0.9, frequency_penalty=0.0)
-    params = sampling_params(stated, defaults, structure=None, skip_special_tokens=True)
+    params = sampling_params(stated, defaults, structure=None, skip_special_tokens=True, vocabulary=9)
     assert (params.temperature, params.top_k, params.repetition_penalty) == (0.9, 7, 1.1)
     assert (params.presence_penalty, params.frequency_penalty, params.max_tokens) == (1.5, 0.0, 80)
 

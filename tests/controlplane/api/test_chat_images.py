@@ -60,6 +60,14 @@ async def test_the_tokens_of_images_are_counted_as_by_tokenize(seeing: Stage, im
     assert PIXEL not in repr(run.chat)
 
 
+async def test_images_count_once_for_each_choice(seeing: Stage):
+    """The engine gets them with each."""
+    for n in (1, 3):
+        answer = await seeing.http.post("/v1/chat/completions", json=chat(part()) | {"n": n})
+        assert answer.status_code == 200, answer.text
+    assert [limits.choices for limits in seeing.generator.images.limits] == [1, 3]
+
+
 def of_protocol(path: str, url: str = f"data:image/png;base64,{PIXEL}", role: str = "user") -> dict[str, Any]:
     """A text and an image in the words of another protocol."""
     head = {"model": CHAT_MODEL}
