@@ -206,17 +206,15 @@ class VllmEngine:
             params = self._params(sampling, structure, conversation, metadata)
             if checked is not None:
                 params = with_validated(params, checked.validated)
-            priority = rank if self._has_priorities else 0
             parser = self._output_parser if conversation is None else conversation
             outputs = self._llm.generate(
                 engine_input(prompt, chat),
                 params,
                 request_id,
                 lora_request=None if adapter is None else self._adapters[adapter],
-                priority=priority,
+                priority=rank if self._has_priorities else 0,
                 **parser.grammar_options,
             )
-            # Closing vLLM's generator aborts the request in the engine.
             async with aclosing(outputs):
                 async for output in outputs:
                     if checked is not None and self.grammars is not None:
@@ -227,7 +225,7 @@ class VllmEngine:
                     if conversation is None and len(output.outputs) == 1:
                         yield to_delta(output, output.outputs[0], sampling.logprobs)
                         continue
-                    # A ValueError raised here is a defect of a parser or of this backend, not of the request.
+                    # A ValueError here is a defect of a parser or this backend, not of the request.
                     with self._translated_errors(client_errors=()):
                         for delta in _deltas(output, sampling, conversation):
                             yield delta

@@ -42,11 +42,21 @@ def full(cells: Mapping[str, Results], link: str) -> str:
     return "\n".join((intro, "", *tables, f"({'; '.join(remarks)}.)", ""))
 
 
+def _figure(stated: Mapping[str, float] | None, name: str) -> float | None:
+    """A figure of a run; None in a result that does not state it."""
+    return None if stated is None else stated.get(name)
+
+
+def _memory_use(run: RunFigures) -> float | None:
+    counters = run["engine"]
+    return None if counters is None else counters.get("memory_use")
+
+
 _METRICS: tuple[tuple[str, Callable[[RunFigures], float | None], Callable[[float | None], str]], ...] = (
     ("req/s that met", lambda run: run["goodput_rps"], formats.figure),
-    ("output tokens/s", lambda run: run.get("tokens_per_s", {}).get("output"), formats.figure),
-    ("embedded tokens/s", lambda run: run.get("tokens_per_s", {}).get("embedded"), formats.figure),
-    ("memory held", lambda run: (run["engine"] or {}).get("memory_use"), formats.share),
+    ("output tokens/s", lambda run: _figure(run.get("tokens_per_s"), "output"), formats.figure),
+    ("embedded tokens/s", lambda run: _figure(run.get("tokens_per_s"), "embedded"), formats.figure),
+    ("memory held", _memory_use, formats.share),
     ("rejected", lambda run: run["rates"]["reject"], formats.share),
     ("evicted", lambda run: run["rates"]["evict"], formats.share),
     ("failed", lambda run: run["rates"]["fail"], formats.share),

@@ -41,7 +41,7 @@ def test_answers_lost_after_their_first_token_have_no_latency():
     """Otherwise a system that evicts what it has begun would show short times to the first token."""
     planned = PlannedRequest("r", 5.0, Kind.GENERATE, "chat", output_tokens=3)
     lost = [PartialResponse(sent=5.0, tokens=[5.001], loss=loss) for loss in (Outcome.EVICTED, Outcome.LATE)]
-    records = [record(0, 0.1), *(judge_response(planned, 5.0, answer, 0.0, PROMISE) for answer in lost * 2)]
+    records = [record(0, 0.1), *(judge_response(planned, 5.0, answer, 0.0, TARGETS) for answer in lost * 2)]
     whole = analysis.summary(records, measured=10, seed=0, priorities={})
     assert whole["percentiles"]["chat"]["ttft_ms"]["p50"] == pytest.approx([100, 100, 100])
     assert whole["delivered"] == {"chat": 0.2}
