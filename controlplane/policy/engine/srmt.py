@@ -2,9 +2,10 @@
 
 With more work than memory, serving a request to its end costs its remaining memory-time and meets one SLO, so
 the smallest are served first and the largest miss theirs. A prefill adds to the cost, because the full memory
-waits while the prompt is read (`EngineView.prefill_cost`), and a preemption repeats it. Every cost is divided
-by the weight of the request's class. That serves the greatest sum of weights; of two requests, the one of the
-higher class goes first unless it is larger by more than the ratio of the weights. There are three lanes:
+waits while the uncached part of the prompt is read (`EngineView.prefill_cost`), and a preemption repeats it.
+Every cost is divided by the weight of the request's class. That serves the greatest sum of weights; of two
+requests, the one of the higher class goes first unless it is larger by more than the ratio of the weights.
+There are three lanes:
 
 - *Timely* requests within the size cutoff start in order of their cost; while they have time, only where no
   preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
@@ -142,7 +143,7 @@ class ShortestRemainingMemoryTime:
 
     def _cost(self, state: RequestState, left: int) -> float:
         """Token-steps that serving the request takes from the memory."""
-        return memory_time(state.tokens, left) + self._prefill_price * state.tokens
+        return memory_time(state.tokens, left) + self._prefill_price * (state.tokens - state.cached)
 
     def _key(self, state: RequestState, left: int) -> Key:
         return (self._cost(state, left) / state.weight, state.request.arrival, state.request.id)
