@@ -208,11 +208,9 @@ class Share:
             return sum([w.work for w in waiting])
         return sum([w.work * self.slowness(w.request.model) for w in waiting])
 
-    def held_steps(self) -> float:
-        """Total remaining steps of all leases at the owner's pace."""
-        if not self.paces:
-            return float(self.leases.steps.sum())
-        return sum([request.prompt_tokens * self.slowness(request.model) for request, _ in self.calls])
+    def tokens_left(self) -> float:
+        """Tokens that a serial owner's calls still have to compute, at the owner's pace."""
+        return sum(tokens * self.slowness(request.model) for request, tokens in self.calls)
 
     def with_lease(self, waiting: Waiting) -> "Share":
         """The share after this request was admitted."""

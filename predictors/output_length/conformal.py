@@ -6,6 +6,12 @@ forecasts are (Gibbs and Candès 2021; on quantiles as in Angelopoulos et al. 20
 each forecast's own spread. Steps are small while the coverage is right, to limit noise. Levels from 0.9 up,
 which reservations use, move twice as far: their coverage recovers sooner, and the noise is in the tail, where
 it costs little. While too many outputs exceed the 0.9 quantile, moves away from the median are doubled.
+
+Of an output that ended at the request's limit only a lower bound of the length is known (right censoring). It
+is above the quantiles below the limit. For those beyond, the forecast itself states the probability that the
+output would have ended within each (Efron 1967, redistribution to the right). On average that moves no
+quantile of a right forecast. Counted as within them, such outputs would lower the quantiles of requests with
+larger limits.
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +32,7 @@ _OUT_BELOW, _BACK_ABOVE = 0.78, 0.86
 _WIDEN = 2.0
 # Standard deviations between the 0.1 and 0.9 quantiles of a normal distribution.
 _NORMAL_DEVIATIONS = 2.563
+_ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
@@ -58,8 +65,9 @@ class Conformal:
             top: logarithm of the request's token limit.
         """
         self.outcome_count += 1
-        # The stated forecast ends at the limit, so a quantile beyond the limit bounds every output.
-        below = (log_tokens <= adjusted + 1e-9) | (adjusted >= top)
+        below = (log_tokens <= adjusted + _ROUNDING).astype(np.float64)
+        if log_tokens >= top - _ROUNDING:
+            below = _below_if_longer(adjusted, top)
         is_calm = abs(self.covered - LEVELS[UPPER]) < _CALM_MARGIN
         step = np.maximum(
             _STEP_FACTORS * (_SMALL_STEP if is_calm else _STEP),
@@ -73,6 +81,13 @@ class Conformal:
         self.offsets = np.minimum(np.maximum(self.offsets + move, -_MAX_OFFSET), _MAX_OFFSET)
         self.covered += (float(below[UPPER]) - self.covered) / _COVERAGE_WINDOW
         self.is_under_covered = self.covered < (_BACK_ABOVE if self.is_under_covered else _OUT_BELOW)
+
+
+def _below_if_longer(adjusted: Floats, top: float) -> Floats:
+    """Probability, by the forecast, that an output longer than `top` is within each quantile, [levels]."""
+    reached = float(np.interp(top, adjusted, _LEVELS, left=0.0))
+    below: Floats = np.maximum(0.0, (_LEVELS - reached) / (1.0 - reached))
+    return below
 
 
 def _spread(log_quantiles: Floats) -> float:

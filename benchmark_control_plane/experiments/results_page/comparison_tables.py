@@ -124,7 +124,7 @@ def _rates(each: BaselineComparison) -> str:
         return "unknown: a baseline has no valid runs near it"
     if best["rps"] is not None:
         return ratio_text(each.results, own, best) or "the loads were too low to compare them"
-    return "no baseline reaches it" if own["rps"] else "nobody reaches it"
+    return "no baseline reaches it" if own["rps"] else "no system reaches it"
 
 
 def _virtual_best(each: BaselineComparison, target: float) -> FrontierRow | None:

@@ -55,7 +55,8 @@ class StepOptions:
     @property
     def budget(self) -> int:
         """Cells that a plan may use."""
-        return floor((1 - self.alpha) * self.memory)
+        # In floating point (1 - 0.8) * 10 is less than 2.
+        return floor(round((1 - self.alpha) * self.memory, 6))
 
 
 class StepPolicy(Protocol):

@@ -2,9 +2,10 @@
 
 With more work than memory, serving a request to its end costs its remaining memory-time and meets one SLO, so
 the smallest are served first and the largest miss theirs. A prefill adds to the cost, because the full memory
-waits while the prompt is read (`EngineView.prefill_cost`), and a preemption repeats it. Every cost is divided
-by the weight of the request's class. That serves the greatest sum of weights; of two requests, the one of the
-higher class goes first unless it is larger by more than the ratio of the weights. There are three lanes:
+waits while the uncached part of the prompt is read (`EngineView.prefill_cost`), and a preemption repeats it.
+Every cost is divided by the weight of the request's class. That serves the greatest sum of weights; of two
+requests, the one of the higher class goes first unless it is larger by more than the ratio of the weights.
+There are three lanes:
 
 - *Timely* requests within the size cutoff start in order of their cost; while they have time, only where no
   preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
@@ -52,7 +53,6 @@ Key = tuple[float, int, str]
 _PATIENCE = seconds(30)
 # Most slots are free in time without a preemption, which costs the victim's prefill (decision 0067).
 _SLOT_URGENCY = 0.75
-_SLOT_CANDIDATES = 32
 # The prefill cost changes with every step. If the order followed, equal requests would not go by arrival.
 _PRICE_CHANGE = 1.25
 
@@ -142,7 +142,7 @@ class ShortestRemainingMemoryTime:
 
     def _cost(self, state: RequestState, left: int) -> float:
         """Token-steps that serving the request takes from the memory."""
-        return memory_time(state.tokens, left) + self._prefill_price * state.tokens
+        return memory_time(state.tokens, left) + self._prefill_price * (state.tokens - state.cached)
 
     def _key(self, state: RequestState, left: int) -> Key:
         return (self._cost(state, left) / state.weight, state.request.arrival, state.request.id)
@@ -171,7 +171,7 @@ class ShortestRemainingMemoryTime:
                 self._mark_lost(state)
                 continue
             if state.first_token is None:
-                self._unstarted.add(state, key, left, self._urgent_from(state))
+                self._unstarted.add(state, key, left, _passed(state, self._options.urgency))
             else:
                 self._paused.add(state, (state.last_token or 0, state.request.id), left, state.deadline(step))
             self._check_at_last_chance(state, view)
@@ -296,14 +296,15 @@ class ShortestRemainingMemoryTime:
 
     def _start_in_slots(self, builder: PlanBuilder) -> None:
         """Starts urgent requests in slots of larger requests of smaller class weights, if all are taken."""
-        waiting, now = self._unstarted, builder.view.now
+        waiting, now, running = self._unstarted, builder.view.now, builder.view.running
         if builder.slots > 0 or not len(waiting):
             return
+        may_take = (waiting.due <= now) & (waiting.weight > running.weight.min(initial=inf))
         # A request of this class weight found no slot. Later ones are larger, smaller weights find fewer.
         unobtainable = 0.0
-        for index in (waiting.due <= now).nonzero()[0][:_SLOT_CANDIDATES].tolist():
+        for index in may_take.nonzero()[0].tolist():
             (size, _, _), state = waiting[index]
-            if state.weight <= unobtainable or now < self._passed(state, _SLOT_URGENCY):
+            if state.weight <= unobtainable or now < _passed(state, _SLOT_URGENCY):
                 continue
             if self._is_oversized(state, size):
                 return
@@ -349,16 +350,7 @@ class ShortestRemainingMemoryTime:
                 builder.start(state)
 
     def _is_urgent(self, state: RequestState, now: Instant) -> bool:
-        urgent_from = self._urgent_from(state)
-        return urgent_from is not None and now >= urgent_from
-
-    def _urgent_from(self, state: RequestState) -> Instant | None:
-        return None if state.deadline() is None else self._passed(state, self._options.urgency)
-
-    def _passed(self, state: RequestState, share: float) -> Instant:
-        """When this share of the time to the deadline has passed; never for a request without one."""
-        deadline, arrival = state.deadline(), state.request.arrival
-        return NEVER if deadline is None else after(arrival, scaled(Duration(deadline - arrival), share))
+        return _passed(state, self._options.urgency) <= now
 
     def _start_lost(self, builder: PlanBuilder) -> None:
         """Starts the oldest lost request in an idle engine, else the smallest that fit into spare memory."""
@@ -385,6 +377,12 @@ class ShortestRemainingMemoryTime:
             return 0.0
         is_lost = view.running.is_lost(view.now, view.pace.step)
         return spare * view.quota - int(view.running.held[is_lost].sum())
+
+
+def _passed(state: RequestState, share: float) -> Instant:
+    """When this share of the time to the first token has passed; never for a request without a deadline."""
+    due, arrival = state.first_due, state.request.arrival
+    return NEVER if due is None else after(arrival, scaled(Duration(due - arrival), share))
 
 
 def _age(state: RequestState) -> Age:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from controlplane.core.clock import Instant
+from controlplane.core.memory_ledger import Floats
 from controlplane.policy.engine.column_store import Bools, ColumnStore, Ints
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.plan_builder import PlanBuilder
@@ -31,6 +32,7 @@ class WaitingIndex(Generic[Key]):
         self._listed: list[RequestState] = []
         self._entries: dict[str, tuple[Key, RequestState]] = {}
         self._columns = ColumnStore(4, np.int64)
+        self._weights = ColumnStore(1, np.float64)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -49,6 +51,7 @@ class WaitingIndex(Generic[Key]):
         self._entries[state.request.id] = (key, state)
         when = NEVER if due is None else due
         self._columns.put(index, (state.tokens, to_come, when, state.is_guess))
+        self._weights.put(index, (state.weight,))
 
     def find(self, request_id: str) -> RequestState | None:
         """The request with this id, or None."""
@@ -61,6 +64,7 @@ class WaitingIndex(Generic[Key]):
         index = self.place(key)
         del self._keys[index], self._listed[index]
         self._columns.drop(index)
+        self._weights.drop(index)
 
     def place(self, key: Key) -> int:
         """Number of requests before `key`."""
@@ -73,7 +77,7 @@ class WaitingIndex(Generic[Key]):
         self._keys = [key for key, _ in keyed]
         self._listed = [self._listed[index] for index in order]
         self._entries = {state.request.id: (key, state) for key, state in self}
-        self._columns = self._columns.select(order)
+        self._columns, self._weights = self._columns.select(order), self._weights.select(order)
 
     @property
     def tokens(self) -> Ints:
@@ -84,6 +88,11 @@ class WaitingIndex(Generic[Key]):
     def due(self) -> Ints:
         """Due time of each request, int64 [n]; `NEVER` without one."""
         return self._columns.column(_DUE)
+
+    @property
+    def weight(self) -> Floats:
+        """Weight of the class of each request, float64 [n]."""
+        return self._weights.column(0)
 
     @property
     def is_guess(self) -> Bools:

@@ -343,7 +343,7 @@ def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: fl
         part = min(1.0, max(0.0, short / max(1, share.held)))
         if share.free_slots <= 0 and held:
             part = max(part, 1 / held)
-        done = part * share.held_steps()
+        done = part * share.tokens_left()
         before = tokens_before(share, waiting.request) * share.slowness(waiting.request.model)
         return scaled(pace.per_prompt_token, max(done, before) + ahead)
     memory = look.steps_until_free(waiting.footprint.base, share.ceiling)

@@ -175,8 +175,10 @@ def decode_load(
         if first is None:
             prefill_tokens += request.prefill_tokens
         if (tpot := request.slo.tpot) is not None:
-            # The time to the last token at which TPOT is met, from the first token or from now.
-            budgets.append(tpot * (done + remaining - 1) + (0 if first is None else first - now))
+            # The time to the last token at which TPOT is met. The step of the first token counts as one more,
+            # as in `DecodeLoad.with_request`.
+            since, tokens_since = (now, remaining) if first is None else (first, done + remaining - 1)
+            budgets.append(tpot * tokens_since + since - now)
             tokens.append(remaining)
             tpots.append(tpot)
             priority.append(request.service_class.priority)

@@ -44,3 +44,27 @@ def test_outputs_truncated_at_the_limit_move_no_level_far_beyond_it():
     for _ in range(500):
         conformal.observe(conformal.adjusted(WRONG), 3.5, 3.5)
     assert conformal.offsets.max() < 6.0
+
+
+@pytest.mark.parametrize("limit", [4.0, 6.0, 8.0])
+def test_truncated_outputs_leave_the_coverage_of_the_others(limit):
+    """Every second request has a limit that cuts nearly all, half or few of the outputs."""
+    rng = np.random.default_rng(2)
+    conformal, below, count = Conformal(), np.zeros(len(LEVELS)), 0
+    for number, log_tokens in enumerate(rng.normal(6.0, 1.0, 8_000)):
+        said, top = conformal.adjusted(WRONG), limit if number % 2 else 20.0
+        conformal.observe(said, min(log_tokens, top), top)
+        if number >= 2_000 and not number % 2:
+            below += log_tokens <= said
+            count += 1
+    assert below / count == pytest.approx(np.array(LEVELS), abs=0.04)
+
+
+def test_forecasts_beyond_every_limit_recover():
+    """All outputs end by themselves, far below forecasts that exceed the limit."""
+    rng = np.random.default_rng(3)
+    conformal = Conformal()
+    for log_tokens in rng.normal(2.0, 0.3, 2_000):
+        conformal.observe(conformal.adjusted(WRONG + 1.5), log_tokens, 4.4)
+    said = conformal.adjusted(WRONG + 1.5)
+    assert said[UPPER] == pytest.approx(2.0 + 0.3 * 1.28, abs=0.3)

@@ -128,6 +128,11 @@ def test_overflow_clears_by_the_rule_of_the_policy() -> None:
     assert everyone.totals.cleared == 2 * everyone.totals.clears >= 2
 
 
+@pytest.mark.parametrize(("alpha", "budget"), [(0.0, 100), (0.1, 90), (0.55, 45), (0.8, 20), (0.995, 0)])
+def test_the_budget_is_the_exact_share_of_the_memory(alpha: float, budget: int) -> None:
+    assert StepOptions(memory=100, alpha=alpha).budget == budget
+
+
 def test_a_request_over_the_budget_runs_exclusively() -> None:
     requests = [RoundRequest(0, 2, 20, 20), RoundRequest(0, 1, 3, 3)]
     for policy in ("mc-sf", "mc-sf-skip", "tandem"):

@@ -105,6 +105,16 @@ def test_a_smaller_request_of_a_low_class_keeps_no_higher_class_from_a_slot():
     assert (found.preempt, found.offer) == (running, [high])
 
 
+@pytest.mark.parametrize("many", [{"priority": 0, "ago_ms": URGENT_MS}, {"priority": 1, "ago_ms": 2_000}])
+def test_many_smaller_requests_keep_no_higher_class_from_a_slot(many: dict[str, float]):
+    """Those of the lowest class may take none; the others have time."""
+    low = [waits(f"a-{number}", prompt=10, predicted=1, **many) for number in range(40)]
+    high = waits("b-high", priority=2, prompt=10, predicted=50, ago_ms=URGENT_MS)
+    running = [runs("runs", predicted=300)]
+    found = plan("srmt", [*low, high], running, free=100, slots=0)
+    assert (found.preempt, found.offer) == (running, [high])
+
+
 def test_a_free_slot_is_used_before_one_is_taken():
     urgent = [waits(f"urgent-{n}", priority=2, prompt=10, predicted=5, ago_ms=URGENT_MS) for n in range(2)]
     running = [runs("a", predicted=300)]

@@ -301,23 +301,28 @@ def test_the_wait_bound_is_earlier_if_waiting_longer_is_pointless() -> None:
     assert wait_bound(patient, Footprint(10), PACE, OPTIONS) == Duration(request.arrival + seconds(30))
 
 
-def test_a_serial_owner_frees_memory_as_it_works():
+@pytest.mark.parametrize("computed", [0, 600])
+def test_a_serial_owner_frees_memory_as_it_works(computed: int):
     ledger = MemoryLedger({Owner.EMBEDDING: 1_000})
     for name in "abcd":
         ledger.open(name, Owner.EMBEDDING, Footprint(250, steps=1_000), priority=0)
+    wish = {"ago_ms": 0, "at": 0, "accepted": False, "undecided": True, "footprint": Footprint(250)}
+    held = waiting_of(wish, 1, "edf").request
     share = Share(
         ceiling=1_000, held=1_000, deficit=0, largest=1_000, free_slots=9,
         leases=ledger.table(Owner.EMBEDDING), pace=PACE, is_serial=True,
+        calls=tuple((replace(held, id=name), 1_000 - computed) for name in "abcd"),
     )  # fmt: skip
-    wish = {"ago_ms": 0, "at": 0, "accepted": False, "undecided": True}
 
     def wait_ms(base: int, *, ahead: float = 0.0) -> float:
-        waiting = waiting_of({**wish, "footprint": Footprint(base)}, 0, "edf")
+        request = replace(held, slo=Slo(ttft=milliseconds(1)))
+        waiting = replace(waiting_of(wish, 0, "edf"), request=request, footprint=Footprint(base))
         return predicted_wait(share, LookAhead(share.leases), waiting, ahead=ahead) / 1e6
 
-    # 4,000 tokens of 0.1 ms each hold the pool: a quarter is free after a quarter of the work.
-    assert [wait_ms(base) for base in (250, 500, 1_000)] == [100, 200, 400]
-    assert wait_ms(250, ahead=2_000) == 300
+    # Calls of 0.1 ms a token hold the pool: a quarter is free after a quarter of what is not computed yet.
+    left = (1_000 - computed) / 1_000
+    assert [wait_ms(base) for base in (250, 500, 1_000)] == [100 * left, 200 * left, 400 * left]
+    assert wait_ms(250, ahead=2_000) == 100 * left + 200
 
 
 def test_requests_that_can_be_on_time_go_before_late_ones():

@@ -37,6 +37,22 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
     bench(scenario)
 
 
+def test_a_request_without_its_first_token_counts_as_when_it_was_admitted(bench):
+    async def scenario(b):
+        snapshots, now = b.service.gate.dispatcher.snapshots, b.service.gate.dispatcher._clock.now()
+        for _ in range(16):
+            b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
+        idle = snapshots.share(Owner.LLM, 0, now).decode_load
+        unread = await b.ask("a prompt", max_tokens=8, tpot_ms=80)
+        found = snapshots.share(Owner.LLM, 0, now).decode_load
+        planned = idle.with_request(unread.ticket.request, unread.ticket.footprint)
+        assert found.tokens.tolist() == planned.tokens.tolist() != []
+        assert found.time_left.tolist() == planned.time_left.tolist()
+        await unread.aclose()
+
+    bench(scenario)
+
+
 class TickingClock:
     """A clock that advances by 1 ns with each reading, as the host's does."""
 
