@@ -195,6 +195,7 @@ class SimulatedGenerator:
         # A resumed request has its previous output in the prompt.
         left = self._lengths(request) - (len(prompt) - request.prompt_tokens)
         generation = open_stream(
+            request.id,
             prompt,
             left=left,
             max_tokens=sampling.max_tokens,
@@ -308,9 +309,11 @@ class SimulatedGenerator:
         held: dict[str, int] | None = None
         if policy is not None:
             held = {}
-            for request_id, generation in self._generations.items():
-                if blocks := generation.held_blocks:
-                    held[request_id] = blocks * size
+            for sample in policy.running:
+                # Of the readers of a shared block one counts it.
+                if blocks := sample.blocks - sample.state.shared + sample.state.carried:
+                    name = sample.generation.request_id
+                    held[name] = held.get(name, 0) + blocks * size
         return EngineState(
             used_bytes=engine.used_blocks * size,
             total_bytes=self.kv_bytes,

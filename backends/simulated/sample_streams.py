@@ -40,6 +40,7 @@ class SampleStream:
     `take` is called with each delta but the last of each sample; None if the stream is read like any other.
     """
 
+    request_id: str
     samples: Sequence[Sample]
     take: TakeDelta | None = None
     # Looking it up makes a system call, and every token is waited for.
@@ -51,15 +52,6 @@ class SampleStream:
 
     def __post_init__(self) -> None:
         self._open = len(self.samples)
-
-    @property
-    def held_blocks(self) -> int:
-        """Blocks held under a policy; of the readers of a shared block one counts it."""
-        held = 0
-        for sample in self.samples:
-            if sample.blocks:
-                held += sample.blocks - sample.state.shared + sample.state.carried
-        return held
 
     @property
     def is_awaited(self) -> bool:
@@ -95,6 +87,7 @@ class SampleStream:
 
 
 def open_stream(
+    request_id: str,
     prompt: Sequence[int],
     *,
     left: int,
@@ -108,9 +101,8 @@ def open_stream(
     `cached_by` is the number of tokens of a block; None without a prefix cache.
     """
     output, is_capped = max(1, min(left, max_tokens)), left >= max_tokens
-    generation = SampleStream(
-        [Sample(len(prompt), output, index=index, is_capped=is_capped) for index in range(samples)], take
-    )
+    drawn = [Sample(len(prompt), output, index=index, is_capped=is_capped) for index in range(samples)]
+    generation = SampleStream(request_id, drawn, take)
     for sample in generation.samples:
         sample.generation = generation
         if cached_by is not None:

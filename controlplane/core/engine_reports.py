@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from controlplane.core.clock import NO_TIME, Duration
 from controlplane.core.pool_view import Pace
@@ -35,8 +36,7 @@ class EngineState:
     waited: Duration = NO_TIME
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStep:
+class EngineStep(NamedTuple):
     """Work of one engine step, and the time since the previous step.
 
     `waited` is the part of that time that decode pacing left to other work.

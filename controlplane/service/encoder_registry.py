@@ -51,7 +51,7 @@ class EncoderRegistry(Mapping[str, Embedder]):
     @property
     def running(self) -> list[Embedder]:
         """All workers that may compute, the leaving ones last."""
-        return [*self.values(), *self.leaving]
+        return [*self.embedders.values(), *self.rerankers.values(), *self.leaving]
 
     @property
     def counts(self) -> WorkerCounts:

@@ -29,8 +29,8 @@ class GateInFront:
         limits = AdmissionOptions(0, milliseconds(_MAX_WAIT_MS), milliseconds(0), tpot_guard=False)
         self._scheduler = scheduler
         self._admission = Admission(limits, fits_ahead)
-        self._precedes = engine_precedence(options)
-        self._cutoff = self._precedes.cutoff
+        self._precedence = engine_precedence(options)
+        self._cutoff = self._precedence.cutoff
         self._entries: dict[str, Waiting] = {}
 
     def rejects(self, state: RequestState, now: Instant) -> bool:
@@ -48,7 +48,7 @@ class GateInFront:
         share = replace(
             share,
             engine_work_ahead=lambda waiting: self._work_ahead(waiting, view.pace.step),
-            engine_keeps=lambda waiting: self._precedes.kept(share.leases, weights, waiting),
+            engine_keeps=lambda waiting: self._precedence.kept(share.leases, weights, waiting),
         )
         verdict = self._admission.try_forward(share, LookAhead(share.leases), entry, now)
         if isinstance(verdict, Reject):
@@ -67,7 +67,7 @@ class GateInFront:
 
     def _work_ahead(self, entry: Waiting, step: Duration) -> float:
         waiting = [self._entries[request.request_id] for request in self._scheduler.waiting]
-        ahead = sum(other.work for other in waiting if self._precedes(other, entry))
+        ahead = sum(other.work for other in self._precedence.before(entry, waiting))
         if self._cutoff is not None:
             ahead += self._cutoff.work_ahead(entry, waiting, *self._memory(), step)
         return ahead

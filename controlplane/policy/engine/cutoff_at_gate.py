@@ -61,7 +61,7 @@ def _is_guess(waiting: Waiting) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EnginePrecedence:
-    """Whether an engine starts one waiting request before another: the smaller `key` goes first.
+    """The order in which an engine starts waiting requests: the smaller `key` goes first.
 
     `cutoff` is None if the engine has no size cutoff. An engine preempts running requests of more than
     `preempt_ratio` times the size of an urgent one; None: those of a lower priority.
@@ -78,10 +78,10 @@ class EnginePrecedence:
         sizes = (leases.base + leases.per_step * leases.steps / 2) * leases.steps / np.array(weights)
         return leases.only(np.flatnonzero(sizes <= self.preempt_ratio * size_of(waiting)).tolist())
 
-    def __call__(self, first: Waiting, second: Waiting) -> bool:
-        """Whether the engine starts `first` before `second`."""
-        is_before: bool = self.key(first) < self.key(second)
-        return is_before
+    def before(self, waiting: Waiting, others: Iterable[Waiting]) -> list[Waiting]:
+        """Those of `others` that the engine starts before the request."""
+        key, own = self.key, self.key(waiting)
+        return [other for other in others if key(other) < own]
 
 
 def by_rank(waiting: Waiting) -> Rank:

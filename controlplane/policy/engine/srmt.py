@@ -28,7 +28,8 @@ Keys of the order: remaining memory-time plus prefill cost over the weight, arri
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from heapq import heappop, heappush, nsmallest
+from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -110,6 +111,7 @@ class ShortestRemainingMemoryTime:
         self._paused = WaitingIndex[tuple[int, str]]()
         self._prefill_price = 0.0
         self._lost: list[tuple[Age, RequestState]] = []
+        self._lost_by_size = WaitingIndex[Key]()
         self._due: list[tuple[int, str]] = []
         self._is_lost: dict[str, bool] = {}
         self._aged = AgedShare(options.aged_share)
@@ -129,6 +131,7 @@ class ShortestRemainingMemoryTime:
             self._new.remove(state)
         elif is_lost:
             del self._lost[bisect_left(self._lost, _age(state), key=_first)]
+            self._lost_by_size.drop(request_id)
         else:
             self._index_of(state).drop(request_id)
 
@@ -154,7 +157,8 @@ class ShortestRemainingMemoryTime:
         if high <= _PRICE_CHANGE * low:
             return
         self._prefill_price = price
-        self._unstarted.resort(lambda state: self._key(state, state.remaining()))
+        for index in (self._unstarted, self._lost_by_size):
+            index.resort(lambda state: self._key(state, state.remaining()))
 
     def _sort_new(self, view: EngineView) -> None:
         """Puts each new request into its lane, and moves those that became late to the lost lane."""
@@ -206,6 +210,8 @@ class ShortestRemainingMemoryTime:
     def _mark_lost(self, state: RequestState) -> None:
         self._is_lost[state.request.id] = True
         insort(self._lost, (_age(state), state), key=_first)
+        left = state.remaining()
+        self._lost_by_size.add(state, self._key(state, left), left, None)
 
     def plan(self, view: EngineView) -> StepPlan:
         """Preempts for a shortage, then starts aged, preempted, unstarted and lost requests in this order."""
@@ -362,8 +368,7 @@ class ShortestRemainingMemoryTime:
             builder.start_if_fits_to_end(state)
         if not self._lost or (left := self._left_for_lost(builder.view)) <= 0:
             return
-        lost = (state for _, state in self._lost)
-        for state in nsmallest(_LOST_AT_ONCE, lost, key=lambda state: self._key(state, state.remaining())):
+        for _, state in islice(self._lost_by_size, _LOST_AT_ONCE):
             need = builder.need_at_end(state)
             if need > left or not builder.start_if_fits_to_end(state):
                 return

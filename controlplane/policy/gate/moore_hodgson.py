@@ -8,16 +8,15 @@ rejected keeps its place; if it is late even without the others, no job is remov
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from controlplane.core.clock import Instant
 from controlplane.core.pool_view import Share
 from controlplane.core.request import Request
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DeadlineJob:
+class DeadlineJob(NamedTuple):
     """One embedding call with a deadline.
 
     `tokens` are those still to be computed. `priority` is the priority of its class, None for a job that must

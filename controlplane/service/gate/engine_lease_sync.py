@@ -24,8 +24,8 @@ from predictors.timing.online_step_time import ReportedPace
 class EngineLeases:
     """Copies the blocks that the engine reports into the ledger.
 
-    `tickets` is the dispatcher's table, and `options` those of the engine's policy. `precedes(a, b)` is true
-    if the engine starts `a` before `b`.
+    `tickets` is the dispatcher's table, and `options` those of the engine's policy. `precedence` is the
+    order in which the engine starts requests.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class EngineLeases:
         """Time of the report before the last one of steps: the engine has planned a step with all requests
         forwarded before it. The last report may have been on its way when later ones were forwarded."""
         self._options = options
-        self.precedes = engine_precedence(options)
+        self.precedence = engine_precedence(options)
         step_cost = next((generator.step_cost for generator in generators.values()), None)
         self.pace_estimator = ReportedPace(step_cost)
 
     def set_options(self, options: EngineOptions) -> None:
         """Follows a change of the engine's options; equal ones keep what the size cutoff has learned."""
         if options != self._options:
-            self._options, self.precedes = options, engine_precedence(options)
+            self._options, self.precedence = options, engine_precedence(options)
 
     def sync(self, now: Instant) -> None:
         """Sets each lease to the bytes that its request held after the engine's last step."""
@@ -89,7 +89,7 @@ class EngineLeases:
             per_step = ticket.footprint.per_step if size else 0
             self._ledger.set_reported(ticket.lease, held=size, per_step=per_step)
         self._held = held
-        if (cutoff := self.precedes.cutoff) is not None and pace is not None:
+        if (cutoff := self.precedence.cutoff) is not None and pace is not None:
             cutoff.stepped(now, *self._memory(), pace.step)
 
     def has_started(self, ticket: Ticket) -> bool:
@@ -106,7 +106,7 @@ class EngineLeases:
 
     def arrived(self, ticket: Ticket) -> None:
         """Records a new request, which the gate may still reject."""
-        cutoff, entry = self.precedes.cutoff, ticket.entry
+        cutoff, entry = self.precedence.cutoff, ticket.entry
         if cutoff is not None and entry is not None and entry.request.kind is Kind.GENERATE:
             cutoff.arrived(entry)
 
@@ -114,22 +114,23 @@ class EngineLeases:
         """The leases that the engine would not preempt for `waiting`."""
         leases = self._ledger.table(Owner.LLM)
         weights = [self._tickets[name].request.service_class.weight for name in leases.ids]
-        return self.precedes.kept(leases, weights, waiting)
+        return self.precedence.kept(leases, weights, waiting)
 
     def work_ahead(self, waiting: Waiting) -> float:
         """The work of forwarded requests that hold no blocks and that the engine starts before `waiting`.
 
         For a request above the engine's size cutoff, the work that goes before it while the load lasts.
         """
+        generate = Kind.GENERATE
         queued = [
             entry
             for ticket in self._tickets.values()
             if (entry := ticket.entry) is not None
             and ticket.lease is not None
-            and entry.request.kind is Kind.GENERATE
+            and entry.request.kind is generate
             and entry.request.id not in self._held
         ]
-        ahead = sum(entry.work for entry in queued if self.precedes(entry, waiting))
-        if (cutoff := self.precedes.cutoff) is not None and (pace := self.pace_estimator.pace) is not None:
+        ahead = sum([entry.work for entry in self.precedence.before(waiting, queued)])
+        if (cutoff := self.precedence.cutoff) is not None and (pace := self.pace_estimator.pace) is not None:
             ahead += cutoff.work_ahead(waiting, queued, *self._memory(), pace.step)
         return ahead

@@ -40,10 +40,10 @@ def pause_costs(
     per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
     leases = ledger.table(Owner.LLM)
     remaining = dict(zip(leases.ids, map(int, leases.steps.tolist()), strict=True))
-    running, waiting, prompt_tokens = list[WeightedSlo](), list[WeightedSlo](), 0
+    running, waiting, prompt_tokens, generate = list[WeightedSlo](), list[WeightedSlo](), 0, Kind.GENERATE
     for ticket in tickets:
         request = ticket.request
-        if ticket.lease is None or request.kind is not Kind.GENERATE:
+        if ticket.lease is None or request.kind is not generate:
             continue
         first = 0.0
         if ticket.timeline.first_token is None:

@@ -213,9 +213,9 @@ def _started_generations(
     # long.
     columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)
     states = dict(zip(leases.ids, columns, strict=True))
-    started = []
+    started, generate = [], Kind.GENERATE
     for ticket in tickets:
-        if ticket.lease is None or ticket.request.kind is not Kind.GENERATE:
+        if ticket.lease is None or ticket.request.kind is not generate:
             continue
         held, remaining = states[ticket.request.id]
         if not held:

@@ -1,8 +1,7 @@
 """Counts the time of the device by owner."""
 
 from collections import deque
-from dataclasses import dataclass
-from itertools import takewhile
+from typing import NamedTuple
 
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.request import Owner
@@ -11,8 +10,7 @@ from controlplane.core.request import Owner
 _KEPT = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class CountedWork:
+class CountedWork(NamedTuple):
     """A step or pass that took the time from `began` to `ended`, and what of it was counted."""
 
     began: int
@@ -33,12 +31,14 @@ class DeviceTime:
     def count(self, owner: Owner, ended: Instant, took: Duration, alone: Duration) -> Duration:
         """The counted time of work that ended now, took `took`, and takes `alone` without other work."""
         began = ended - took
-        others = sum(
-            _within(one, began, ended)
-            for other in Owner
-            if other is not owner
-            for one in takewhile(lambda one: one.ended > began, reversed(self._counted[other]))
-        )
+        others = 0
+        for other, work in self._counted.items():
+            if other is owner:
+                continue
+            for one in reversed(work):
+                if one.ended <= began:
+                    break
+                others += _within(one, began, ended)
         counted = Duration(max(0, min(alone, took - others)))
         self._counted[owner].append(CountedWork(began, ended, counted))
         return counted

@@ -36,7 +36,7 @@ class RateObserver:
         self._pause_costs = pause_costs
         self._encoders = encoders
         self._metrics = metrics
-        self._fail_open = fail_open
+        self._guard = fail_open[Subject.PACE]
         self.on_pass: list[Callable[[Embedder, EmbeddingPass], None]] = []
         self._has_pass_ended = False
 
@@ -54,12 +54,12 @@ class RateObserver:
 
     def _added(self, embedder: Embedder) -> None:
         self._attach(embedder)
-        with self._fail_open[Subject.PACE]:
+        with self._guard:
             if isinstance(estimator := self._pace_estimators[Owner.EMBEDDING], ModelPaces):
                 estimator.add(embedder)
 
     def _observe_step(self, done: EngineStep) -> None:
-        with self._fail_open[Subject.PACE]:
+        with self._guard:
             work = StepWork(done.prefill_tokens, done.decodes, done.cells)
             # A pass may have ended during the step, before the step is reported.
             is_shared = self._has_pass_ended or any(e.is_computing for e in self._encoders.running)
@@ -84,7 +84,7 @@ class RateObserver:
 
     def _observe_pass(self, embedder: Embedder, done: EmbeddingPass) -> None:
         self._has_pass_ended = True
-        with self._fail_open[Subject.PACE]:
+        with self._guard:
             self._metrics.batch_tokens.observe(done.padded_tokens)
             self._count(Owner.EMBEDDING, done.elapsed, self._alone(embedder, done))
             self._metrics.handover_time += to_seconds(done.handover)

@@ -142,6 +142,10 @@ class MonotonicClock:
 class LoopClock:
     """The time of the event loop in which the clock is first read; it may be virtual."""
 
+    def __init__(self) -> None:
+        # Virtual time stands still while all tokens of a step are stamped.
+        self._read, self._now = -1.0, Instant(-1)
+
     @cached_property
     def _loop_time(self) -> Callable[[], float]:
         # Looking up the running loop makes a system call, and every token is stamped.
@@ -149,4 +153,6 @@ class LoopClock:
 
     def now(self) -> Instant:
         """The loop's time in nanoseconds."""
-        return Instant(seconds(self._loop_time()))
+        if (read := self._loop_time()) != self._read:
+            self._read, self._now = read, Instant(seconds(read))
+        return self._now

@@ -133,7 +133,8 @@ def waiting_entry(name: str, *, work: float, rank: int, weight: float = 1.0) -> 
 @pytest.mark.parametrize(("weight", "goes_first"), [(1.0, False), (3.9, False), (4.1, True)])
 def test_engine_precedence_by_work_counts_the_weights(weight, goes_first):
     large, small = waiting_entry("a", work=4.0, rank=2, weight=weight), waiting_entry("b", work=1.0, rank=1)
-    assert engine_precedence(EngineOptions(ordering="srmt"))(large, small) == goes_first
+    before = engine_precedence(EngineOptions(ordering="srmt")).before(small, [large])
+    assert before == ([large] if goes_first else [])
 
 
 def test_only_srmt_with_a_cutoff_has_one_at_the_gate():
@@ -146,6 +147,6 @@ def test_engine_precedence_uses_the_gates_rank_where_the_gate_has_one(provided):
     provided(("ordering", "third-party", "controlplane.policy.gate.ordering:Fcfs"))
     early, small = waiting_entry("a", work=9.0, rank=1), waiting_entry("b", work=1.0, rank=2)
     for name, first in (("edf", early), ("third-party", early), ("srmt", small)):
-        precedes = engine_precedence(EngineOptions(ordering=name))
-        assert precedes(early, small) == (first is early)
-        assert precedes(small, early) == (first is small)
+        precedence = engine_precedence(EngineOptions(ordering=name))
+        assert precedence.before(small, [early]) == ([early] if first is early else [])
+        assert precedence.before(early, [small]) == ([small] if first is small else [])

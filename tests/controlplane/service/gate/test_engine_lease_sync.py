@@ -195,11 +195,11 @@ def test_a_new_length_forecast_reaches_the_engine_during_generation(bench):
 def test_only_changed_engine_options_reset_what_the_size_cutoff_has_learned(bench):
     async def scenario(b):
         leases = b.service.gate.dispatcher._engine_leases
-        learned = leases.precedes.cutoff
+        learned = leases.precedence.cutoff
         assert learned is not None
         await b.service.reconfiguration.change({"admission": {"max_waiting": 7}}, source="test")
-        assert leases.precedes.cutoff is learned
+        assert leases.precedence.cutoff is learned
         await b.service.reconfiguration.change({"scheduling": {"engine": {"settle_steps": 7}}}, source="test")
-        assert leases.precedes.cutoff is not learned
+        assert leases.precedence.cutoff is not learned
 
     bench(scenario, generator=ordering(), **ORDERED)
