@@ -79,7 +79,11 @@ def facts_of(found, path=Path("my.yaml")):
         (tuned(compared([5.0, 6.0, 5.5])), "better", "70.0 -> 75.5 %, +5.5 points"),
         (tuned(compared([5.0, -6.0, 5.5])), "nothing-better", "no more than chance"),
         (tuned(compared([5.0, 6.0, 5.5], lost=3)), "nothing-better", "than they may: batch 3.0"),
-        (tuned(best=False), "nothing-better", "of 2 trials, 2 of them on all blocks, none has a higher attainment"),
+        (
+            tuned(best=False),
+            "nothing-better",
+            "of 2 trials, 2 of them on all blocks, none has a higher attainment",
+        ),
         (tuned(effects=[]), "nothing-better", "no changed key of the best trial"),
         (tuned(cuts=["verdict: there is none"]), "nothing-better", "the time was over before the verdict"),
         (

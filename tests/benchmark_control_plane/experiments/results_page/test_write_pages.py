@@ -233,7 +233,7 @@ def test_the_committed_form_is_smaller_and_yields_the_same_tables(tmp_path: Path
     assert len(file.read_text()) < 0.5 * len(json.dumps(results, indent=1))
     whole = tmp_path / "whole"
     whole.mkdir()
-    # With the digits of the committed form, since half a unit in the last place of a table may fall either way.
+    # With the digits of the committed form: half a unit in the last place of a table may fall either way.
     digits = {"max_goodput_rate": json.loads(file.read_text())["max_goodput_rate"]}
     (whole / "mix-memory.json").write_text(json.dumps({**results, **digits}))
     tables = [write_pages.results_page(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
