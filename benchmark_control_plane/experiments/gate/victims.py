@@ -2,8 +2,11 @@
 
     python -m benchmark_control_plane.experiments.gate.victims configs/bench/eviction.yaml [--results FILE]
 
-Each rule ranks the running requests of one priority, in the engine (`edf`) or, with vLLM's own scheduler, at
-the gate; lower priorities always go first. Simulated; ten minutes. Prints the promises kept in percent.
+Each rule ranks the running requests of one priority: in an engine with a static order (`edf`), at the gate
+with vLLM's own scheduler, or in the default order (`srmt`); lower priorities always go first. In `srmt` the
+values of its own ranking are given to the requests in the order of the rule, so that as many may be preempted
+for an urgent one. `own` is its own ranking, also without one of its terms. Simulated; two minutes. Prints
+the promises kept in percent.
 """
 
 import argparse
@@ -15,6 +18,8 @@ from statistics import mean
 from typing import Any, cast
 from zlib import crc32
 
+import numpy as np
+
 from benchmark_control_plane.common.command_line import data_folder_option
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.judge.experiment_file import read_experiment
@@ -22,8 +27,11 @@ from benchmark_control_plane.judge.measurement_stages import Bench, objectives_f
 from benchmark_control_plane.judge.system_schema import SystemSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.pool_view import Running
-from controlplane.policy.gate.preemption import VictimRank, latest_started
-from controlplane.policy.registry import VICTIMS
+from controlplane.policy.engine.interface import EngineView
+from controlplane.policy.engine.plan_builder import LOST_LANE, Ranking
+from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime, SrmtOptions
+from controlplane.policy.gate.preemption import VictimRank, in_preemption_order, latest_started
+from controlplane.policy.registry import ENGINE_POLICIES, VICTIMS, EnginePolicyFactory
 
 _TAU = milliseconds(100)
 
@@ -59,22 +67,71 @@ ENGINE_ARMS: dict[str, VictimRank] = {
     "cost-without-slack": lambda running: cost(running, slack=False),
 }
 GATE_ARMS = ("latest-started", "random", "most-recompute", "cost")
+SRMT_ARMS = ("latest-started", "random", "least-recently-used", "most-recompute", "least-recompute")
+_OWN_TERMS: dict[str, dict[str, float]] = {
+    "own": {},
+    "own-without-recompute": {"recompute_weight": 0},
+    "own-without-cutoff": {"size_cutoff_share": 0},
+}
+"""Arms by the options of `srmt` that differ; of one without a size cutoff no requests are beyond it."""
+
+
+class RankedSrmt(ShortestRemainingMemoryTime):
+    """SRMT that preempts in the order of another rule."""
+
+    def __init__(self, options: SrmtOptions, rank: VictimRank) -> None:
+        super().__init__(options)
+        self._rank_of = rank
+
+    def _ranked(self, view: EngineView) -> Ranking:
+        running, tokens = view.running, view.block_tokens
+        seen = [state.as_running(view.now, state.held * tokens, view.pace) for state in running]
+        place = {name: index for index, name in enumerate(running.ids)}
+        order = [place[one.request_id] for one in in_preemption_order(seen, self._rank_of)]
+        sizes = np.empty(len(order))
+        sizes[order] = np.sort(super()._ranked(view).sizes)[::-1]
+        return Ranking(running, sizes, spared=self._aged.running)
+
+
+class SrmtWithoutSlack(ShortestRemainingMemoryTime):
+    """SRMT that does not preempt lost requests before others."""
+
+    def _ranked(self, view: EngineView) -> Ranking:
+        sizes = super()._ranked(view).sizes
+        sizes = np.where(sizes >= LOST_LANE, sizes - LOST_LANE, sizes)
+        return Ranking(view.running, sizes, spared=self._aged.running)
+
+
+def _srmt_by(rank: VictimRank) -> EnginePolicyFactory:
+    return lambda options: RankedSrmt(options.srmt(), rank)
+
+
+def _register_arms() -> None:
+    """Adds the rules to the tables of policies."""
+    cast(dict[str, VictimRank], VICTIMS).update(ENGINE_ARMS)
+    policies = cast(dict[str, EnginePolicyFactory], ENGINE_POLICIES)
+    policies["own-without-slack"] = lambda options: SrmtWithoutSlack(options.srmt())
+    policies["own"] = policies["srmt"]
+    for arm in SRMT_ARMS:
+        policies[arm] = _srmt_by(ENGINE_ARMS[arm])
 
 
 def systems() -> list[SystemSection]:
     """One system for each arm."""
-    places: list[tuple[str, Any, Sequence[str]]] = [
-        ("engine", {}, list(ENGINE_ARMS)),
-        ("gate", "off", GATE_ARMS),
-    ]
+    scheduling: dict[str, dict[str, Any]] = {}
+    for arm in ENGINE_ARMS:
+        scheduling[f"edf: {arm}"] = {"engine": {"ordering": "edf"}, "victims": arm}
+    for arm in GATE_ARMS:
+        scheduling[f"gate: {arm}"] = {"engine": "off", "victims": arm}
+    for arm in (*SRMT_ARMS, "own-without-slack"):
+        scheduling[f"srmt: {arm}"] = {"engine": {"ordering": arm}}
+    for arm, changes in _OWN_TERMS.items():
+        # Under another name, so that the gate makes the same estimate as for the other rules.
+        scheduling[f"srmt: {arm}"] = {"engine": {"ordering": "own", **changes}}
+    scheduling["srmt"] = {"engine": {}}
     return [
-        SystemSection(
-            name=f"{place}: {arm}",
-            kind="ablation",
-            simulated={"scheduling": {"engine": engine, "victims": arm}},
-        )
-        for place, engine, arms in places
-        for arm in arms
+        SystemSection(name=name, kind="ablation", simulated={"scheduling": sections})
+        for name, sections in scheduling.items()
     ]
 
 
@@ -85,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="replaces the seeds of the experiment")
     add_results(parser)
     options = parser.parse_args(arguments)
-    cast(dict[str, VictimRank], VICTIMS).update(ENGINE_ARMS)
+    _register_arms()
     experiment = read_experiment(options.experiment, data_folder_option(None))
     plan, reference = experiment.plan, experiment.plan.reference_system
     assert plan.capacity.rps is not None, "the experiment states the capacity"
