@@ -5,8 +5,8 @@
 Each rule ranks the running requests of one priority: in an engine with a static order (`edf`), at the gate
 with vLLM's own scheduler, or in the default order (`srmt`); lower priorities always go first. In `srmt` the
 values of its own ranking are given to the requests in the order of the rule, so that as many may be preempted
-for an urgent one. `own` is its own ranking, also without one of its terms. Simulated; twenty minutes. Prints
-the promises kept in percent.
+for an urgent one. `own` is its own ranking, also without one of its terms. Simulated; two minutes. Prints
+the attainment in percent.
 """
 
 import argparse
