@@ -15,7 +15,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
         "fleet-accuracy", "fleet-accuracy-overload", "fleet-capacity", "fleet-faults", "fleet-order",
         "fleet-policies", "fleet-report-cost",
     ),
-    "0058": ("mix-compute", "plugin-cost", "victims"),
+    "0058": ("mix-compute", "plugin-cost"),
     "0060": ("one-gpu",),
     "0061": ("admission", "forecast", "memory-pressure", "quota", "retry-after", "tpot"),
     "0064": ("traces",),
@@ -37,7 +37,7 @@ INDEPENDENT = frozenset(
 )  # fmt: skip
 """Results of no gate and no scheduler of the server."""
 CURRENT = frozenset(
-    ("fault-suite", "fleet-routers", "fleet-traces", "hostile-input", "mix-memory", "soak"),
+    ("fault-suite", "fleet-routers", "fleet-traces", "hostile-input", "mix-memory", "soak", "victims"),
 )
 """Results of the present rules."""
 PRECEDES: Mapping[str, str] = {name: number for number, names in _PRECEDES.items() for name in names}
