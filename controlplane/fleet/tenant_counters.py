@@ -6,7 +6,11 @@ reports of a box, so that no store is shared and a lost report loses nothing. A 
 level with the least served active tenant: idle time earns no credit.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+
+_MOST_LEFT = 1_000
+"""Boxes that left whose totals are kept: one that was only silent comes back as the same process."""
 
 
 class TenantCounters:
@@ -15,6 +19,7 @@ class TenantCounters:
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
         self._totals: dict[str, tuple[str, dict[str, int]]] = {}
+        self._left: OrderedDict[str, None] = OrderedDict()
         self._counters: dict[str, float] = {}
         self._active: frozenset[str] = frozenset()
 
@@ -23,6 +28,7 @@ class TenantCounters:
 
         Totals of a new process count from zero. A total below the last one came late and is ignored.
         """
+        self._left.pop(box, None)
         known_epoch, known = self._totals.get(box, (epoch, {}))
         if known_epoch != epoch:
             known = {}
@@ -36,8 +42,15 @@ class TenantCounters:
         return deltas
 
     def forget(self, box: str) -> None:
-        """Drops the totals of a box that left the fleet; what it served stays counted."""
-        self._totals.pop(box, None)
+        """Drops the totals of a box that left the fleet, once a thousand others have left after it.
+
+        What it served stays counted.
+        """
+        if box in self._totals:
+            self._left[box] = None
+            self._left.move_to_end(box)
+        if len(self._left) > _MOST_LEFT:
+            del self._totals[self._left.popitem(last=False)[0]]
 
     def set_active(self, tenants: Iterable[str]) -> None:
         """States which tenants have requests now; those that had none before are lifted."""

@@ -21,8 +21,23 @@ def test_a_new_process_counts_from_zero_and_a_late_report_adds_nothing() -> None
     counters.heard("box-0", "e", {"a": 100})
     assert counters.heard("box-0", "e", {"a": 60}) == {}
     assert counters.heard("box-0", "f", {"a": 60}) == {"a": 60}
+
+
+def test_a_box_that_was_silent_is_not_counted_twice_when_it_comes_back() -> None:
+    """A router drops a box that does not answer, and takes the same process again when it does."""
+    counters = TenantCounters()
+    counters.heard("box-0", "e", {"a": 100})
     counters.forget("box-0")
-    assert counters.heard("box-0", "f", {"a": 60}) == {"a": 60}
+    assert counters.heard("box-0", "e", {"a": 130}) == {"a": 30}
+
+
+def test_the_totals_of_boxes_that_left_for_ever_are_dropped() -> None:
+    counters = TenantCounters()
+    for box in range(1_100):
+        counters.heard(f"box-{box}", "e", {"a": 1})
+        counters.forget(f"box-{box}")
+        counters.forget("never-heard")
+    assert len(counters._totals) == len(counters._left) == 1_000
 
 
 def test_idle_time_earns_no_credit() -> None:
