@@ -66,13 +66,18 @@ class ChangePlan:
 
 
 def wanted_config(
-    config: Config, content: object, *, source: str = "change", overrides: Mapping[str, Any] | None = None
+    config: Config,
+    content: object,
+    *,
+    source: str = "change",
+    overrides: Mapping[str, Any] | None = None,
+    fixed: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Document]:
     """The configuration that `content` asks for, and the content with its secrets and overrides.
 
     A mapping with `models` is a whole configuration: what it leaves out has its default, and its keys of
-    `server` have the values of `overrides`. Any other is a part, merged key by key into `config`. Raises
-    ConfigError.
+    `server` have the values of `overrides`. Any other is a part, merged key by key into `config`. The keys of
+    `server` in `fixed` have these values in both. Raises ConfigError.
     """
     if not isinstance(content, Mapping):
         raise ConfigError(f"{source}: should be a mapping, a whole configuration or a part of one; send one")
@@ -80,8 +85,8 @@ def wanted_config(
     present = document_of(config)
     stated: Document = unmasked(content, present)
     if not is_whole(stated):
-        return parse(merged(present, stated), source=source), stated
-    whole = overridden(stated, overrides or {})
+        return parse(overridden(merged(present, stated), fixed or {}), source=source), stated
+    whole = overridden(stated, {**(overrides or {}), **(fixed or {})})
     return parse(whole, source=source), whole
 
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane.api.app import create_app
 from controlplane.api.protocol.requests import HEADER_REQUEST_ID
-from controlplane.config import Config, ConfigError, parse
+from controlplane.config import ConfigError, parse
 from controlplane.config.reconfigure import wanted_config
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.service.bootstrap import assemble
@@ -36,15 +36,14 @@ class Box:
 
         Raises ConfigError or BackendDown.
         """
-        self._router_key_sha256 = sha256(router_key.encode()).hexdigest()
-        self._config = self._with_router_key(parse(content, source="config"))
+        digest = sha256(router_key.encode()).hexdigest()
+        stated = parse(content, source="config")
+        self._config = replace(stated, server=replace(stated.server, router_key_sha256=digest))
         self._service = assemble(self._config)
-        self._service.reconfiguration.overrides = {"router_key_sha256": self._router_key_sha256}
+        # With another key the routers would get no reports, and the box no requests.
+        self._service.reconfiguration.fixed = {"router_key_sha256": digest}
         await self._service.start()
         self._given_up = asyncio.ensure_future(self._service.until_given_up())
-
-    def _with_router_key(self, config: Config) -> Config:
-        return replace(config, server=replace(config.server, router_key_sha256=self._router_key_sha256))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """The API, which Ray Serve binds to the port of the replica."""
@@ -58,13 +57,13 @@ class Box:
         """
         versions = self._service.reconfiguration
         try:
-            wanted, _ = wanted_config(self._config, part, source=_USER_CONFIG)
+            wanted, _ = wanted_config(self._config, part, source=_USER_CONFIG, fixed=versions.fixed)
         except ConfigError as error:
             versions.failed(error, _USER_CONFIG)
             return
         # `versions` logs these.
         with suppress(ConfigError, Refused, BackendDown, BackendFailed):
-            change = await versions.replace(self._with_router_key(wanted), source=_USER_CONFIG)
+            change = await versions.replace(wanted, source=_USER_CONFIG)
             if change.plan.needs_restart:
                 _log.warning("%s; change the file and deploy it under another name", change)
 

@@ -120,7 +120,8 @@ class Reconfiguration:
     `policies_of` builds the policies of a configuration and the number of its version. `workers` replaces
     those of embedding models and rerankers; without it a change of them needs a restart. `listeners` are
     called with each new version, in the same step of the event loop; they must not raise. `overrides` are the
-    keys of `server` that the command line states; every whole configuration takes their values.
+    keys of `server` that the command line states; every whole configuration takes their values. `fixed` are
+    those that the host of the server needs; no change gives them other values.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Reconfiguration:
         self.versions = deque([self.active], maxlen=_KEPT_VERSIONS)
         self.listeners: list[Callable[[ConfigVersion], None]] = []
         self.overrides: Mapping[str, Any] = {}
+        self.fixed: Mapping[str, Any] = {}
         self.guard: ChangeGuard | None = None
         self._failure: Document | None = None
         self._policies_of = policies_of
@@ -193,7 +195,7 @@ class Reconfiguration:
         """
         async with self._one_change(source, expected, is_dry_run=is_dry_run):
             former = self.active
-            wanted, stated = wanted_config(former.config, content, overrides=self.overrides)
+            wanted, stated = wanted_config(former.config, content, overrides=self.overrides, fixed=self.fixed)
             found = await self._apply(wanted, stated, source=source, is_dry_run=is_dry_run)
             if guard is not None and self.active is not former:
                 self._watch(guard, former)

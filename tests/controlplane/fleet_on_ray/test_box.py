@@ -55,13 +55,21 @@ async def test_a_part_is_laid_over_the_file_and_an_empty_one_is_the_file(started
     assert (versions.active.number, started._service.config.classes["quick"].weight) == (4, None)
 
 
-async def test_a_whole_configuration_sent_to_the_box_keeps_the_routers_key(started: Any) -> None:
-    """As `tandem apply` sends it to each box: the file states no such key, and routers poll with it."""
+@pytest.mark.parametrize("server", [{}, {"router_key_sha256": "0" * 64}, {"router_key_sha256": None}])
+@pytest.mark.parametrize("whole", [CONTENT, {}], ids=["whole", "part"])
+async def test_no_change_takes_the_routers_key_from_the_box(
+    started: Any, whole: dict[str, Any], server: dict[str, Any]
+) -> None:
+    """As `tandem apply` sends it to each box: routers poll with the key, whatever the document states."""
     versions = started._service.reconfiguration
     key = started._service.config.server.router_key_sha256
-    await versions.change({**CONTENT, "classes": {"quick": {"default": True}}}, source="tandem apply")
-    assert list(started._service.config.classes) == ["quick"]
+    stated = {**whole, "server": {"drain_ms": 7, **server}}
+    await versions.change(stated, source="tandem apply")
+    assert started._service.config.server.drain_ms == 7
     assert started._service.config.server.router_key_sha256 == key is not None
+    await started.reconfigure({**stated, "server": {"drain_ms": 8, **server}})
+    assert started._service.config.server.drain_ms == 8
+    assert started._service.config.server.router_key_sha256 == key
 
 
 @pytest.mark.parametrize("part", [{"classes": {"slow": {"weight": -1}}}, {"no": 1}, ["no"]])
