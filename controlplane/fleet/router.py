@@ -217,7 +217,7 @@ class Router:
         pool = self._pool(request.model)
         if not pool.names:
             return None
-        affinity = self._affinity.find(request.session, request.blocks)
+        affinity = self._affinity.find(request.model, request.session, request.blocks)
         place = None if affinity is None else pool.places.get(affinity.box)
         if place is None or not self._boxes[pool.names[place]].keeps_prompts(request.model):
             place = drawn_box(pool.cumulative, draws[0])
@@ -264,7 +264,12 @@ class Router:
         box.sent.append(_Sent(now, request.model, request.service_class, choice.work, held))
         if box.keeps_prompts(request.model):
             self._affinity.sent(
-                choice.box, request.session, request.prompt_tokens, request.blocks, request.block_tokens
+                choice.box,
+                request.model,
+                request.session,
+                request.prompt_tokens,
+                request.blocks,
+                request.block_tokens,
             )
 
     def _pool(self, model: str) -> _Pool:
@@ -328,5 +333,5 @@ class Router:
         prefixes = self._boxes[name].prefixes
         if prefixes is not None and request.blocks:
             return prefixes.cached_tokens(request.blocks)
-        last = self._affinity.find(request.session, request.blocks)
+        last = self._affinity.find(request.model, request.session, request.blocks)
         return last.tokens if last is not None and last.box == name else 0

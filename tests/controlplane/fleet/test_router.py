@@ -1,6 +1,7 @@
 """The router: worked examples, and properties under any reports and draws."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -182,6 +183,28 @@ def test_embeddings_of_a_session_are_computed_anew_and_do_not_move_its_conversat
         router.heard(f"box-{at}", report(0.1, number=2), 1.0)
     again = chosen(router, talk, now=1.0, draws=(0.0, 0.0))
     assert (again.box, again.ttft) == ("box-5", pytest.approx(0.1 + 1e-4))
+
+
+@pytest.mark.parametrize("known", [{"session": "s-1"}, {"blocks": block_hashes(range(640), 16)}])
+def test_a_session_and_a_prefix_belong_to_one_model(known: dict[str, Any]) -> None:
+    """An agent asks a large and a small model in turns; each has its own cache."""
+    models = {name: ModelLoad("llm", 1e-4, 1_000) for name in ("chat", "small")}
+    router, chat, small = Router(), replace(ASK, **known), replace(ASK, model="small", **known)
+
+    def all_report(number: int) -> None:
+        for at in range(10):
+            router.add(f"box-{at}")
+            router.heard(f"box-{at}", replace(report(0.1, number=number), models=models), float(number))
+
+    all_report(1)
+    router.sent(chat, chosen(router, chat, now=1.0, draws=(0.5, 0.0)), 1.0)
+    all_report(2)
+    first = chosen(router, small, now=2.0, draws=(0.2, 0.9))
+    assert (first.box, first.ttft) == ("box-2", pytest.approx(0.1 + 0.1))
+    router.sent(small, first, 2.0)
+    all_report(3)
+    assert chosen(router, chat, now=3.0).box == "box-5"
+    assert chosen(router, small, now=3.0).box == "box-2"
 
 
 def test_a_known_prefix_shortens_the_prompt_by_its_blocks() -> None:
