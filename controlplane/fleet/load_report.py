@@ -58,7 +58,7 @@ class LoadReport:
         utilisation: largest part of memory, slots or TTFT objective in use; 1 where an objective is at risk.
         attainment: share of requests that met their SLO in the last minute, by class.
         served_tokens: tokens that each tenant was served since the start of the process, where requested.
-        prefixes: digest of the prefix cache, where requested.
+        prefixes: digest of the prefix cache of each model that has one, where requested.
     """
 
     epoch: str
@@ -69,7 +69,7 @@ class LoadReport:
     utilisation: float = 0.0
     attainment: Mapping[str, float] = field(default_factory=dict)
     served_tokens: Mapping[str, int] = field(default_factory=dict)
-    prefixes: PrefixDigest | None = None
+    prefixes: Mapping[str, PrefixDigest] = field(default_factory=dict)
 
     def intercept(self, model: str, service_class: str) -> float:
         """Forecast for an empty prompt; of a class that the box does not know, the longest of all.
@@ -106,8 +106,8 @@ class LoadReport:
         extra: dict[str, object] = {}
         if self.served_tokens:
             extra["served"] = dict(self.served_tokens)
-        if self.prefixes is not None:
-            extra["prefixes"] = self.prefixes.to_json()
+        if self.prefixes:
+            extra["prefixes"] = {name: digest.to_json() for name, digest in self.prefixes.items()}
         rest = "," + json.dumps(extra, separators=(",", ":"))[1:-1] if extra else ""
         return dated(self.body() + rest, self.age)
 
@@ -159,7 +159,6 @@ def parse_report(text: str | bytes) -> LoadReport:
             "use": int() | float() as use,
             "met": dict(met),
         }:
-            prefixes = found.get("prefixes")
             report = LoadReport(
                 epoch=epoch,
                 number=number,
@@ -171,7 +170,7 @@ def parse_report(text: str | bytes) -> LoadReport:
                 served_tokens={
                     name: int(n) for name, n in _figures("served", found.get("served", {})).items()
                 },
-                prefixes=None if prefixes is None else _digest(prefixes),
+                prefixes=_digests(found.get("prefixes", {})),
             )
             _require_owners(report)
             return report
@@ -186,11 +185,17 @@ def _require_owners(report: LoadReport) -> None:
             raise InvalidReport(f"models.{name}: owner {model.owner!r} is not in owners")
 
 
-def _digest(value: object) -> PrefixDigest:
+def _digests(values: object) -> dict[str, PrefixDigest]:
+    if not isinstance(values, dict):
+        raise InvalidReport("prefixes: send an object of digests by model")
+    return {name: _digest(f"prefixes.{name}", value) for name, value in values.items()}
+
+
+def _digest(place: str, value: object) -> PrefixDigest:
     try:
         return PrefixDigest.from_json(value)
     except ValueError as error:
-        raise InvalidReport(str(error)) from None
+        raise InvalidReport(f"{place}: {error}") from None
 
 
 def _model(name: str, value: object) -> ModelLoad:

@@ -1,4 +1,4 @@
-"""Bloom filter of the block hashes in a box's prefix cache; it holds no text (Bloom 1970).
+"""Bloom filter of the block hashes in a model's prefix cache; it holds no text (Bloom 1970).
 
 A router that hashes a prompt's blocks as the box does (`controlplane.core.prefix_index.block_hashes`) finds
 how many leading tokens the box has. A false positive makes a forecast too short, and costs no more than that.
@@ -70,14 +70,14 @@ class PrefixDigest:
                 try:
                     bits = base64.b64decode(text, validate=True)
                 except (binascii.Error, ValueError) as error:
-                    raise ValueError(f"prefixes.bits: {error}; send base64") from None
+                    raise ValueError(f"bits: {error}; send base64") from None
                 if len(bits) & (len(bits) - 1) or not _MIN_BITS <= 8 * len(bits) <= _MAX_BITS:
                     raise ValueError(
-                        f"prefixes.bits: {len(bits)} bytes; send a power of two from {_MIN_BITS // 8} to "
+                        f"bits: {len(bits)} bytes; send a power of two from {_MIN_BITS // 8} to "
                         f"{_MAX_BITS // 8}"
                     )
                 return cls(block_tokens, bits)
-        raise ValueError("prefixes: send an object with block_tokens, a positive integer, and bits")
+        raise ValueError("send an object with block_tokens, a positive integer, and bits")
 
 
 def _unsigned(blocks: Iterable[int]) -> npt.NDArray[np.uint64]:

@@ -106,7 +106,7 @@ class _Box:
     report: LoadReport | None = None
     described_at: float = -inf
     sent: list[_Sent] = field(default_factory=list)
-    prefixes: PrefixDigest | None = None
+    prefixes: Mapping[str, PrefixDigest] = field(default_factory=dict)
 
     def load_of(self, model: str) -> ModelLoad | None:
         return None if self.report is None else self.report.models.get(model)
@@ -197,7 +197,7 @@ class Router:
         changed = [m for m, pool in self._pools.items() if (box in pool.places) != (m in report.models)]
         for model in changed:
             del self._pools[model]
-        if report.prefixes is not None or last is None or last.epoch != report.epoch:
+        if report.prefixes or last is None or last.epoch != report.epoch:
             known.prefixes = report.prefixes
         known.report, known.described_at = report, described_at
         # What was sent just before the report was made may not have arrived by then.
@@ -330,7 +330,7 @@ class Router:
         """Leading tokens that the box has: by its digest, or if it sent none, by what it was sent last."""
         if not self._boxes[name].keeps_prompts(request.model):
             return 0
-        prefixes = self._boxes[name].prefixes
+        prefixes = self._boxes[name].prefixes.get(request.model)
         if prefixes is not None and request.blocks:
             return prefixes.cached_tokens(request.blocks)
         last = self._affinity.find(request.model, request.session, request.blocks)

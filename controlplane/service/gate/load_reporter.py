@@ -80,7 +80,7 @@ class LoadReporter:
         if has_tenants:
             report = replace(report, served_tokens=self._dispatcher.accounting.served_tokens)
         if has_prefixes:
-            report = replace(report, prefixes=self._dispatcher.prefixes.digest())
+            report = replace(report, prefixes=self._dispatcher.prefixes.digests())
         return report.to_text()
 
     def report(self) -> LoadReport:

@@ -96,10 +96,9 @@ class PrefixLeases:
         if (index := self._indexes.get(model)) is not None:
             index.forget_unused()
 
-    def digest(self) -> PrefixDigest | None:
-        """Digest of the block hashes of the first model with a prefix cache; None without one."""
-        index = next(iter(self._indexes.values()), None)
-        return None if index is None else PrefixDigest.of(index, index.block_tokens)
+    def digests(self) -> dict[str, PrefixDigest]:
+        """Digest of the block hashes of each model with a prefix cache."""
+        return {name: PrefixDigest.of(index, index.block_tokens) for name, index in self._indexes.items()}
 
     def shared(self, ticket: Ticket) -> tuple[int, int]:
         """Tokens that an admitted request shares with others, and the bytes of its lease that they use."""

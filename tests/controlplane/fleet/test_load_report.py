@@ -73,7 +73,8 @@ def test_names_that_are_not_ascii_are_escaped() -> None:
 
 
 def test_served_tokens_and_prefixes_are_parts_of_the_whole_report() -> None:
-    whole = replace(REPORT, served_tokens={"team-a": 5_000}, prefixes=PrefixDigest.of([1, 2, 3], 16))
+    digests = {"chat": PrefixDigest.of([1, 2, 3], 16), "small": PrefixDigest.of([4], 32)}
+    whole = replace(REPORT, served_tokens={"team-a": 5_000}, prefixes=digests)
     assert parse_report(whole.to_text()) == whole
 
 
@@ -98,9 +99,13 @@ def test_a_class_that_the_box_does_not_know_waits_as_long_as_the_last() -> None:
         ({"owners": {"llm": {"ttft_ms": {"a": "x"}, "ahead_ms": 0, "free": 1}}}, "owners.llm.ttft_ms.a=x"),
         ({"met": {"a": True}}, "met.a=True"),
         ({"served": [1]}, "served: send an object of numbers"),
-        ({"prefixes": {"block_tokens": 0, "bits": ""}}, "prefixes: send an object with block_tokens"),
-        ({"prefixes": {"block_tokens": 16, "bits": "AAA"}}, "prefixes.bits: .*; send base64"),
-        ({"prefixes": {"block_tokens": 16, "bits": "AAAA"}}, "prefixes.bits: 3 bytes; send a power of two"),
+        ({"prefixes": [1]}, "prefixes: send an object of digests by model"),
+        (
+            {"prefixes": {"a": {"block_tokens": 0, "bits": ""}}},
+            "prefixes.a: send an object with block_tokens",
+        ),
+        ({"prefixes": {"a": {"block_tokens": 16, "bits": "AAA"}}}, "prefixes.a: bits: .*; send base64"),
+        ({"prefixes": {"a": {"block_tokens": 16, "bits": "AAAA"}}}, "bits: 3 bytes; send a power of two"),
     ],
 )
 def test_a_wrong_report_is_refused_with_its_value(changed: dict[str, object], message: str) -> None:

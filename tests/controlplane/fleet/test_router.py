@@ -222,7 +222,9 @@ def test_a_digest_overrules_what_the_router_remembers_and_outlives_reports_witho
     router = fleet(0.1, 0.12)
     blocks = block_hashes(range(960), 16)
     ask = replace(ASK, blocks=blocks)
-    router.heard("box-1", replace(report(0.12, number=2), prefixes=PrefixDigest.of(blocks, 16)), 0.0)
+    router.heard(
+        "box-1", replace(report(0.12, number=2), prefixes={"chat": PrefixDigest.of(blocks, 16)}), 0.0
+    )
     router.heard("box-1", report(0.12, number=3), 0.0)
     found = chosen(router, ask)
     assert found.box == "box-1"

@@ -131,7 +131,7 @@ async def test_tokens_of_tenants_and_the_prefix_digest_are_given_on_demand() -> 
         text = (await stage.http.get("/admin/load?tenants=true&prefixes=true", headers=ROUTER)).content
         report = parse_report(text)
         assert sum(report.served_tokens.values()) == 4
-        assert report.prefixes is None
+        assert report.prefixes == {}
         plain = parse_report((await stage.http.get("/admin/load", headers=ROUTER)).content)
         assert plain.served_tokens == {}
 

@@ -84,18 +84,17 @@ def test_the_default_class_is_the_first() -> None:
 
 
 def test_a_router_finds_the_prefix_that_a_box_has() -> None:
-    async def digest() -> tuple[PrefixDigest | None, tuple[int, ...]]:
+    async def digests() -> tuple[dict[str, PrefixDigest], tuple[int, ...]]:
         config = config_of({}, has_pool=False)
         generator, embedder = engines(MACHINE, lambda request: 2, config)
         async with started(generator, embedder, MACHINE, config) as service:
             await _ask(service, 1, 320, 2)
             prefixes = service.gate.dispatcher.prefixes
             index = prefixes._indexes["simulated"]
-            return prefixes.digest(), index.hashes(prompt_ids(1, 320, group=0, shared=0))
+            return prefixes.digests(), index.hashes(prompt_ids(1, 320, group=0, shared=0))
 
-    found, blocks = run(digest())
-    assert found is not None
-    assert found.cached_tokens(blocks) == 304
+    found, blocks = run(digests())
+    assert found["simulated"].cached_tokens(blocks) == 304
 
 
 def test_each_choice_of_a_request_takes_a_place() -> None:

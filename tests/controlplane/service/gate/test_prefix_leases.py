@@ -7,6 +7,7 @@ import pytest
 
 from backends.testing.scripted import Script, ScriptedGenerator
 from controlplane.core.request import Owner
+from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.ticket import Rejected
 
 BLOCK = 16 * 1_024
@@ -120,3 +121,13 @@ def test_a_victim_frees_and_recomputes_only_what_no_other_request_uses(bench):
         await asyncio.gather(*reading)
 
     bench(scenario, generator=caching(), **CONFIG)
+
+
+def test_each_model_has_a_digest_of_its_own_prefixes():
+    models = {name: ScriptedGenerator(model=name, has_prefix_cache=True) for name in ("large", "small")}
+    models["without"] = ScriptedGenerator(model="without", has_prefix_cache=False)
+    prefixes = PrefixLeases(models, None, follows_engine=False)
+    blocks = prefixes._indexes["small"].hashes(range(321))
+    prefixes._indexes["small"].admit("request", blocks)
+    found = {name: digest.cached_tokens(blocks) for name, digest in prefixes.digests().items()}
+    assert found == {"large": 0, "small": 320}
