@@ -3,6 +3,7 @@
 The event loop builds the rows, in some microseconds a request; `LogWriter` does the rest.
 """
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -11,7 +12,6 @@ import time
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -270,16 +270,14 @@ def decision_log_of(
 
 def _kept_salt(folder: Path, new: bytes) -> bytes:
     """The salt in a folder, which only its owner may read; `new` if there is none yet. Raises OSError."""
-    path = folder / _SALT_FILE
-    with suppress(FileNotFoundError):
-        if kept := path.read_bytes():
+    owner_only = stat.S_IRUSR | stat.S_IWUSR
+    descriptor = os.open(folder / _SALT_FILE, os.O_RDWR | os.O_CREAT, owner_only)
+    with os.fdopen(descriptor, "r+b") as file:
+        # The boxes of a machine start at the same time, and share the folder.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if kept := file.read():
             return kept
-        # Of a start on a full disk. Without a salt the names of tenants could be guessed.
-        path.unlink()
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
-    except FileExistsError:
-        return path.read_bytes()
-    with os.fdopen(descriptor, "wb") as file:
+        # New, or of a start on a full disk. Without a salt the names of tenants could be guessed.
+        os.fchmod(descriptor, owner_only)
         file.write(new)
     return new
