@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from errno import EINVAL
 from pathlib import Path
+from secrets import token_hex
 from threading import Lock
 from typing import Any
 
@@ -56,7 +57,10 @@ def require_writable(path: Path) -> None:
         # Renaming onto a device would replace it.
         raise OSError(EINVAL, "not a regular file", str(path))
     partial = _partial(path)
-    partial.open("wb").close()
+    try:
+        partial.open("wb").close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     partial.unlink()
 
 
@@ -79,7 +83,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.partial")
+    # Several servers may save to one file: the boxes of a machine have the same configuration.
+    return path.with_name(f"{path.name}.{token_hex(4)}.partial")
 
 
 def read(path: Path) -> Checkpoint:

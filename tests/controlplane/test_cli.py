@@ -73,7 +73,7 @@ def test_missing_log_is_named(tmp_path, monkeypatch, capsys, log, to):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.jsonl").touch()
     assert main(["predictor", "train", log, "--to", to]) == 2
-    missing = log if log.startswith("no") else f"{to}.partial"
+    missing = log if log.startswith("no") else to
     assert capsys.readouterr().err == f"{missing}: No such file or directory\n"
 
 

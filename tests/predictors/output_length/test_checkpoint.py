@@ -7,12 +7,14 @@ import resource
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
+from predictors.output_length import checkpoint
 from predictors.output_length.checkpoint import Checkpoint, read, read_or_rename, require_writable, save
 from predictors.output_length.examples import FeatureRow
 from predictors.output_length.learned_predictor import LearnedLengths
@@ -69,6 +71,27 @@ def test_concurrent_saves_are_serialised(tmp_path, monkeypatch, learned):
         first.result(), second.result()
     assert together == [1, 1]
     assert len(read(path).table) == 250
+
+
+def test_servers_that_share_a_file_do_not_write_into_each_others(tmp_path, monkeypatch, learned):
+    """As the boxes of one machine when they stop: another process saves while this one writes."""
+    path, kept = tmp_path / "lengths.npz", Checkpoint(learned.examples.table())
+    really, saved_by_other = np.savez_compressed, []
+
+    def interrupted(file, **arrays):
+        really(file, **arrays)
+        if not saved_by_other:
+            saved_by_other.append(file)
+            require_writable(path)
+            save(path, Checkpoint(learned.examples.table().head(7)))
+            assert len(read(path).table) == 7
+
+    monkeypatch.setattr(np, "savez_compressed", interrupted)
+    # Which the other process does not have.
+    monkeypatch.setattr(checkpoint, "_saving", nullcontext())
+    save(path, kept)
+    assert len(read(path).table) == 250
+    assert [each.name for each in tmp_path.iterdir()] == ["lengths.npz"]
 
 
 async def test_cancelling_training_kills_its_process(tmp_path, monkeypatch, learned):
