@@ -10,6 +10,7 @@ Admission stays in the box. A refusal (429) is a report too, and may be followed
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -160,6 +161,7 @@ class Router:
         self._boxes: dict[str, _Box] = {}
         self._names: list[str] = []
         self._pools: dict[str, _Pool] = {}
+        self._scarcest: dict[str, str] = {}
         self._affinity = AffinityTable(self.options.remembered)
         self._retries = self.options.retry_burst
 
@@ -176,13 +178,13 @@ class Router:
             insort(self._names, box)
         else:
             known.weight = weight
-        self._pools.clear()
+        self._forget_pools()
 
     def remove(self, box: str) -> None:
         """Removes a box that left the fleet; raises KeyError if it is not in it."""
         del self._boxes[box]
         self._names.remove(box)
-        self._pools.clear()
+        self._forget_pools()
 
     def heard(self, box: str, report: LoadReport, now: float) -> None:
         """Takes a report of a box; one that is older than the last of its process is ignored.
@@ -197,6 +199,8 @@ class Router:
         changed = [m for m, pool in self._pools.items() if (box in pool.places) != (m in report.models)]
         for model in changed:
             del self._pools[model]
+        if last is None or last.models.keys() != report.models.keys():
+            self._scarcest.clear()
         if report.prefixes or last is None or last.epoch != report.epoch:
             known.prefixes = report.prefixes
         known.report, known.described_at = report, described_at
@@ -211,6 +215,22 @@ class Router:
         """The last report of a box; None if it has sent none, or is not in the fleet."""
         known = self._boxes.get(box)
         return None if known is None else known.report
+
+    def scarcest_model(self, owner: str) -> str:
+        """The model of an owner that the fewest boxes serve; empty if none is served.
+
+        A router that does not know the model of a request takes this one: a box where any model of the owner
+        is down refuses at once, looks idle therefore, and would get most of the requests for that model.
+        """
+        if owner not in self._scarcest:
+            served = Counter(
+                name
+                for report in self.reports()
+                for name, load in report.models.items()
+                if load.owner == owner
+            )
+            self._scarcest[owner] = min(served, key=served.__getitem__, default="")
+        return self._scarcest[owner]
 
     def choose(self, request: RoutedRequest, now: float, draws: tuple[float, float]) -> ChosenBox | None:
         """The box for a new request; None if no box serves its model. `sent` records that it is used."""
@@ -271,6 +291,10 @@ class Router:
                 request.blocks,
                 request.block_tokens,
             )
+
+    def _forget_pools(self) -> None:
+        self._pools.clear()
+        self._scarcest.clear()
 
     def _pool(self, model: str) -> _Pool:
         """The boxes that serve the model by their last report, or that have not reported yet."""

@@ -49,14 +49,13 @@ class KnownBoxes:
 
     def _choose(self, query: str) -> str:
         """The name of a box that answers."""
-        living, now = self.polls.living, time.monotonic()
-        request = routed_request(query, self._fleet.reports())
+        living, now, owner = self.polls.living, time.monotonic(), owner_of(query)
+        request = routed_request(query, self._fleet.scarcest_model(owner))
         choice = self._fleet.choose(request, now, (random.random(), random.random()))
         if choice is not None and choice.box in living:
             self._fleet.sent(request, choice, now)
             return choice.box
         # A box that has such models states why none is served, with a Retry-After if that will change.
-        owner = owner_of(query)
         reports = {name: self._fleet.report(name) for name in living}
         able = [name for name, report in reports.items() if report is not None and owner in report.owners]
         return random.choice(able or list(living))

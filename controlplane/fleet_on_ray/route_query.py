@@ -4,12 +4,10 @@ The header has the form of a query string. The body is not read: a router needs 
 with a prompt of a megabyte would wait for two copies.
 """
 
-from collections.abc import Iterable
 from urllib.parse import parse_qs
 
 from controlplane.api.protocol.path_kinds import KIND_OF_PATH
 from controlplane.core.request import Kind
-from controlplane.fleet.load_report import LoadReport
 from controlplane.fleet.router import RoutedRequest
 
 HEADER_ROUTE = "x-tandem-route"
@@ -35,19 +33,15 @@ def owner_of(query: str) -> str:
     return "embedding" if KIND_OF_PATH.get(_first(parse_qs(query), "path")) is Kind.EMBED else "llm"
 
 
-def routed_request(query: str, reports: Iterable[LoadReport]) -> RoutedRequest:
+def routed_request(query: str, model: str) -> RoutedRequest:
     """The request as the routing library takes it.
 
     All boxes with models of an owner serve the same ones, and a forecast differs by owner more than by model,
-    so any served model of the path's owner stands for the one that the body names. Without a report of one,
-    the name is empty.
+    so `model`, the scarcest one of the path's owner, stands for the one that the body names.
     A token is taken for four bytes of the body.
     """
-    values, owner = parse_qs(query), owner_of(query)
+    values = parse_qs(query)
     size = _first(values, "bytes")
-    model = next(
-        (name for report in reports for name, load in report.models.items() if load.owner == owner), ""
-    )
     return RoutedRequest(
         model=model,
         service_class=_first(values, "class"),

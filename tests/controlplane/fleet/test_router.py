@@ -134,6 +134,18 @@ def test_a_box_that_does_not_serve_the_model_is_left_out() -> None:
     assert Router().choose(ASK, 0.0, (0.0, 0.0)) is None
 
 
+def test_the_scarcest_model_of_an_owner_follows_the_reports() -> None:
+    router = fleet(0.1, 0.1)
+    assert [router.scarcest_model(owner) for owner in ("llm", "embedding", "none")] == ["chat", "embed", ""]
+    both = {name: ModelLoad("embedding", 1e-5, 0) for name in ("rerank", "embed")}
+    router.heard("box-0", replace(report(number=2), models=both), 0.0)
+    assert router.scarcest_model("embedding") == "rerank"
+    router.heard("box-1", replace(report(number=2), models={"rerank": both["rerank"]}), 0.0)
+    assert router.scarcest_model("embedding") == "embed"
+    router.remove("box-1")
+    assert [router.scarcest_model(owner) for owner in ("llm", "embedding")] == ["", "rerank"]
+
+
 def test_names_that_no_box_serves_are_not_remembered() -> None:
     router = fleet(0.1)
     router.add("new")

@@ -67,6 +67,17 @@ def test_a_box_that_does_not_serve_the_model_is_left_out(boxes: Any) -> None:
     assert chosen(boxes) == {"far"}
 
 
+def test_a_box_where_one_of_several_encoders_is_down_gets_no_embeddings(boxes: Any) -> None:
+    """The router does not know which one a request names, and such a box refuses at once and looks idle."""
+    both = {name: ModelLoad("embedding", 1e-6, 0) for name in ("embed", "rerank")}
+    waits = {"embedding": OwnerLoad({"chat": 0.1}, 0.0, 10**9)}
+    boxes.polls.heard("far", LoadReport("a", 1, 0.0, {"rerank": both["rerank"]}, waits))
+    for name in ("near", "search"):
+        busy = {"embedding": OwnerLoad({"chat": 5.0}, 0.0, 10**9)}
+        boxes.polls.heard(name, LoadReport("a", 1, 0.0, both, busy))
+    assert chosen(boxes, EMBED, times=50) == {"near", "search"}
+
+
 def test_where_none_serves_the_model_a_box_that_has_it_says_so(boxes: Any) -> None:
     boxes.polls.heard("near", report(0.1, serves=False))
     boxes.polls.heard("search", report(0.1, "embedding"))

@@ -2,15 +2,10 @@
 
 import pytest
 
-from controlplane.fleet.load_report import LoadReport, ModelLoad
 from controlplane.fleet.router import RoutedRequest
-from controlplane.fleet_on_ray.route_query import routed_request
+from controlplane.fleet_on_ray.route_query import owner_of, routed_request
 
-LLM, EMBEDDING = ModelLoad("llm", 1e-5, 10), ModelLoad("embedding", 1e-6, 0)
-REPORTS = [
-    LoadReport("a", 1, 0.0, {}, {}),
-    LoadReport("b", 1, 0.0, {"embed": EMBEDDING, "chat": LLM}, {}),
-]
+MODELS = {"llm": "chat", "embedding": "embed"}
 
 
 @pytest.mark.parametrize(
@@ -27,8 +22,4 @@ REPORTS = [
     ],
 )  # fmt: skip
 def test_a_request_is_read_from_the_query(query: str, expected: RoutedRequest) -> None:
-    assert routed_request(query, REPORTS) == expected
-
-
-def test_without_a_report_no_model_is_named() -> None:
-    assert routed_request("path=%2Fv1%2Fembeddings", REPORTS[:1]).model == ""
+    assert routed_request(query, MODELS[owner_of(query)]) == expected
