@@ -64,12 +64,14 @@ def serve_fleet(read: Callable[[], Fleet], *, port: int) -> int:
     reloads: SimpleQueue[int] = SimpleQueue()
     signal.signal(signal.SIGHUP, lambda number, _: reloads.put(number))
     try:
+        resources = ray.cluster_resources()
+        require_room(fleet[0], resources)
         serve.start(http_options={"port": port})
         key = router_key()
         _deploy(fleet, key, port)
         while True:
             reloads.get()
-            fleet = _reloaded(fleet, read, key, port)
+            fleet = _reloaded(fleet, read, key, port, resources)
     except KeyboardInterrupt:
         return 0
     finally:
@@ -77,7 +79,22 @@ def serve_fleet(read: Callable[[], Fleet], *, port: int) -> int:
         ray.shutdown()
 
 
-def _reloaded(fleet: Fleet, read: Callable[[], Fleet], key: str, port: int) -> Fleet:
+def require_room(fleet: FleetFile, resources: Mapping[str, float]) -> None:
+    """Raises ConfigError if the boxes need more than Ray has of this machine: it would wait without end.
+
+    `resources` are amounts by Ray's names.
+    """
+    for key, name, words in (("gpus", "GPU", "GPUs"), ("cpus", "CPU", "cores")):
+        needed = sum(kind.boxes * getattr(kind, key) for kind in fleet.kinds.values())
+        if needed > (has := resources.get(name, 0.0)):
+            raise ConfigError(
+                f"kinds: the boxes need {needed:g} {words} and this machine has {has:g}; lower boxes or {key}"
+            )
+
+
+def _reloaded(
+    fleet: Fleet, read: Callable[[], Fleet], key: str, port: int, resources: Mapping[str, float]
+) -> Fleet:
     """The fleet after its files were read and deployed again; what cannot be is stated."""
     try:
         wanted = read()
@@ -86,6 +103,7 @@ def _reloaded(fleet: Fleet, read: Callable[[], Fleet], key: str, port: int) -> F
                 f"kinds: {', '.join(wanted[0].kinds)}: a fleet that serves keeps "
                 f"{', '.join(fleet[0].kinds)}; stop it to add or remove kinds"
             )
+        require_room(wanted[0], resources)
     except ConfigError as error:
         _say(f"{error}; nothing was changed")
         return fleet
