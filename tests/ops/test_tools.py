@@ -112,6 +112,10 @@ def test_the_chart_refuses_unknown_values_and_incomplete_configurations(tmp_path
     spec = pod["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] == 5 + 91 + 25
     assert spec["containers"][0]["livenessProbe"]["httpGet"]["port"] == 9000
+    # A change is not over before a pod has ended and its successor had all its time to start.
+    start = spec["containers"][0]["startupProbe"]
+    longest = spec["terminationGracePeriodSeconds"] + start["periodSeconds"] * start["failureThreshold"]
+    assert pod["spec"]["progressDeadlineSeconds"] > longest
 
 
 def test_labels_annotations_and_selectors_are_strings():
