@@ -21,6 +21,7 @@ MANIFESTS = {
     "components/inference-gateway/gateway.yaml": (
         "--show-only=templates/inferencegateway.yaml",
         "--set=inferenceGateway.enabled=true",
+        f"--set-file=config={FOLDER / 'example' / 'tandem.yaml'}",
     ),
     "components/monitoring/monitoring.yaml": (
         "--show-only=templates/monitoring.yaml",

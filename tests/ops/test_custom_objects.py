@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.ops.test_tools import CHART, OPTIONS, run
+from tests.ops.test_tools import CHART, CONFIG, OPTIONS, run
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -85,7 +85,8 @@ def test_a_wrong_field_or_value_is_found(kind: str, path: tuple[str | int, ...],
 @pytest.mark.long
 def test_custom_objects_of_the_chart_follow_their_definitions():
     labelled = f"{OPTIONS},monitoring.labels.release=prometheus,autoscaling.target=0.75"
-    rendered = documents(run("helm", "template", "other", CHART, "--namespace", "n", "--set", labelled))
+    values = ("--namespace", "n", "--set", labelled, CONFIG)
+    rendered = documents(run("helm", "template", "other", CHART, *values))
     assert sorted(checked(rendered)) == sorted(CUSTOM)
 
 

@@ -67,7 +67,9 @@ def test_the_picker_reads_series_that_a_box_exports() -> None:
 @pytest.mark.long
 def test_the_chart_states_the_port_and_the_gateway_of_its_values(tmp_path: Path) -> None:
     part = tmp_path / "part.yaml"
-    part.write_text("server: {port: 9000}\nmodels: {chat: {model: m}}\n", encoding="utf-8")
+    part.write_text(
+        "server: {port: 9000, vllm_metric_names: true}\nmodels: {chat: {model: m}}\n", encoding="utf-8"
+    )
     values = (
         "inferenceGateway.enabled=true,inferenceGateway.gateway=outer,inferenceGateway.gatewayNamespace=edge"
     )
@@ -77,3 +79,24 @@ def test_the_chart_states_the_port_and_the_gateway_of_its_values(tmp_path: Path)
     assert found["HTTPRoute"]["spec"]["parentRefs"] == [{"name": "outer", "namespace": "edge"}]
     for kind in ("InferencePool", "HTTPRoute"):
         jsonschema.validate(found[kind], SCHEMA)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "server.vllm_metric_names is not true"),
+        ({"vllm_metric_names": True, "metrics_key_sha256": "0" * 64}, "server.metrics_key_sha256 is set"),
+    ],
+)
+def test_a_configuration_that_the_picker_cannot_read_is_refused(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Without the series every pod would have the same score."""
+    file = tmp_path / "my.yaml"
+    file.write_text(yaml.safe_dump({"server": keys, "models": {"chat": {"model": "m"}}}), encoding="utf-8")
+    enabled = "inferenceGateway.enabled=true"
+    assert message in run(
+        "helm", "template", "t", CHART, "--set", enabled, f"--set-file=config={file}", status=1
+    )
+    run("helm", "template", "t", CHART, f"--set-file=config={file}")

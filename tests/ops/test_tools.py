@@ -22,6 +22,8 @@ OPTIONS = (
     "autoscaling.enabled=true,monitoring.podMonitor=true,monitoring.rules=true,monitoring.dashboard=true,"
     "inferenceGateway.enabled=true"
 )
+CONFIG = "--set-file=config=ops/kubernetes/example/tandem.yaml"
+"""With the series that inferenceGateway needs."""
 
 pytestmark = pytest.mark.long
 
@@ -91,7 +93,7 @@ def test_the_committed_dashboard_is_what_the_generator_writes():
 
 
 def test_the_chart_passes_lint_and_its_objects_their_schemas(tmp_path):
-    run("helm", "lint", "--strict", CHART, "--set", OPTIONS)
+    run("helm", "lint", "--strict", CHART, "--set", OPTIONS, CONFIG)
     for options in ([], ["--set", "service.type=NodePort,home.existingClaim=models,replicas=3"]):
         file = tmp_path / "objects.yaml"
         file.write_text(run("helm", "template", "tandem", CHART, *options), encoding="utf-8")

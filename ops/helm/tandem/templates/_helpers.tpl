@@ -10,6 +10,8 @@
 port: {{ $server.port | default 8000 }}
 health_port: {{ $server.health_port | default $server.port | default 8000 }}
 drain_seconds: {{ div (add ($server.drain_ms | default 30000 | int) 999) 1000 }}
+vllm_metric_names: {{ $server.vllm_metric_names | default false }}
+has_metrics_key: {{ not (empty $server.metrics_key_sha256) }}
 {{- end }}
 {{- define "tandem.labels" -}}
 app.kubernetes.io/name: tandem
