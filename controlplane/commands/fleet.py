@@ -1,6 +1,7 @@
 """`tandem fleet serve`: boxes on one machine, on Ray Serve. The benchmark adds `tandem fleet plan`."""
 
 import argparse
+import socket
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,8 +34,21 @@ def _serve(options: argparse.Namespace) -> int:
     read()
     if not 1 <= options.port <= 65_535:
         raise ConfigError(f"--port={options.port}: should be a number from 1 to 65535")
+    _require_free(options.port)
     if find_spec("ray") is None:
         raise ConfigError("the package ray is not installed; install the extra ray")
     from controlplane.fleet_on_ray.local_cluster import serve_fleet
 
     return serve_fleet(read, port=options.port)
+
+
+def _require_free(port: int) -> None:
+    """Raises ConfigError if the port cannot be bound; the boxes would load for minutes first."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ConfigError(
+                f"--port={port}: {error.strerror}; stop the program that listens there, or choose another"
+            ) from None
