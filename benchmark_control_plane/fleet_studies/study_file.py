@@ -183,20 +183,32 @@ class SweepStudy:
 
 @section(frozen=True, config=STRICT)
 class CapacityStudy:
-    """The highest rate per box at which the share `kept` of the requests meets its objectives."""
+    """The highest rate per box at which the share `kept` of the requests meets its objectives.
+
+    Attributes:
+        seconds: until the last arrival.
+        warm_up: seconds whose requests load the boxes and are not counted.
+        requests: the fewest that are counted; a fleet of few boxes runs for longer.
+    """
 
     name: FileName
     question: Name
     boxes: Annotated[tuple[Boxes, ...], Field(min_length=1)]
     policies: Policies
     seconds: Positive
+    warm_up: Annotated[float, Field(ge=0)] = 0.0
+    requests: Tokens = 200_000
     ttft_ms: Positive = 500.0
     kept: Annotated[Fraction, Field(gt=0, lt=1)] = 0.9
     seeds: Seeds = (1,)
 
+    def __post_init__(self) -> None:
+        if self.warm_up >= self.seconds:
+            raise ValueError(f"warm_up={self.warm_up:g}: should be below seconds={self.seconds:g}")
+
     def quick(self) -> Self:
-        """The smallest fleet on one seed."""
-        return replace(self, boxes=self.boxes[:1], seconds=min(self.seconds, 1.0), seeds=self.seeds[:1])
+        """The smallest fleet on one seed, with few requests."""
+        return replace(self, boxes=self.boxes[:1], requests=min(self.requests, 2_000), seeds=self.seeds[:1])
 
 
 @section(frozen=True, config=STRICT)

@@ -74,6 +74,10 @@ def capacity(content: Mapping[str, Any]) -> Rows:
             f"Rate per box at which 90 % met their objectives, {_name(policy)}, simulated",
             ", ".join(f"{_boxes(row['boxes'])} {row['rate_per_box']:.1f}/s" for row in found),
         )
+        yield (
+            f"Requests lost to routing there, against one router with fresh reports, {_name(policy)}",
+            ", ".join(f"{_boxes(row['boxes'])} {row['lost_to_routing_points']:.1f} points" for row in found),
+        )
 
 
 def accuracy(content: Mapping[str, Any]) -> Rows:

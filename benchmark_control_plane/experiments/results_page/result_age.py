@@ -12,16 +12,14 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
         "http-overhead", "ordering", "prediction-goodput", "scaling", "ttft-forecast",
     ),
     "0044": (
-        "fleet-accuracy", "fleet-accuracy-overload", "fleet-capacity", "fleet-faults", "fleet-order",
-        "fleet-policies", "fleet-report-cost",
+        "fleet-accuracy", "fleet-accuracy-overload", "fleet-order", "fleet-report-cost",
     ),
     "0058": ("mix-compute", "plugin-cost"),
     "0060": ("one-gpu",),
     "0061": ("admission", "forecast", "memory-pressure", "quota", "retry-after", "tpot"),
     "0064": ("traces",),
     "0066": (
-        "cancellation", "embed-many", "fleet-choices", "fleet-retries", "fleet-router-lost", "fleet-scale",
-        "fleet-staleness", "fleet-staleness-33", "live-feed", "load", "observation-cost", "overload-10x",
+        "cancellation", "embed-many", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
         "simulated-mix-prefill",
     ),
     "0067": ("workflow", "workflow-trace"),
@@ -37,8 +35,12 @@ INDEPENDENT = frozenset(
 )  # fmt: skip
 """Results of no gate and no scheduler of the server."""
 CURRENT = frozenset(
-    ("fault-suite", "fleet-routers", "fleet-traces", "hostile-input", "mix-memory", "soak", "victims"),
-)
+    (
+        "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies", "fleet-retries",
+        "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
+        "hostile-input", "mix-memory", "soak", "victims",
+    )
+)  # fmt: skip
 """Results of the present rules."""
 PRECEDES: Mapping[str, str] = {name: number for number, names in _PRECEDES.items() for name in names}
 

@@ -55,6 +55,7 @@ def test_a_committed_study_states_the_sizes_of_its_committed_results(path: Path)
             assert (found.get("warm_up", 0.0), found["seeds"]) == (study.load.warm_up, list(study.seeds))
         case CapacityStudy():
             assert (found["boxes"], found["seconds"]) == (list(study.boxes), study.seconds)
+            assert (found["warm_up"], found["requests"]) == (study.warm_up, study.requests)
             assert len(found["rows"]) == len(study.boxes) * len(study.policies)
         case ScaleStudy():
             keys = ("boxes", "seconds", "cells", "routers_per_cell", "processes")

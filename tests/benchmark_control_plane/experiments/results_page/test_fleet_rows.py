@@ -34,7 +34,14 @@ def test_each_study_names_what_it_varies() -> None:
         *fleet_rows.retries({**LOAD, "rows": [row(retries=True, rate_per_box=48.1)]}),
         *fleet_rows.faults({**LOAD, "rows": [row(boxes_down=3)]}),
         *fleet_rows.router_lost({**LOAD, "rows": [row(router_lost=True)]}),
-        *fleet_rows.capacity({"rows": [row(boxes=1, rate_per_box=28.9), row(boxes=64, rate_per_box=41)]}),
+        *fleet_rows.capacity(
+            {
+                "rows": [
+                    row(boxes=1, rate_per_box=28.9, lost_to_routing_points=0),
+                    row(boxes=64, rate_per_box=41, lost_to_routing_points=1.23),
+                ]
+            }
+        ),
     ]
     assert quoted == [
         (
@@ -61,6 +68,10 @@ def test_each_study_names_what_it_varies() -> None:
         (
             "Rate per box at which 90 % met their objectives, round robin, simulated",
             "1 box 28.9/s, 64 boxes 41.0/s",
+        ),
+        (
+            "Requests lost to routing there, against one router with fresh reports, round robin",
+            "1 box 0.0 points, 64 boxes 1.2 points",
         ),
     ]
 
