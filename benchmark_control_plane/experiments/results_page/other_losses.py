@@ -11,14 +11,18 @@ from benchmark_control_plane.report import formats
 
 Losses = Iterator[tuple[str, str, str, str]]
 
-_EQUAL_BOXES = (
-    "boxes and requests are alike, so strict turns spread the work without any report "
-    "([fleet](fleet.md#staleness))"
+_TWO_CHOICES = (
+    "two boxes are compared, which leaves boxes unequal where all are nearly full "
+    "([fleet](fleet.md#what-the-studies-found))"
 )
 _ROUTERS_APART = (
-    "a router does not know what the others have sent since the last report ([fleet](fleet.md#staleness))"
+    "a router does not know what the others have sent since the last report "
+    "([fleet](fleet.md#what-the-studies-found))"
 )
-_RECORDED = {
+_REASONS = {
+    "shared prefixes": (
+        "each of four routers remembers a box of its own for a prefix, and a busy box is left for one without it"
+    ),
     "recorded code completions": "arrivals in bursts of milliseconds at this scale; not shown",
     "recorded answers over passages, with shared prefixes": (
         "each of four routers remembers a box of its own for a prefix; likely and not shown"
@@ -37,7 +41,7 @@ def policies(content: Mapping[str, Any]) -> Losses:
         best = max(found.values(), key=lambda row: float(row["met_percent"]))
         if (points := own["met_percent"] - best["met_percent"]) >= 0:
             continue
-        reason = _RECORDED.get(value, _EQUAL_BOXES)
+        reason = _REASONS.get(value, _TWO_CHOICES)
         if -points < max(own["met_spread"], best["met_spread"]):
             reason = "less than the range of the seeds"
         elif key == "period" and value >= _STALE_S:
@@ -110,7 +114,7 @@ def output_length(content: Mapping[str, Any]) -> Losses:
 LOSSES: Mapping[str, Callable[[Mapping[str, Any]], Losses]] = {
     "fleet-policies.json": policies,
     "fleet-staleness.json": policies,
-    "fleet-staleness-33.json": policies,
+    "fleet-staleness-90.json": policies,
     "fleet-router-lost.json": policies,
     "fleet-traces.json": policies,
     "fleet-retries.json": second_try,
