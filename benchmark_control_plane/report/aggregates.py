@@ -134,13 +134,16 @@ def seeds_left_out(results: Results, row: FrontierRow) -> bool:
     return len(row["per_seed"]) < len(seeds(results))
 
 
+def rate_by_seed(row: FrontierRow) -> dict[int, float]:
+    """The rate on each seed; 0 where the target was reached at no rate."""
+    seeds = row.get("seeds", range(len(row["per_seed"])))
+    return {seed: rate or 0.0 for seed, rate in zip(seeds, row["per_seed"], strict=True)}
+
+
 def paired_rates(own: FrontierRow, other: FrontierRow) -> list[tuple[float, float]]:
-    """The rates of both systems on each seed that both have; 0 where the target was reached at no rate."""
-    ours, theirs = (
-        dict(zip(row.get("seeds", range(len(row["per_seed"]))), row["per_seed"], strict=True))
-        for row in (own, other)
-    )
-    return [(ours[seed] or 0.0, theirs[seed] or 0.0) for seed in ours if seed in theirs]
+    """The rates of both systems on each seed that both have."""
+    ours, theirs = rate_by_seed(own), rate_by_seed(other)
+    return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
 
 
 def median_rate(rates: Iterable[float | None]) -> float | None:

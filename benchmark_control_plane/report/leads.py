@@ -50,13 +50,14 @@ def pairings(results: Results) -> Iterator[tuple[str, list[str]]]:
     baselines = [system["name"] for system in results["systems"] if system["kind"] == "baseline"]
     if len(own) < 2:
         yield from ((name, baselines) for name in own if baselines)
-    elif len({_condition(name) for name in own}) == len(own):
+    elif len({condition(name) for name in own}) == len(own):
         for name in own:
-            if same := [other for other in baselines if _condition(other) == _condition(name)]:
+            if same := [other for other in baselines if condition(other) == condition(name)]:
                 yield name, same
 
 
-def _condition(name: str) -> str:
+def condition(name: str) -> str:
+    """The condition that the name of a system states, in an experiment with several."""
     return name.partition(", ")[2]
 
 

@@ -112,8 +112,8 @@ class RunFigures(TypedDict):
     """One system under one load with one seed.
 
     Percentiles and `tokens_per_s` are of delivered requests; `delivered` is their share of each class. Older
-    results lack the latter two. `other_cores` is what processes besides the load generator and the servers that
-    the experiment started used of the machine, on average over the run.
+    results lack the latter two. `other_cores` is what processes besides the load generator and the servers
+    that the experiment started used of the machine, on average over the run.
     """
 
     system: str

@@ -11,8 +11,8 @@ from pathlib import Path
 from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table, not_measured
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import ratio_text
-from benchmark_control_plane.report.leads import Lead, lead_over, lead_over_best, pairings
-from benchmark_control_plane.report.schema import FrontierRow, Results
+from benchmark_control_plane.report.leads import Lead, condition, lead_over, lead_over_best, pairings
+from benchmark_control_plane.report.schema import FrontierRow, Results, SystemInfo
 
 REASONS: Mapping[str, str] = {}
 """Why Tandem is behind over all requests, by the name of an experiment of which that was examined."""
@@ -26,7 +26,7 @@ Source = Callable[[Path], str]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BaselineComparison:
     """One system of kind tandem of an experiment, and its lead over the best baseline at each load."""
 
     file: Path
@@ -39,8 +39,20 @@ class Comparison:
     @property
     def name(self) -> str:
         """Name of the experiment, with the condition if there are several."""
-        condition = self.own.partition(", ")[2]
-        return f"{self.label}, {condition}" if condition else self.label
+        stated = condition(self.own)
+        return f"{self.label}, {stated}" if stated else self.label
+
+    @property
+    def ablations(self) -> list[SystemInfo]:
+        """The system without one mechanism each, under the same condition."""
+        systems = self.results["systems"]
+        has_conditions = sum(system["kind"] == "tandem" for system in systems) > 1
+        return [
+            system
+            for system in systems
+            if system["kind"] == "ablation"
+            and (not has_conditions or condition(system["name"]) == condition(self.own))
+        ]
 
     def class_leads(self, lead: Lead) -> Iterator[Lead]:
         """The lead of each class over the same baseline at the same load."""
@@ -50,7 +62,7 @@ class Comparison:
                 yield found
 
 
-def comparisons(found: Iterable[tuple[Path, str, Results]]) -> list[Comparison]:
+def comparisons(found: Iterable[tuple[Path, str, Results]]) -> list[BaselineComparison]:
     """Of all experiments, given as (file, name, results), whose baselines were all measured."""
     made = []
     for file, label, results in found:
@@ -60,11 +72,11 @@ def comparisons(found: Iterable[tuple[Path, str, Results]]) -> list[Comparison]:
             loads = aggregates.common_loads({**results, "runs": runs}) if runs else []
             leads = [lead for load in loads if (lead := lead_over_best(results, own, others, load))]
             if leads and not set(others) & set(missing):
-                made.append(Comparison(file, label, results, own, others, leads))
+                made.append(BaselineComparison(file, label, results, own, others, leads))
     return made
 
 
-def lost_rows(compared: Sequence[Comparison], source: Source) -> Iterator[list[str]]:
+def lost_rows(compared: Sequence[BaselineComparison], source: Source) -> Iterator[list[str]]:
     """What Tandem is behind in over all requests: (where, points, against, reason, source)."""
     for each in compared:
         for lead in each.leads:
@@ -73,7 +85,7 @@ def lost_rows(compared: Sequence[Comparison], source: Source) -> Iterator[list[s
                 yield [where, _points(lead), lead.other, _reason(each, lead), source(each.file)]
 
 
-def _reason(each: Comparison, lead: Lead) -> str:
+def _reason(each: BaselineComparison, lead: Lead) -> str:
     runs = aggregates.runs_of(each.results, each.own, lead.load)
     offered = sum(run["offered_rps"] * run["duration_s"] for run in runs)
     requests = round(abs(lead.points) / 100 * offered)
@@ -82,7 +94,7 @@ def _reason(each: Comparison, lead: Lead) -> str:
     return f"{size}; {REASONS.get(each.file.stem, unknown)}"
 
 
-def ahead_table(compared: Sequence[Comparison], source: Source) -> list[str]:
+def ahead_table(compared: Sequence[BaselineComparison], source: Source) -> list[str]:
     """A row for each comparison: its rate relative to the best baseline, and its lead at each load."""
     rows = (
         [
@@ -93,32 +105,42 @@ def ahead_table(compared: Sequence[Comparison], source: Source) -> list[str]:
         ]
         for each in compared
     )
-    relative = "req/s at 90 %, relative to the best baseline"
+    relative = "req/s at 90 %, relative to the best baseline of each seed"
     head = ["experiment", relative, "points ahead at each load", "source"]
     return markdown_table(head, rows, has_texts=True)
 
 
-def points(each: Comparison) -> str:
+def points(each: BaselineComparison) -> str:
     """Points ahead at each load."""
     return ", ".join(f"{formats.load(lead.load)}: {lead.points:+.1f}" for lead in each.leads)
 
 
-def _rates(each: Comparison) -> str:
+def _rates(each: BaselineComparison) -> str:
     target = next(iter(aggregates.targets(each.results)), None)
     if target is None or (own := aggregates.frontier(each.results, each.own, target)) is None:
         return formats.ABSENT
-    rows = [row for other in each.others if (row := aggregates.frontier(each.results, other, target))]
-    best = max((row for row in rows if row["rps"]), key=_rate, default=None)
-    if best is not None:
+    best = _virtual_best(each, target)
+    if best is None:
+        return "unknown: a baseline has no valid runs near it"
+    if best["rps"] is not None:
         return ratio_text(each.results, own, best) or "the loads were too low to compare them"
     return "no baseline reaches it" if own["rps"] else "nobody reaches it"
 
 
-def _rate(row: FrontierRow) -> float:
-    return row["rps"] or 0.0
+def _virtual_best(each: BaselineComparison, target: float) -> FrontierRow | None:
+    """The highest rate of any baseline on each seed that all have; None if the rate of one is not known."""
+    rows = [aggregates.frontier(each.results, other, target) for other in each.others]
+    known = [aggregates.rate_by_seed(row) for row in rows if row is not None]
+    if len(known) < len(rows) or not (seeds := sorted(set.intersection(*map(set, known)))):
+        return None
+    rates = [max(by_seed[seed] for by_seed in known) or None for seed in seeds]
+    return {
+        "system": each.others[0], "target": target, "rps": aggregates.median_rate(rates),
+        "per_seed": rates, "seeds": seeds,
+    }  # fmt: skip
 
 
-def classes_table(compared: Sequence[Comparison], source: Source) -> list[str]:
+def classes_table(compared: Sequence[BaselineComparison], source: Source) -> list[str]:
     """Classes behind the best baseline at a load, and what the other classes have of it there."""
     rows = []
     for each in compared:
@@ -142,13 +164,11 @@ def _gains(name: str, lead: Lead, by_class: Mapping[str, Lead]) -> str:
     return ", ".join([*others, f"all {lead.points:+.1f}"])
 
 
-def mechanisms_table(compared: Sequence[Comparison], source: Source) -> list[str]:
+def mechanisms_table(compared: Sequence[BaselineComparison], source: Source) -> list[str]:
     """What is lost without each mechanism at each load, in points; negative: it is better without."""
     rows = []
     for each in compared:
-        for system in each.results["systems"]:
-            if system["kind"] != "ablation":
-                continue
+        for system in each.ablations:
             loads = [lead.load for lead in each.leads]
             found = (
                 lead_over(each.results, each.own, system["name"], load, aggregates.OVERALL) for load in loads
@@ -161,7 +181,7 @@ def mechanisms_table(compared: Sequence[Comparison], source: Source) -> list[str
     return markdown_table(head, rows, has_texts=True)
 
 
-def summary(compared: Sequence[Comparison], live: Collection[str]) -> str:
+def summary(compared: Sequence[BaselineComparison], live: Collection[str]) -> str:
     """In how many cells Tandem is ahead and behind, in the files `live` of real engines and simulated."""
     parts = []
     for words, chosen in (
@@ -177,8 +197,8 @@ def summary(compared: Sequence[Comparison], live: Collection[str]) -> str:
     return "; ".join(parts)
 
 
-def live_rates(compared: Sequence[Comparison], live: Collection[str]) -> str:
-    """The rates at 90 % attainment relative to the best baseline, on real engines."""
+def live_rates(compared: Sequence[BaselineComparison], live: Collection[str]) -> str:
+    """The rates at 90 % attainment relative to the best baseline of each seed, on real engines."""
     rates = (f"{each.name} {_rates(each)}" for each in compared if each.file.name in live)
     return "; ".join(rates)
 

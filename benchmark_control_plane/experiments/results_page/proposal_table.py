@@ -73,5 +73,5 @@ def table(folder: Path, link: Callable[[Path], str]) -> list[str]:
 
 def missing(folder: Path) -> list[str]:
     """Names of the results that are not committed."""
-    names = [name for _, asked, _ in _MEASURED for name in asked]
+    names = dict.fromkeys(name for _, asked, _ in _MEASURED for name in asked)
     return [name for name in names if not (folder / f"{name}.json").exists()]

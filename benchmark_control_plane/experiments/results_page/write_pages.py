@@ -200,7 +200,7 @@ def _finding(file: Path, results: Results) -> str:
     return "; ".join((headline(results).rstrip("."), *points))
 
 
-def _compared(folder: Path) -> list[comparison_tables.Comparison]:
+def _compared(folder: Path) -> list[comparison_tables.BaselineComparison]:
     """All comparisons with baselines, those on real engines first."""
     found = [(file, file.stem, results) for file, results in experiments(folder)]
     found.sort(key=lambda each: _live_first(each[0].name))
@@ -235,7 +235,10 @@ def _first_tables(folder: Path) -> str:
     )
     state = [f"Against it, Tandem is {comparison_tables.summary(compared, REAL_ENGINES)}."]
     if rates := comparison_tables.live_rates(compared, REAL_ENGINES):
-        state.append(f"At 90 % attainment it serves, relative to the best baseline on real engines: {rates}.")
+        state.append(
+            "Its rate at 90 % attainment on real engines, relative to a virtual best baseline, which is the "
+            f"best of them on each seed: {rates}."
+        )
     if missing := proposal_table.missing(folder):
         state.append(f"Not measured: {', '.join(missing)}.")
     parts = ["\n".join((f"## {heading}", "", *lines)) for heading, lines in sections]

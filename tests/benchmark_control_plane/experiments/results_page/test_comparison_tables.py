@@ -28,7 +28,7 @@ def results(attained: dict[str, dict[str, float]]) -> Any:
     return content
 
 
-def compared(content: Any) -> list[comparison_tables.Comparison]:
+def compared(content: Any) -> list[comparison_tables.BaselineComparison]:
     return comparison_tables.comparisons([(FILE, FILE.stem, content)])
 
 
@@ -59,6 +59,21 @@ def test_a_class_that_gives_way_states_what_the_others_have_of_it() -> None:
     assert lines[2:-1] == [
         "| mix-memory | interactive | 50 %: -10.0 | batch +10.0, all -2.0 | mix-memory.json |"
     ]
+
+
+def test_the_rate_is_relative_to_the_best_baseline_of_each_seed() -> None:
+    content = results(BEHIND)
+    rates = {"tandem": [3.0, 3.0, 3.0], "plain": [2.0, 1.0, 1.0], "static-split": [1.0, 1.5, 1.5]}
+    content["max_goodput_rate"] = [
+        {"system": name, "target": 0.9, "rps": sorted(found)[1], "per_seed": found, "seeds": [1, 2, 3]}
+        for name, found in rates.items()
+    ]
+    lines = comparison_tables.ahead_table(compared(content), source=str)
+    assert "| 2.00\N{MULTIPLICATION SIGN} (1.50\N{MULTIPLICATION SIGN} to 2.00" in lines[2]
+    del content["max_goodput_rate"][1]
+    assert "| unknown: a baseline has no valid runs near it |" in "".join(
+        comparison_tables.ahead_table(compared(content), source=str)
+    )
 
 
 def test_a_mechanism_that_costs_is_negative() -> None:

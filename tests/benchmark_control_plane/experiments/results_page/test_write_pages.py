@@ -69,7 +69,7 @@ def test_each_result_states_which_rules_it_precedes() -> None:
 def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
     content = experiments.results()
     (tmp_path / "mix-memory.json").write_text(json.dumps(content))
-    page = write_pages.results_page(tmp_path)
+    page = write_pages.results_page(tmp_path).partition("## Mix-memory")[2]
     head = next(line for line in page.splitlines() if line.startswith("| system |"))
     assert head == (
         "| system | req/s at 90 % | req/s at 60 % | met at 200 % load | interactive | batch | embedding "
@@ -82,6 +82,15 @@ def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -
     assert rows[0].split(" | ")[1:3] == ["11.8 (11.4 to 12.2)", "at least 16"]
     assert "1 of 48 runs not valid and left out" in page
     assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
+
+
+def test_the_page_begins_with_what_is_lost_and_what_is_won(tmp_path: Path) -> None:
+    (tmp_path / "mix-memory.json").write_text(json.dumps(experiments.results()))
+    page = write_pages.results_page(tmp_path)
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
+    assert headings[:2] == ["## Where Tandem is behind", "## Where Tandem is ahead"]
+    assert "Against it, Tandem is ahead in " in page.partition("## ")[0]
+    assert "Not measured: matrix-sizes, " in page.partition("## ")[0]
 
 
 def test_a_range_states_seeds_without_a_rate_and_seeds_without_a_limit(tmp_path: Path) -> None:
