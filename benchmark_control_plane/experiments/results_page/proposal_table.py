@@ -24,7 +24,7 @@ _MEASURED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("1: without help from the operating system's scheduler", ("mix-compute-no-idle",), ""),
     (
         "1: recorded arrivals (Azure conversation and code, ServeGen, RAGPulse)",
-        ("traces", "workflow-trace"),
+        ("traces", "traces-code", "workflow-trace"),
         "simulated; embeddings derived from the retrieval pattern",
     ),
     (
@@ -34,11 +34,19 @@ _MEASURED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     (
         "3: length prediction: error, and performance with and without",
-        ("prediction", "forecast", "prediction-goodput"),
+        ("prediction", "forecast", "predictors", "prediction-goodput"),
         "simulated performance; error on recorded outputs",
     ),
-    ("3: prediction of the time to the first token", ("ttft-forecast",), "error only"),
-    ("3: prediction of the embedding load", ("embedding-forecast",), "error only"),
+    (
+        "3: prediction of the time to the first token",
+        ("ttft-forecast", "admission"),
+        "error; performance without rejection, which rests on it",
+    ),
+    (
+        "3: prediction of the embedding load: error, and performance with and without",
+        ("embedding-forecast", "predictors"),
+        "simulated performance; error on recorded arrivals",
+    ),
     (
         "4: one GPU, several, several hosts; cost of reports and of their age",
         ("fleet-capacity", "fleet-policies", "fleet-staleness", "fleet-report-cost"),
