@@ -2,7 +2,7 @@
 
 Prompts are random token ids of the planned length, so only planned prefixes are shared and the server does
 not tokenise; or random words, for a server that accepts no ids. Request bodies are built before the run. A
-streamed chunk with a choice is time stamped when its bytes arrive. The number of tokens is the server's
+streamed chunk with output is time stamped when its bytes arrive. The number of tokens is the server's
 `usage`, without it that of the chunks; a response with fewer tokens than requested is a failure.
 """
 
@@ -82,10 +82,18 @@ class _Stream:
             if _USAGE.search(event) is not None:
                 usage = orjson.loads(event[6:])["usage"]
                 self.answer.output_tokens = usage["completion_tokens"]
-            if _NO_CHOICE.search(event) is None:
+            if _NO_CHOICE.search(event) is None and not _has_role_only(event):
                 self.answer.tokens.append(self.clock())
         elif event and not event.startswith(b":"):
             self.rest, self.failure = b"", event.partition(b"data: ")[2]
+
+
+def _has_role_only(event: bytes) -> bool:
+    """Whether a chunk of chat carries no output; some servers send one before the first token."""
+    if b'"role"' not in event:
+        return False
+    delta = orjson.loads(event[6:])["choices"][0].get("delta")
+    return delta is not None and not any(value for key, value in delta.items() if key != "role")
 
 
 class HttpTarget:

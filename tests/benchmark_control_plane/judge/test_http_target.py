@@ -129,6 +129,17 @@ async def test_chunks_are_time_stamped_and_usage_gives_the_token_count():
     assert len(body["prompt"]) == 12 and body["max_tokens"] == 4 and body["ignore_eos"]
 
 
+async def test_a_chunk_that_only_names_the_role_is_no_token():
+    """A server may send it as soon as it has accepted the request."""
+    first = {"role": "assistant", "content": ""}
+    deltas = (first, first | {"content": "a"}, {"content": "b"}, {})
+    chunks = [b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n" for delta in deltas]
+    async with scripted([*chunks, usage(4), DONE]) as (url, _, _), target_at(url, api="chat") as target:
+        answer = PartialResponse()
+        await target.send(CHAT, answer)
+    assert len(answer.tokens) == 3 and answer.loss is None
+
+
 async def test_events_may_be_split_anywhere():
     whole = chunk("a") + chunk("b") + usage(4) + DONE
     answer, _ = await answer_to(CHAT, [whole[i : i + 7] for i in range(0, len(whole), 7)])
