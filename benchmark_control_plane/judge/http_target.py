@@ -3,7 +3,8 @@
 Prompts are random token ids of the planned length, so only planned prefixes are shared and the server does
 not tokenise; or random words, for a server that accepts no ids. Request bodies are built before the run. A
 streamed chunk with output is time stamped when its bytes arrive. The number of tokens is the server's
-`usage`, without it that of the chunks; a response with fewer tokens than requested is a failure.
+`usage`, without it that of the chunks; a response with fewer tokens or embeddings than requested is a
+failure.
 """
 
 import random
@@ -34,6 +35,7 @@ from controlplane.core.request import Kind
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _EMBEDDINGS = "/v1/embeddings"
 _NO_CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_VECTOR = b'"embedding":'
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _END_TO_END = "x-slo-e2e-ms"
 _DROPPED = "x-llm-d-request-dropped-reason"
@@ -145,7 +147,7 @@ class HttpTarget:
         except OSError as error:
             answer.loss, answer.error = Outcome.FAILED, str(error)
             return
-        _close(answer, head, stream, self._clock(), planned.output_tokens)
+        _close(answer, head, stream, self._clock(), planned)
 
     def _served(self, planned: PlannedRequest) -> tuple[Endpoint, Connections]:
         """The endpoint of a request; raises ValueError if there is none."""
@@ -218,7 +220,8 @@ def _generation(planned: PlannedRequest, endpoint: Endpoint, draw: random.Random
     return body | {"prompt": (prompt_text if endpoint.text else prompt_ids)(planned, draw)}
 
 
-def _close(answer: PartialResponse, head: Head, stream: _Stream, now: float, asked: int) -> None:
+def _close(answer: PartialResponse, head: Head, stream: _Stream, now: float, planned: PlannedRequest) -> None:
+    asked, inputs = planned.output_tokens, len(planned.lengths)
     answer.status = head.status
     answer.decision = head.headers.get(HEADER_DECISION)
     if head.status >= 400:
@@ -231,6 +234,8 @@ def _close(answer: PartialResponse, head: Head, stream: _Stream, now: float, ask
         need = "ignore_eos" if answer.output_tokens else "ignore_eos, and stream_options for the usage"
         answer.loss = Outcome.FAILED
         answer.error = f"{came} of {asked} tokens came; the server must support {need}"
+    elif not stream.is_stream and (came := stream.rest.count(_VECTOR)) < inputs:
+        answer.loss, answer.error = Outcome.FAILED, f"{came} of {inputs} embeddings came"
     else:
         answer.ended = now
 

@@ -112,7 +112,7 @@ def ahead_table(compared: Sequence[BaselineComparison], source: Source) -> list[
 
 def points(each: BaselineComparison) -> str:
     """Points ahead at each load."""
-    return ", ".join(f"{formats.load(lead.load)}: {lead.points:+.1f}" for lead in each.leads)
+    return ", ".join(f"{formats.load(lead.load)}: {_signed(lead.points)}" for lead in each.leads)
 
 
 def _rates(each: BaselineComparison) -> str:
@@ -152,7 +152,7 @@ def classes_table(compared: Sequence[BaselineComparison], source: Source) -> lis
                     behind.append((lead, by_class))
             if behind:
                 by_load = ", ".join(
-                    f"{formats.load(lead.load)}: {found[name].points:+.1f}" for lead, found in behind
+                    f"{formats.load(lead.load)}: {_signed(found[name].points)}" for lead, found in behind
                 )
                 rows.append([each.name, name, by_load, _gains(name, *behind[-1]), source(each.file)])
     head = ["experiment", "class", "points at each load", "the others at the last of these", "source"]
@@ -160,8 +160,8 @@ def classes_table(compared: Sequence[BaselineComparison], source: Source) -> lis
 
 
 def _gains(name: str, lead: Lead, by_class: Mapping[str, Lead]) -> str:
-    others = (f"{other} {found.points:+.1f}" for other, found in by_class.items() if other != name)
-    return ", ".join([*others, f"all {lead.points:+.1f}"])
+    others = (f"{other} {_signed(found.points)}" for other, found in by_class.items() if other != name)
+    return ", ".join([*others, f"all {_signed(lead.points)}"])
 
 
 def mechanisms_table(compared: Sequence[BaselineComparison], source: Source) -> list[str]:
@@ -174,7 +174,7 @@ def mechanisms_table(compared: Sequence[BaselineComparison], source: Source) -> 
                 lead_over(each.results, each.own, system["name"], load, aggregates.OVERALL) for load in loads
             )
             leads = [lead for lead in found if lead is not None]
-            by_load = ", ".join(f"{formats.load(lead.load)}: {lead.points:+.1f}" for lead in leads)
+            by_load = ", ".join(f"{formats.load(lead.load)}: {_signed(lead.points)}" for lead in leads)
             what = f"{system['name']} ({system['description']})" if system["description"] else system["name"]
             rows.append([each.name, what, by_load, source(each.file)])
     head = ["experiment", "without a mechanism", "points lost at each load", "source"]
@@ -204,5 +204,10 @@ def live_rates(compared: Sequence[BaselineComparison], live: Collection[str]) ->
 
 
 def _points(lead: Lead) -> str:
-    ends = f"{min(lead.seeds):+.1f} to {max(lead.seeds):+.1f}"
-    return f"{lead.points:+.1f} ({ends})" if len(lead.seeds) > 1 else f"{lead.points:+.1f}"
+    ends = f" ({_signed(min(lead.seeds))} to {_signed(max(lead.seeds))})" if len(lead.seeds) > 1 else ""
+    return f"{_signed(lead.points)}{ends}"
+
+
+def _signed(points: float) -> str:
+    """With a tenth and a sign; no difference is +0.0."""
+    return f"{round(points, 1) + 0.0:+.1f}"

@@ -185,7 +185,7 @@ def readme_block(folder: Path) -> str:
         f"| {question} | {result} | {_link_in_readme(file, anchor)} |"
         for question, result, file, anchor in rows
     )
-    state = comparison_tables.summary(_compared(folder), REAL_ENGINES)
+    state = comparison_tables.summary(_compared(folder, found.values()), REAL_ENGINES)
     first = (
         f"Against the best baseline at each load, Tandem is {state}; "
         "[where it is behind, and why](docs/results.md#where-tandem-is-behind)."
@@ -200,9 +200,11 @@ def _finding(file: Path, results: Results) -> str:
     return "; ".join((headline(results).rstrip("."), *points))
 
 
-def _compared(folder: Path) -> list[comparison_tables.BaselineComparison]:
-    """All comparisons with baselines, those on real engines first."""
-    found = [(file, file.stem, results) for file, results in experiments(folder)]
+def _compared(
+    folder: Path, known: Iterable[tuple[Path, Results]]
+) -> list[comparison_tables.BaselineComparison]:
+    """All comparisons with baselines, those on real engines first; `known` are the folder's experiments."""
+    found = [(file, file.stem, results) for file, results in known]
     found.sort(key=lambda each: _live_first(each[0].name))
     cells = [
         (file, f"{file.stem}, {cell}", results)
@@ -216,9 +218,9 @@ def _live_first(name: str) -> int:
     return REAL_ENGINES.index(name) if name in REAL_ENGINES else len(REAL_ENGINES)
 
 
-def _first_tables(folder: Path) -> str:
+def _first_tables(folder: Path, known: Iterable[tuple[Path, Results]]) -> str:
     """Where Tandem is behind and ahead, what classes and mechanisms gain, and what the proposal asked."""
-    compared = _compared(folder)
+    compared = _compared(folder, known)
     others = [
         [*row, _link(file)]
         for name, losses in other_losses.LOSSES.items()
@@ -253,7 +255,7 @@ def _behind(rows: Iterable[Sequence[str]]) -> list[str]:
 def results_page(folder: Path) -> str:
     """The text of docs/results.md."""
     found = list(experiments(folder))
-    parts = [_first_tables(folder)]
+    parts = [_first_tables(folder, found)]
     for name in IN_FULL:
         for file, results in found:
             if file.name == name:

@@ -54,6 +54,12 @@ async def test_bodies_by_length_and_by_chunks_over_one_connection():
     assert b"x-one: 1\r\n" in seen[1]
 
 
+async def test_a_request_beyond_the_limit_waits_for_a_connection():
+    async with asking(LENGTH, LENGTH) as (unlimited, seen), connections(unlimited._address, 1) as opened:
+        assert await asyncio.gather(opened.post("/a", b"{}"), opened.post("/b", b"{}")) == [b"hi", b"hi"]
+    assert seen.count(b"connected") == 1
+
+
 async def test_error_status_is_raised():
     async with asking(FAILURE) as (opened, _):
         with pytest.raises(RuntimeError, match="/a: 429: late"):

@@ -147,7 +147,8 @@ async def test_events_may_be_split_anywhere():
 
 
 async def test_embedding_ends_when_its_body_is_complete():
-    answer, (head, body) = await answer_to(DOCUMENT, [b'{"data":', b"[]}"], gap=0.01)
+    pieces = [b'{"data":[{"embedding":"AA=="},', b'{"embedding":"AA=="}]}']
+    answer, (head, body) = await answer_to(DOCUMENT, pieces, gap=0.01)
     assert head[""] == "POST /v1/embeddings HTTP/1.1"
     assert [len(ids) for ids in body["input"]] == [7, 9]
     assert answer.tokens == [] and answer.ended is not None and answer.loss is None
@@ -205,10 +206,15 @@ async def test_tandem_embeds_drawn_ids_as_they_are(names_classes, field):
     assert asked[0][1].get("token_ids") == field
 
 
+async def test_fewer_embeddings_than_inputs_are_a_failure():
+    answer, _ = await answer_to(DOCUMENT, [b'{"data":[{"embedding":"AA=="}]}'])
+    assert answer.loss is Outcome.FAILED and answer.error == "1 of 2 embeddings came"
+
+
 async def test_server_without_token_ids_gets_words():
     async with scripted([chunk(), DONE]) as (url, asked, _):
         endpoint = Endpoint(url, "some-model", text=True)
-        async with http_target(endpoint, endpoint, Dialect(), limit=8) as target:
+        async with http_target(endpoint, endpoint, Dialect()) as target:
             await target.send(CHAT, PartialResponse())
             await target.send(DOCUMENT, PartialResponse())
     (_, chat), (_, document) = asked
@@ -224,19 +230,12 @@ async def test_tenant_has_its_own_key():
     assert [head["authorization"] for head, _ in asked] == ["Bearer theirs", "Bearer secret"]
 
 
-async def test_request_waits_for_a_free_connection():
-    async with scripted([chunk(), DONE], delay=0.05) as (url, _, stamps), target_at(url, limit=1) as target:
-        answers = [PartialResponse(), PartialResponse()]
-        await asyncio.gather(*(target.send(CHAT, answer) for answer in answers))
-    assert answers[1].sent >= answers[0].tokens[0]
-    assert len(stamps) == 2
-
-
 async def test_a_request_beyond_the_limit_of_its_server_is_rejected_at_once():
-    events = [chunk(), usage(4), DONE]
+    # Both kinds of response in one.
+    events = [chunk(), usage(4), b': {"embedding":""}{"embedding":""}\n\n', DONE]
     async with scripted(events, delay=0.05) as (url, asked, _):
         endpoint = Endpoint(url, "some-model", max_concurrent=2)
-        async with http_target(endpoint, endpoint, Dialect(), limit=8) as target:
+        async with http_target(endpoint, endpoint, Dialect()) as target:
             chats, document = [PartialResponse() for _ in range(3)], PartialResponse()
             sending = asyncio.gather(*(target.send(CHAT, answer) for answer in chats))
             await target.send(DOCUMENT, document)

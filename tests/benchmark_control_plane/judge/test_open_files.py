@@ -16,7 +16,7 @@ from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.core.request import Kind
 
 AT_A_TIME = 600
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 27\r\n\r\n{"data":[{"embedding":""}]}'
 EXPERIMENT = """
 name: crowd
 question: How many requests reach the server at a time?
@@ -55,9 +55,10 @@ def test_every_request_in_flight_has_a_connection(tmp_path: Path) -> None:
         async def act(target, clock, read):
             server = Crowded(listening)
             answers = [PartialResponse() for _ in range(AT_A_TIME)]
-            async with await asyncio.start_server(
-                server.serve, sock=listening, backlog=2 * AT_A_TIME
-            ), asyncio.timeout(20):
+            async with (
+                await asyncio.start_server(server.serve, sock=listening, backlog=2 * AT_A_TIME),
+                asyncio.timeout(20),
+            ):
                 await asyncio.gather(
                     *(target.send(document(number), answer) for number, answer in enumerate(answers))
                 )

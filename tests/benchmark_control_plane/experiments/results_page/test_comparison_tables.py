@@ -124,6 +124,6 @@ def test_a_policy_that_is_ahead_is_a_lost_cell() -> None:
 def test_the_table_of_the_proposal_names_what_is_not_measured(tmp_path: Path) -> None:
     (tmp_path / "traces.json").touch()
     lines = proposal_table.table(tmp_path, lambda file: file.stem)
-    (row,) = (line for line in lines if "recorded arrivals" in line)
+    (row,) = (line for line in lines if "1: recorded arrivals" in line)
     assert "| traces; **not measured:** traces-code, workflow-trace |" in row
     assert "traces" not in proposal_table.missing(tmp_path)
