@@ -46,7 +46,7 @@ _METRICS: tuple[tuple[str, Callable[[RunFigures], float | None], Callable[[float
     ("req/s that met", lambda run: run["goodput_rps"], formats.figure),
     ("output tokens/s", lambda run: run.get("tokens_per_s", {}).get("output"), formats.figure),
     ("embedded tokens/s", lambda run: run.get("tokens_per_s", {}).get("embedded"), formats.figure),
-    ("memory held", lambda run: (run["engine"] or {}).get("memory_use"), formats.share),
+    ("memory held", lambda run: run["engine"].get("memory_use") if run["engine"] else None, formats.share),
     ("rejected", lambda run: run["rates"]["reject"], formats.share),
     ("evicted", lambda run: run["rates"]["evict"], formats.share),
     ("failed", lambda run: run["rates"]["fail"], formats.share),

@@ -43,7 +43,8 @@ def test_every_link_leads_to_a_committed_file(pages: dict[Path, str]) -> None:
         text = pages[file]
         links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
         assert len(links) >= least
-        assert [link for link in links if not (file.parent / link).is_file()] == []
+        # An empty one is a heading of the page itself.
+        assert [link for link in links if link and not (file.parent / link).is_file()] == []
 
 
 @pytest.mark.long
@@ -234,7 +235,7 @@ def test_the_committed_form_is_smaller_and_yields_the_same_tables(tmp_path: Path
     whole = tmp_path / "whole"
     whole.mkdir()
     (whole / "mix-memory.json").write_text(json.dumps(results))
-    tables = [write_pages.results_page(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
+    tables = [write_pages.results_page(folder).partition("## Mix-memory")[2] for folder in (tmp_path, whole)]
     assert tables[0] == tables[1] != ""
     drawn = [run for run in json.loads(file.read_text())["runs"] if run["memory"]]
     assert [(run["system"], run["load"]) for run in drawn] == [
