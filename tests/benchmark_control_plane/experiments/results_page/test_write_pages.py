@@ -41,9 +41,10 @@ def test_written_pages_match_the_committed_results(pages: dict[Path, str]) -> No
 def test_every_link_leads_to_a_committed_file(pages: dict[Path, str]) -> None:
     for file, least in ((write_pages.PAGE, len(result_rows.QUOTES)), (write_pages.README, 2 * 5)):
         text = pages[file]
-        links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:] if part[0] != "#"]
+        links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
         assert len(links) >= least
-        assert [link for link in links if not (file.parent / link).is_file()] == []
+        # An empty one is a heading of the page itself.
+        assert [link for link in links if link and not (file.parent / link).is_file()] == []
 
 
 @pytest.mark.long
@@ -233,10 +234,8 @@ def test_the_committed_form_is_smaller_and_yields_the_same_tables(tmp_path: Path
     assert len(file.read_text()) < 0.5 * len(json.dumps(results, indent=1))
     whole = tmp_path / "whole"
     whole.mkdir()
-    # With the digits of the committed form: half a unit in the last place of a table may fall either way.
-    digits = {"max_goodput_rate": json.loads(file.read_text())["max_goodput_rate"]}
-    (whole / "mix-memory.json").write_text(json.dumps({**results, **digits}))
-    tables = [write_pages.results_page(folder).partition("\n| ")[2] for folder in (tmp_path, whole)]
+    (whole / "mix-memory.json").write_text(json.dumps(results))
+    tables = [write_pages.results_page(folder).partition("## Mix-memory")[2] for folder in (tmp_path, whole)]
     assert tables[0] == tables[1] != ""
     drawn = [run for run in json.loads(file.read_text())["runs"] if run["memory"]]
     assert [(run["system"], run["load"]) for run in drawn] == [
