@@ -106,7 +106,8 @@ def logged_workload(path: Path, configs: Sequence[Config], *, requests: int) -> 
         partial(_planned, traffic),
         [
             "Traffic is that of the log, at other rates with its times stretched; the output lengths of "
-            "requests that were not served are drawn from their forecasts.",
+            "requests that were not served are drawn from their forecasts, and requests whose client left "
+            "end with the tokens that it got.",
             *(f"Left out of the log: {line}." for line in traffic.left_out),
             *([_CHOICES.format(several)] if (several := _with_choices(traffic)) else []),
         ],
@@ -167,7 +168,9 @@ def _planned(
                 Kind.GENERATE,
                 name,
                 prompt_tokens=offer.prompt_tokens,
-                output_tokens=offer.output_tokens,
+                output_tokens=offer.output_tokens
+                if offer.leaves_after is None
+                else max(1, row.get("output_tokens") or 0),
                 max_tokens=offer.max_tokens,
                 prefix_group=f"{row['blocks'][0][0]}" if row.get("blocks") else "",
                 prefix_tokens=min(row.get("cached_tokens") or 0, offer.prompt_tokens - 1),

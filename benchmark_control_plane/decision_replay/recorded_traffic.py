@@ -1,7 +1,8 @@
 """Turns a decision log into requests, device and configuration of a simulation.
 
 Requests of one run under one configuration are used: the longest such part of the log. The output length of a
-request that was not served is drawn from its forecast.
+request that was not served to its end is drawn from its forecast. A client that left does so again as long
+after its arrival, whatever the request has got by then: patience is the client's, in time.
 """
 
 from array import array
@@ -27,6 +28,7 @@ from controlplane.service.decision_log.log_rows import FORECAST_LEVELS, Row
 from controlplane.service.decision_log.reader import read_log
 
 LEAST_REQUESTS = 40
+_SERVED = ("met", "late")
 # Rejections that no policy decides.
 _NOT_REPLAYED = ("engine_down", "shutting_down")
 # Token ids of the rest of each prompt, which no other prompt has.
@@ -105,10 +107,7 @@ class RecordedTraffic:
     @property
     def imputed(self) -> list[bool]:
         """Whether the output length of each request is drawn from its forecast."""
-        return [
-            row["kind"] == "generate" and row["outcome"] not in ("met", "late", "aborted")
-            for row in self.rows
-        ]
+        return [row["kind"] == "generate" and row["outcome"] not in _SERVED for row in self.rows]
 
     def offered(self, seed: int) -> list[Offered]:
         """The requests for a simulation; `seed` decides the lengths that are drawn."""
@@ -332,14 +331,18 @@ def _intake_seconds(row: Row) -> float:
 def _offer(row: Row, number: int, start: int, block_tokens: int, seed: int) -> Offered:
     at, objectives = (row["at"] - start) / 1e6, {f"{k}_ms": v for k, v in row.get("slo_ms", {}).items()}
     tenant, name = row["tenant"], row["class"]
+    leaves = row["e2e_ms"] / 1e3 if row["outcome"] == "aborted" and row.get("e2e_ms") is not None else None
     if row["kind"] == "embed":
         lengths = tuple(expanded(row["input_tokens"], row["sequences"]))
-        return SimulatedEmbedding(at, lengths, name, tenant=tenant, objectives=objectives)
+        return SimulatedEmbedding(
+            at, lengths, name, tenant=tenant, objectives=objectives, leaves_after=leaves
+        )
     limit = row["max_output_tokens"]
     output = row.get("output_tokens", 0)
-    if row["outcome"] not in ("met", "late", "aborted"):
-        drawn = _forecast_of(row).quantile(Random(f"{seed} {row['id']}").random())
-        output = max(output, round(drawn))
+    if row["outcome"] not in _SERVED:
+        # More than it has, for it would have ended.
+        left = _forecast_of(row).remaining(after=output).quantile(Random(f"{seed} {row['id']}").random())
+        output += max(1, round(left))
     return SimulatedRequest(
         at,
         row["prompt_tokens"],
@@ -350,6 +353,7 @@ def _offer(row: Row, number: int, start: int, block_tokens: int, seed: int) -> O
         sequences=row["sequences"],
         tenant=tenant,
         objectives=objectives,
+        leaves_after=leaves,
     )
 
 

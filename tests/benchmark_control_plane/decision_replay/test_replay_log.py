@@ -12,6 +12,7 @@ import yaml
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
 from benchmark_control_plane.decision_replay.recorded_traffic import expanded, read_traffic
+from benchmark_control_plane.decision_replay.replayed_requests import replayed_records
 from benchmark_control_plane.decision_replay.self_check import check_replay
 from benchmark_control_plane.decision_replay.sound_rows import is_sound
 from benchmark_control_plane.simulator.simulated_machine import Machine
@@ -93,6 +94,27 @@ def test_time_before_the_gate_is_that_of_each_request_and_the_rest_a_median(tmp_
     # A class with few served requests in one of the two has no median there.
     assert (both := with_delay.keys() & off.keys())
     assert all(abs(with_delay[group]) < 40 and off[group] < -60 for group in both), (with_delay, off)
+
+
+def test_a_client_that_left_leaves_again_and_its_answer_is_not_known(tmp_path):
+    impatient = [
+        replace(offer, leaves_after=1.5) if number % 2 else offer
+        for number, offer in enumerate(offered(rate=12.0, count=600))
+    ]
+    simulate(impatient, MACHINE, {**SECTIONS, "decision_log": {"dir": str(tmp_path), "sample": 0}})
+    traffic = read_traffic(tmp_path)
+    left = [number for number, row in enumerate(traffic.rows) if row["outcome"] == "aborted"]
+    reading = [number for number in left if traffic.rows[number].get("output_tokens")]
+    assert len(reading) > 100
+    records = replayed_records(traffic, traffic.sections)
+    again = [records[number] for number in left if records[number].outcome == "aborted"]
+    assert len(again) > 0.6 * len(left)
+    assert all(each.finished is None or each.finished - each.arrival < 1.51e9 for each in again)
+    requests = traffic.offered(0)
+    assert all(requests[number].leaves_after == pytest.approx(1.5, abs=0.01) for number in left)
+    # In a configuration that serves it sooner it would have got more.
+    assert any(requests[number].output_tokens > traffic.rows[number]["output_tokens"] for number in reading)
+    assert all(traffic.imputed[number] for number in reading)
 
 
 def test_a_log_of_the_simulator_is_reproduced_and_another_configuration_is_predicted(log, tmp_path, capsys):
