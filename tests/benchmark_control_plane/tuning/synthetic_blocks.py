@@ -6,7 +6,8 @@ from math import inf
 from pathlib import Path
 from random import Random
 
-from benchmark_control_plane.decision_replay.recorded_traffic import DeviceCosts, RecordedTraffic
+from benchmark_control_plane.decision_replay.recorded_device import DeviceCosts
+from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replayed_requests import RequestResult
 from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.tuning.blocks import Block
