@@ -12,7 +12,7 @@ from benchmark_control_plane.decision_replay.pooled_steps import pass_factor, po
 from benchmark_control_plane.simulator.simulated_machine import Machine
 from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.kv_geometry import KvGeometry
-from controlplane.service.decision_log.log_rows import Row
+from controlplane.service.decision_log.log_rows import SIMULATED_RUN, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,34 @@ def _batch_seconds(step: Sequence[float], embedding: Sequence[float], load: Step
     return took
 
 
-def logged_sharing(machine: Mapping[str, Any], left_out: list[str]) -> DeviceSharing:
-    """How passes share the device with steps; in turns if there are none."""
-    stated = [model.get("sharing") for model in machine["embedders"].values()]
-    if None in stated:
-        left_out.append(
-            "schema version 1 does not say how passes share the device with steps: they are replayed at the "
-            "same time, in the idle class of the operating system"
-        )
-        return DeviceSharing.IDLE
-    known = {each.value: each for each in DeviceSharing}
-    return known[stated[0]] if stated else DeviceSharing.TURNS
+def logged_sharing(config: Row, left_out: list[str]) -> DeviceSharing:
+    """How passes share the device with steps by a `config` row; in turns if there are none."""
+    stated = [model.get("sharing") for model in config["machine"]["embedders"].values()]
+    if None not in stated:
+        known = {each.value: each for each in DeviceSharing}
+        return known[stated[0]] if stated else DeviceSharing.TURNS
+    if config["run"].endswith(SIMULATED_RUN):
+        return DeviceSharing.TURNS
+    found = _first_version_sharing(config["config"])
+    where = "in" if found is DeviceSharing.IDLE else "not in"
+    left_out.append(
+        "schema version 1 does not say how passes share the device with steps: by the configuration of the "
+        f"workers they are replayed at the same time, {where} the idle class of the operating system"
+    )
+    return found
+
+
+def _first_version_sharing(config: Mapping[str, Any]) -> DeviceSharing:
+    """By the keys that decide it; without a stated device or kvcached, workers count as on a CPU."""
+    models = config["models"]
+    workers = [*models.get("embeddings", ()), *models.get("rerankers", ())]
+    is_gpu = config.get("pool", {}).get("kv_allocator") == "kvcached" or any(
+        (worker.get("device") or "").startswith("cuda") for worker in workers
+    )
+    may_idle = models.get("chat") is not None and all(
+        worker.get("idle_cpu_priority") is not False for worker in workers
+    )
+    return DeviceSharing.IDLE if may_idle and not is_gpu else DeviceSharing.BESIDE
 
 
 def logged_costs(

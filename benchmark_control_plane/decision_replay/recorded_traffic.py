@@ -144,7 +144,7 @@ def read_traffic(path: Path) -> RecordedTraffic:
     rows.sort(key=lambda row: (row["at"], int(row["id"].rpartition("-")[2])))
     steps = [row for row in log.steps if row["run"] == run]
     try:
-        sharing = logged_sharing(config["machine"], left_out)
+        sharing = logged_sharing(config, left_out)
         costs, embedder = logged_costs(steps, rows, config["machine"], sharing, left_out)
         machine = logged_machine(config["machine"], embedder, costs, sharing, steps)
         sections = served_sections(config["config"], config["machine"])
