@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -211,7 +212,8 @@ def _offer(row: Row, number: int, start: int, block_tokens: int, seed: int) -> O
         min(max(1, output), limit),
         limit,
         name,
-        prompt=_token_ids(row, number, block_tokens),
+        # Of a whole day they would be gigabytes.
+        prompt=partial(_token_ids, row, number, block_tokens),
         sequences=row["sequences"],
         tenant=tenant,
         objectives=objectives,

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class SimulatedRequest(Sender):
     """A generation that stops after `output_tokens`; `at` is the arrival time in seconds.
 
     The first `prefix_tokens` of its prompt are those of its `prefix_group`; no others are shared, unless
-    `prompt` gives its token ids.
+    `prompt` makes its token ids, when the request is sent.
     """
 
     at: float
@@ -65,7 +66,7 @@ class SimulatedRequest(Sender):
     service_class: str | None = None
     prefix_group: int = 0
     prefix_tokens: int = 0
-    prompt: Sequence[int] | None = None
+    prompt: Callable[[], Sequence[int]] | None = None
     sequences: int = 1
 
 
@@ -309,12 +310,12 @@ async def _generation(
 ) -> GenerateJob:
     limit = offer.max_tokens or offer.output_tokens
     shared, group = offer.prefix_tokens, offer.prefix_group
-    prompt = offer.prompt or prompt_ids(number, offer.prompt_tokens, group=group, shared=shared)
+    usual = partial(prompt_ids, number, offer.prompt_tokens, group=group, shared=shared)
     return await service.intake.completion(
         str(number),
         Caller(offer.tenant),
         "simulated",
-        prompt,
+        (offer.prompt or usual)(),
         max_tokens=limit,
         sampling=Sampling(limit, offer.sequences),
         hints=hints,
