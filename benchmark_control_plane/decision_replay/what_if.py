@@ -74,8 +74,8 @@ def predict(
     measured, before = logged_results(traffic.rows), check.replayed
     note("replaying the other configuration")
     after = replayed_results(traffic, sections)
-    again = after
-    if any(traffic.imputed):
+    again, imputed = after, traffic.imputed
+    if any(imputed):
         note("replaying it with other lengths of the requests that were not served")
         again = replayed_results(traffic, sections, seed=1)
     groups = groups_of(traffic, lambda row: True)
@@ -97,7 +97,7 @@ def predict(
                 was.attainment,
                 min(1.0, max(0.0, was.attainment + new.attainment - old.attainment)),
                 sqrt(check.attainment_error(group) ** 2 + spread**2 + drawn**2),
-                fmean(traffic.imputed[n] for n in numbers),
+                fmean(imputed[n] for n in numbers),
                 sum(_gain(before[n], after[n]) > 0 for n in numbers),
                 sum(_gain(before[n], after[n]) < 0 for n in numbers),
                 sum(after[n].is_served and not before[n].is_served for n in numbers),
