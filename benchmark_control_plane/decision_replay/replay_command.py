@@ -144,9 +144,14 @@ def _text(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> 
 
 
 def _change_text(change: ClassChange) -> Iterator[str]:
-    was, would, error = (100 * value for value in (change.measured, change.predicted, change.error))
+    was, would, low, high = (
+        100 * value for value in (change.measured, change.predicted, change.low, change.high)
+    )
     name, count = _named(change.group), change.requests
-    yield f"  {name:24} {was:5.1f} % -> {would:5.1f} % +- {error:.1f} of {count:,} requests"
+    yield f"  {name:24} {was:5.1f} % -> {would:5.1f} % ({low:.1f} to {high:.1f}) of {count:,} requests"
+    named = asdict(change.error_parts).items()
+    parts = (f"{part.replace('_', '-')} {100 * error:.1f}" for part, error in named)
+    yield f"    error {100 * change.error:.1f} points (95 %): {', '.join(parts)}"
     moved = (
         "" if change.latency_change_ms is None else f", latency {change.latency_change_ms:+.1f} ms (median)"
     )
