@@ -10,7 +10,7 @@ from benchmark_control_plane.decision_replay.replay_command import check_facts, 
 from benchmark_control_plane.decision_replay.self_check import LEAST_JUDGED, SelfCheck
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.tuning.batch_budgets import EXTRAPOLATED
-from benchmark_control_plane.tuning.comparison import Comparison
+from benchmark_control_plane.tuning.comparison import COST_PER_KEY, Comparison
 from benchmark_control_plane.tuning.search_space import value_of
 from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
 from benchmark_control_plane.tuning.unattainable import unattainable_shares
@@ -75,6 +75,8 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
         ]  # fmt: skip
         header = ("class", "requests", "kept", "kept after", "rejected", "rejected after")
         print_table("promises kept on the held-out blocks", header, rows)
+        parts = (f"{part.replace('_', '-')} {error:.1f}" for part, error in held_out["error_parts"].items())
+        print(f"error of the gain: {held_out['error']:.1f} points (95 %): {', '.join(parts)}")
     if facts["loads"]:
         header_over_load = ("load of the log", "kept", "kept after", "95 % of the difference")
         print_table(
@@ -131,6 +133,11 @@ def _comparison(found: Comparison) -> dict[str, Any]:
         "before": found.before,
         "gain": found.gain.mean,
         "error": found.gain.error,
+        "error_parts": {
+            "sampling": found.sampling.error,
+            "self_check": found.self_check,
+            "device": found.device,
+        },
         "classes": [asdict(each) for each in found.classes],
     }
 
@@ -165,7 +172,7 @@ def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
         return "Nothing better found: the time was over before the verdict; give more --minutes."
     if found.verdict is None:
         return "Nothing better found: no changed key of the best trial brings more than chance."
-    gain = found.verdict.gain
+    verdict, gain = found.verdict, found.verdict.gain
     text = f"{gain.mean:+.1f} points (95 %: {gain.error:.1f}) on the held-out blocks"
     if found.is_better:
         before = found.verdict.before
@@ -175,4 +182,13 @@ def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
     if found.verdict.losers:
         lost = ", ".join(f"{each.name} {each.lost:.1f}" for each in found.verdict.losers)
         return f"Nothing better found: {text}, but classes lose more points than they may: {lost}."
+    if gain.low > 0:
+        cost = COST_PER_KEY * verdict.changed
+        return f"Nothing better found: {text}, less than the changed keys count: {cost:.1f} points."
+    if verdict.sampling.low > 0:
+        return (
+            f"Nothing better found: the best trial changes {text}, more than chance but no more than the "
+            f"model of the machine may be wrong (self-check {verdict.self_check:.1f}, a slower device "
+            f"{verdict.device:.1f})."
+        )
     return f"Nothing better found: the best trial changes {text}, no more than chance."

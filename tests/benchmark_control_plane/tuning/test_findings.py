@@ -79,6 +79,13 @@ def facts_of(found, path=Path("my.yaml")):
         (tuned(compared([5.0, 6.0, 5.5])), "better", "70.0 -> 75.5 %, +5.5 points"),
         (tuned(compared([5.0, -6.0, 5.5])), "nothing-better", "no more than chance"),
         (tuned(compared([5.0, 6.0, 5.5], lost=3)), "nothing-better", "than they may: batch 3.0"),
+        (tuned(compared([0.1, 0.11, 0.12])), "nothing-better", "keys count: 0.2 points"),
+        (
+            tuned(replace(compared([5.0, 6.0, 5.5]), self_check=6.0, device=0.5)),
+            "nothing-better",
+            "+5.5 points (95 %: 6.1) on the held-out blocks, more than chance but no more than the model of "
+            "the machine may be wrong (self-check 6.0, a slower device 0.5)",
+        ),
         (tuned(best=False), "nothing-better", "of 2 trials, 2 of them on all blocks, none keeps more"),
         (tuned(effects=[]), "nothing-better", "no changed key of the best trial"),
         (tuned(cuts=["verdict: there is none"]), "nothing-better", "the time was over before the verdict"),
@@ -110,7 +117,7 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     path, out = tmp_path / "my.yaml", tmp_path / "better.yaml"
     path.write_text(MINE)
     content = read_yaml(path)
-    found = tuned(compared([5.0, 6.0, 5.5]))
+    found = tuned(replace(compared([5.0, 6.0, 5.5]), self_check=0.5, device=0.25))
     facts = facts_of(found, path)
     write_answer(out, path, content, search_space(content, has_quotas=True), found, facts)
     assert out.read_text() == MINE.replace(
@@ -126,6 +133,7 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     assert page == tuning_page(facts)
     assert "interactive &lt;b&gt;" in page and "<b>" not in page
     assert "Points that each changed key brings" in page
+    assert "off by 1.4 points (95 %; sampling 1.2, self-check 0.5, a slower device 0.2)." in page
     assert "Promises kept over load" not in page
 
 
