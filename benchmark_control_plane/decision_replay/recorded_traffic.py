@@ -45,10 +45,11 @@ class RecordedTraffic:
         rows: the rows of the requests, in order of arrival.
         machine: the device, with costs from the first half.
         costs: these costs.
-        sections: the configuration in force, as sections of a YAML file.
+        sections: of the configuration in force those that are replayed, as in a YAML file.
         left_out: what of the log is not replayed, and what is approximated.
         host_delays: seconds that a request of each kind takes after its step in the engine.
         step_factor: by what `costs` of a step exceed those that the server had learned.
+        config: the `config` row of the log.
     """
 
     rows: Sequence[Row]
@@ -58,6 +59,7 @@ class RecordedTraffic:
     left_out: Sequence[str]
     host_delays: Mapping[str, float] = field(default_factory=dict)
     step_factor: float = 1.0
+    config: Row = field(default_factory=dict)
 
     @property
     def middle(self) -> int:
@@ -152,7 +154,7 @@ def read_traffic(path: Path) -> RecordedTraffic:
     except (KeyError, TypeError, AttributeError) as error:
         message = f"{path}: a `config` or `steps` row lacks a field, or has one of a wrong type: {error!r}"
         raise BadInput(message) from error
-    return RecordedTraffic(rows, machine, costs, sections, left_out)
+    return RecordedTraffic(rows, machine, costs, sections, left_out, config=config)
 
 
 def _is_decided_by_policy(row: Row) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from controlplane.core.engine_reports import DeviceSharing
 from controlplane.service.decision_log.decision_log import read_salt, tenant_hash
 
 _NOT_REPRODUCED = 3
-_NO_FACTS: Mapping[str, Any] = {"generators": True, "embedders": True}
 
 
 def replay_log(log: Path, config: Path | None, *, is_json: bool) -> int:
@@ -90,10 +89,7 @@ def sections_for(traffic: RecordedTraffic, log: Path, config: Config, *, source:
             f"{source}: classes: the log has requests of {', '.join(missing)}, which it lacks; add the class"
         )
     values = redacted_values(config, lambda name: tenant_hash(name, salt or b""))
-    found = served_sections(values, _NO_FACTS)
-    if "quota" not in traffic.sections:
-        found.pop("quota", None)
-    return found
+    return served_sections(values, traffic.config["machine"])
 
 
 def _note(text: str) -> None:

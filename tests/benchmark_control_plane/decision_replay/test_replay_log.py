@@ -12,6 +12,7 @@ import yaml
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
 from benchmark_control_plane.decision_replay.recorded_traffic import expanded, read_traffic
+from benchmark_control_plane.decision_replay.replay_command import sections_for
 from benchmark_control_plane.decision_replay.replayed_requests import replayed_records
 from benchmark_control_plane.decision_replay.self_check import check_replay
 from benchmark_control_plane.decision_replay.sound_rows import is_sound
@@ -22,6 +23,7 @@ from benchmark_control_plane.simulator.simulation import (
     arrival_times,
     simulate,
 )
+from controlplane.config import parse
 from controlplane.service.decision_log.reader import read_log
 from controlplane.service.decision_log.segment_files import segments
 from tests.benchmark_control_plane.bench_command import main
@@ -230,6 +232,17 @@ def test_prefixes_of_the_log_are_prefixes_of_the_replay(log):
             if row.get("cached_tokens"):
                 assert tuple(prompt[:16]) in earlier
             earlier.add(tuple(prompt[:16]))
+
+
+def test_quotas_of_another_configuration_are_replayed_though_the_log_states_none(log):
+    quota = {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}}
+    models = {"chat": {"model": "m"}, "embeddings": [{"model": "e"}]}
+    other = parse({"models": models, "classes": CLASSES, "quota": quota})
+    traffic = read_traffic(log)
+    assert "quota" not in traffic.sections
+    assert sections_for(traffic, log, other, source="b.yaml")["quota"]["llm"]["nominal"] == 0.7
+    alone = {**traffic.config, "machine": {**traffic.config["machine"], "embedders": {}}}
+    assert "quota" not in sections_for(replace(traffic, config=alone), log, other, source="b.yaml")
 
 
 @pytest.mark.parametrize(
