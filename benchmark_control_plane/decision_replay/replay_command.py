@@ -22,39 +22,39 @@ from benchmark_control_plane.decision_replay.self_check import (
     check_replay,
 )
 from benchmark_control_plane.decision_replay.what_if import ClassChange, WhatIf, predict
+from controlplane.commands.exit_status import ExitStatus
 from controlplane.config import Config, ConfigError, load
 from controlplane.config.packaged import config_path
 from controlplane.config.redacted import redacted_values
 from controlplane.core.engine_reports import DeviceSharing
 from controlplane.service.decision_log.decision_log import read_salt, tenant_hash
 
-_NOT_REPRODUCED = 3
-
 
 def replay_log(log: Path, config: Path | None, *, is_json: bool) -> int:
     """Checks the replay of a log, and with `config` predicts that configuration.
 
-    Returns 0, or 3 if the replay does not reproduce the log; then nothing is predicted. Raises BadInput.
+    Returns 0, or 3 if the replay does not reproduce the log; then nothing is predicted. Raises BadInput or
+    ConfigError.
     """
     other: dict[str, Any] | None = None
-    try:
-        traffic = read_traffic(log)
-        if config is not None:
-            other = sections_for(traffic, log, load(config_path(config)), source=str(config))
-        _note("replaying the first half for what the log does not state of machine and host")
-        traffic = with_host_delays(traffic)
-        _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
-        check = check_replay(traffic)
-        answer = None
-        if other is not None and check.has_passed:
+    traffic = read_traffic(log)
+    if config is not None:
+        other = sections_for(traffic, log, load(config_path(config)), source=str(config))
+    _note("replaying the first half for what the log does not state of machine and host")
+    traffic = with_host_delays(traffic)
+    _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
+    check = check_replay(traffic)
+    answer = None
+    if other is not None and check.has_passed:
+        try:
             answer = predict(traffic, check, other, note=_note)
-    except ConfigError as error:
-        raise BadInput(str(error)) from error
+        except ConfigError as error:
+            raise BadInput(f"{config}: the server refuses it on the machine of the log: {error}") from error
     if is_json:
         print(json.dumps(_as_json(traffic, check, answer), indent=1))
     else:
         print("\n".join(_text(traffic, check, answer)))
-    return 0 if check.has_passed else _NOT_REPRODUCED
+    return ExitStatus.DONE if check.has_passed else ExitStatus.NOT_ATTAINED
 
 
 def verdict(figures: Sequence[CheckedFigure]) -> list[str]:

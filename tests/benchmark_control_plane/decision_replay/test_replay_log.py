@@ -259,6 +259,22 @@ def test_a_configuration_that_does_not_fit_is_refused(log, tmp_path, capsys, sec
     assert says in capsys.readouterr().err
 
 
+def test_a_refusal_says_whose_configuration_it_is(log, tmp_path, capsys):
+    def of_an_earlier_release(row):
+        if row["row"] == "config":
+            row["config"]["admission"] = {"max_waitin": 1}
+        return row
+
+    (tmp_path / "old").mkdir()
+    assert replay(rewritten(log, tmp_path / "old", of_an_earlier_release)) == 2
+    assert "this release refuses the configuration in the log: " in capsys.readouterr().err
+    models = {"chat": {"model": "m"}, "embeddings": [{"model": "e"}]}
+    quotas = {"pool": {"kv_allocator": "kvcached"}, "quota": {"policy": "dynamic"}}
+    moving = yaml_file(tmp_path / "b.yaml", models=models, classes=CLASSES, **quotas)
+    assert replay(log, "--config", moving) == 2
+    assert f"{moving}: the server refuses it on the machine of the log: " in capsys.readouterr().err
+
+
 def test_hostile_logs_are_refused(log, tmp_path, capsys):
     assert replay(tmp_path / "none") == 2
     assert replay(tmp_path) == 2
