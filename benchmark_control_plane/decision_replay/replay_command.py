@@ -14,6 +14,7 @@ from benchmark_control_plane.decision_replay.recorded_traffic import (
     read_traffic,
     served_sections,
 )
+from benchmark_control_plane.decision_replay.replay_limits import cautions
 from benchmark_control_plane.decision_replay.replayed_requests import Group, RequestResult
 from benchmark_control_plane.decision_replay.self_check import (
     LEAST_JUDGED,
@@ -36,24 +37,26 @@ def replay_log(log: Path, config: Path | None, *, is_json: bool) -> int:
     Returns 0, or 3 if the replay does not reproduce the log; then nothing is predicted. Raises BadInput or
     ConfigError.
     """
-    other: dict[str, Any] | None = None
     traffic = read_traffic(log)
-    if config is not None:
-        other = sections_for(traffic, log, load(config_path(config)), source=str(config))
+    wanted = None if config is None else load(config_path(config))
+    other = None if wanted is None else sections_for(traffic, log, wanted, source=str(config))
     _note("replaying the first half for what the log does not state of machine and host")
     traffic = with_host_delays(traffic)
     _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
     check = check_replay(traffic)
     answer = None
-    if other is not None and check.has_passed:
+    limits: Sequence[str] = ()
+    if wanted is not None and other is not None and check.has_passed:
+        limits = cautions(traffic, wanted)
         try:
             answer = predict(traffic, check, other, note=_note)
         except ConfigError as error:
             raise BadInput(f"{config}: the server refuses it on the machine of the log: {error}") from error
     if is_json:
-        print(json.dumps(_as_json(traffic, check, answer), indent=1))
+        facts = {"what_if": None if answer is None else {**asdict(answer), "cautions": limits}}
+        print(json.dumps({**check_facts(traffic, check), **facts}, indent=1))
     else:
-        print("\n".join(_text(traffic, check, answer)))
+        print("\n".join(_text(traffic, check, answer, limits)))
     return ExitStatus.DONE if check.has_passed else ExitStatus.NOT_ATTAINED
 
 
@@ -125,15 +128,20 @@ def check_text(traffic: RecordedTraffic, check: SelfCheck) -> Iterator[str]:
     if not check.figures:
         yield "nothing could be judged: record more requests"
     yield from verdict(check.figures)
+    if check.has_passed:
+        yield "the replay reproduces the log"
 
 
-def _text(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> Iterator[str]:
+def _text(
+    traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None, limits: Sequence[str]
+) -> Iterator[str]:
     yield from check_text(traffic, check)
     if answer is not None:
         yield "attainment under the other configuration:"
         for change in answer.classes:
             yield from _change_text(change)
-        yield "requests that change most:"
+        yield from (f"caution: {line}" for line in limits)
+        yield "requests that change most:" if answer.examples else "no request changes"
         for each_request in answer.examples:
             before, after = _ended(each_request.before), _ended(each_request.after)
             yield f"  {each_request.id} {_named(each_request.group)}: {before} -> {after}"
@@ -183,7 +191,3 @@ def check_facts(traffic: RecordedTraffic, check: SelfCheck) -> dict[str, Any]:
             "verdict": verdict(check.figures),
         },
     }
-
-
-def _as_json(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> dict[str, Any]:
-    return {**check_facts(traffic, check), "what_if": None if answer is None else asdict(answer)}
