@@ -23,7 +23,7 @@ from benchmark_control_plane.tuning.comparison import Comparison, difference, po
 from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, Sections, digest_of
 from benchmark_control_plane.tuning.load_curve import LoadPoint, curve_replays, load_curve
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
-from benchmark_control_plane.tuning.search_space import Changes, SearchSpace
+from benchmark_control_plane.tuning.search_space import Changes, SearchSpace, acting_changes
 from benchmark_control_plane.tuning.time_budget import TimeIsOver
 from benchmark_control_plane.tuning.trial_search import Tried, best_of, search
 
@@ -152,6 +152,8 @@ def tune_log(
         )
     except TimeIsOver:
         time.cuts.append("ablation: replays took longer than those before, and all changes stay")
+    changes = acting_changes(space, changes)
+    effects = [each for each in effects if each.key in changes]
     result = replace(result, tried=tried, best=best, changes=changes, effects=effects)
     if not changes:
         return result
