@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replay_command import check_facts, check_text
+from benchmark_control_plane.decision_replay.replay_limits import cautions
 from benchmark_control_plane.decision_replay.self_check import LEAST_JUDGED, SelfCheck
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.tuning.batch_budgets import EXTRAPOLATED
@@ -16,7 +17,9 @@ from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
 from benchmark_control_plane.tuning.unattainable import unattainable_shares
 from controlplane.commands.output import print_table
 from controlplane.config import Config
+from controlplane.core.engine_reports import DeviceSharing
 
+_PACING = "scheduling.engine.decode_pacing"
 BETTER, NOTHING_BETTER, NOT_REPRODUCED = "better", "nothing-better", "not-reproduced"
 
 
@@ -53,12 +56,13 @@ def tuning_facts(
                 "gain": None if each.gain is None else each.gain.mean,
                 "error": None if each.gain is None else each.gain.error,
                 "is_measured": each.is_measured,
-                "basis": EXTRAPOLATED.get(each.key),
+                "basis": _basis(traffic, each.key),
             }
             for each in found.effects
         ],
         "held_out": None if found.verdict is None else _comparison(found.verdict),
         "loads": [asdict(each) for each in found.loads],
+        "cautions": cautions(traffic, config),
         "cut": list(found.cuts),
         "files": {},
     }  # fmt: skip
@@ -87,6 +91,8 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
         print(f"{change['key']}: {before} -> {after}: {change_gain(change)}")
     for name, share in facts["out_of_reach"].items():
         print(out_of_reach_text(name, share))
+    for line in facts["cautions"]:
+        print(f"caution: {line}")
     for line in facts["cut"]:
         print(f"cut to end in time: {line}")
     print(facts["reason"])
@@ -121,6 +127,13 @@ def change_gain(change: Mapping[str, Any]) -> str:
         known = "needed by the other changes" if change["is_measured"] else "its effect was not measured"
         return f"{known}{basis}"
     return f"{change['gain']:+.1f} points of promises kept (95 %: {change['error']:.1f}){basis}"
+
+
+def _basis(traffic: RecordedTraffic, key: str) -> str | None:
+    """What the gain of a key rests on, if the log shows nothing of its kind."""
+    if key == _PACING and traffic.machine.sharing is not DeviceSharing.TURNS:
+        return "extrapolated: the log has one pacing"
+    return EXTRAPOLATED.get(key)
 
 
 def percent(share: float) -> str:

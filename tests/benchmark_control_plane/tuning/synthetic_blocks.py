@@ -32,7 +32,8 @@ REQUESTS = 60
 
 def traffic(rows):
     costs = DeviceCosts((0.01, 0.0, 0.0, 0.0), (0.01, 0.0, 0.0))
-    return RecordedTraffic(rows, Machine(costs.batch_time()), costs, {}, ())
+    config = {"config": CONTENT, "machine": {}}
+    return RecordedTraffic(rows, Machine(costs.batch_time()), costs, {}, (), config=config)
 
 
 def block():

@@ -22,6 +22,7 @@ from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
 from benchmark_control_plane.tuning.unattainable import times_alone, unattainable_shares
 from controlplane.config import parse
 from controlplane.config.loader import read_yaml
+from controlplane.core.engine_reports import DeviceSharing
 from tests.benchmark_control_plane.tuning.synthetic_blocks import CONTENT, block, traffic
 
 MINE = """\
@@ -161,6 +162,26 @@ def test_a_change_of_an_engine_argument_says_what_its_gain_rests_on(capsys):
     line = "max_num_seqs: 32 -> 64: +4.5 points of promises kept (95 %: 1.2); extrapolated: roofline"
     assert line in capsys.readouterr().out
     assert "max_num_seqs (extrapolated: roofline)" in tuning_page(facts)
+
+
+def test_what_a_replay_leaves_as_in_the_log_is_said(capsys):
+    other = {
+        **CONTENT,
+        "models": {**CONTENT["models"], "chat": {"model": "m", "engine": {"max_num_seqs": 9}}},
+    }
+    effects = [KeyEffect("scheduling.engine.decode_pacing", Difference(4.5, 1.2))]
+    found = replace(tuned(compared([5.0, 6.0, 5.5])), changes={effects[0].key: 0}, effects=effects)
+    here, blocks = block().traffic, BlockSets([block()] * 9, [block()] * 9)
+    beside = replace(here, machine=replace(here.machine, sharing=DeviceSharing.BESIDE))
+    facts = tuning_facts(Path("log"), Path("my.yaml"), parse(other), beside, blocks, found)
+    print_tuning(beside, found.check, facts)
+    line = "models.chat.engine.max_num_seqs: 9 is not replayed; it stays its default, as in the log"
+    out, page = capsys.readouterr().out, tuning_page(facts)
+    assert f"caution: {line}" in out and f"Caution: {line}" in page
+    assert (
+        "decode_pacing: 0.8 -> 0: +4.5 points of promises kept (95 %: 1.2); extrapolated: the log has" in out
+    )
+    assert facts_of(found)["changes"][0]["basis"] is None
 
 
 @pytest.mark.parametrize("found", [tuned(best=False), tuned(effects=[]), tuned(cuts=["search: <b>"])])
