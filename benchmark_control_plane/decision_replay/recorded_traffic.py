@@ -6,10 +6,12 @@ after its arrival, whatever the request has got by then: patience is the client'
 """
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -124,9 +126,10 @@ def read_traffic(path: Path) -> RecordedTraffic:
     left_out = list(log.left_out)
     if not log.configs or not log.requests:
         raise BadInput("\n".join([f"{path}: no requests and configuration of a decision log", *left_out]))
-    run, version = _longest_part(log.requests, log.configs)
+    parts = _parts(log.requests, log.configs)
+    run, version = _longest_part(parts, log.configs)
     config = next(row for row in log.configs if (row["run"], row["version"]) == (run, version))
-    part = [row for row in log.requests if (row["run"], _version_at(row, log.configs)) == (run, version)]
+    part = [row for row, of in zip(log.requests, parts, strict=True) if of == (run, version)]
     sound = [row for row in part if is_sound(row)]
     if len(sound) < len(part):
         left_out.append(
@@ -170,8 +173,8 @@ def served_sections(config: Mapping[str, Any], machine: Mapping[str, Any]) -> di
     return {name: section for name, section in config.items() if name in kept}
 
 
-def _longest_part(requests: Sequence[Row], configs: Sequence[Row]) -> tuple[str, int]:
-    counts = Counter((row["run"], _version_at(row, configs)) for row in requests)
+def _longest_part(parts: Sequence[tuple[str, int]], configs: Sequence[Row]) -> tuple[str, int]:
+    counts = Counter(parts)
     known = {(row["run"], row["version"]) for row in configs}
     (found, _), *_ = sorted(
         ((part, count) for part, count in counts.items() if part in known),
@@ -180,12 +183,17 @@ def _longest_part(requests: Sequence[Row], configs: Sequence[Row]) -> tuple[str,
     return found
 
 
-def _version_at(row: Row, configs: Sequence[Row]) -> int:
-    """The version of the configuration in force when a request arrived."""
-    return max(
-        (each["version"] for each in configs if each["run"] == row["run"] and each["at"] <= row["at"]),
-        default=0,
-    )
+def _parts(requests: Sequence[Row], configs: Sequence[Row]) -> list[tuple[str, int]]:
+    """The run of each request, and the version of the configuration in force when it arrived."""
+    begun: dict[str, list[tuple[int, int]]] = {}
+    for each in sorted(configs, key=lambda row: (row["at"], row["version"])):
+        begun.setdefault(each["run"], []).append((each["at"], each["version"]))
+    found = []
+    for row in requests:
+        known = begun.get(row["run"], [])
+        at = bisect_right(known, row["at"], key=itemgetter(0))
+        found.append((row["run"], known[at - 1][1] if at else 0))
+    return found
 
 
 def _intake_seconds(row: Row) -> float:

@@ -11,7 +11,7 @@ import yaml
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
-from benchmark_control_plane.decision_replay.recorded_traffic import expanded, read_traffic
+from benchmark_control_plane.decision_replay.recorded_traffic import _parts, expanded, read_traffic
 from benchmark_control_plane.decision_replay.replay_command import sections_for
 from benchmark_control_plane.decision_replay.replayed_requests import replayed_records
 from benchmark_control_plane.decision_replay.self_check import check_replay
@@ -214,6 +214,21 @@ def test_the_longest_part_under_one_configuration_is_used(log, tmp_path):
     traffic = read_traffic(tmp_path)
     assert len(traffic.rows) == COUNT - 200
     assert any("200 requests" in line for line in traffic.left_out)
+
+
+def test_the_part_of_a_request_is_found_without_reading_all_configurations_again():
+    class CountedRows(list):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return super().__iter__()
+
+    starts = [("a", 0, 10), ("a", 1, 20), ("b", 0, 15), ("a", 1, 20)]
+    configs = CountedRows({"run": run, "version": version, "at": at} for run, version, at in starts)
+    requests = [{"run": run, "at": at} for run, at in [("a", 5), ("a", 19), ("a", 20), ("b", 99), ("c", 1)]]
+    assert _parts(requests, configs) == [("a", 0), ("a", 0), ("a", 1), ("b", 0), ("c", 0)]
+    assert configs.passes == 1
 
 
 def test_prefixes_of_the_log_are_prefixes_of_the_replay(log):
