@@ -102,7 +102,8 @@ def objectives_of(config: Config) -> dict[str, Any]:
 def _assumptions(options: argparse.Namespace) -> list[str]:
     return [
         "LLM steps and embedding passes take turns on the device; output lengths are not known in advance.",
-        "The bound counts neither shared prefixes nor memory that moves between the quotas.",
+        "The bound counts neither shared prefixes, also of the choices (`n`) of a request, nor memory that "
+        "moves between the quotas.",
         f"Each simulated rate has {options.requests:,} requests after a warm-up of a quarter as many, seed "
         f"{options.seed}; host and network take no time.",
     ]

@@ -25,13 +25,13 @@ _GAIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MeanDemand:
-    """Means over the generations of a workload.
+    """Means over the generations of a workload; each choice (`n`) is a sequence with a prompt of its own.
 
     Attributes:
         prompt: prompt tokens to compute.
-        decodes: decode steps.
+        decodes: decode steps of all sequences.
         cells: KV cells held, summed over the steps of a request.
-        steps: steps of a request.
+        steps: steps of all sequences.
         largest: cells that the largest request holds at its end.
     """
 
@@ -82,16 +82,16 @@ def mean_demand(requests: Sequence[PlannedRequest], *, chunk: int, block: int) -
         return None
     prompt = decodes = cells = steps = 0.0
     for request in generations:
-        s, o = request.prompt_tokens, request.output_tokens
+        s, o, n = request.prompt_tokens, request.output_tokens, request.choices
         chunks = ceil(s / chunk)
         count = chunks + o - 1
-        prompt += s
-        decodes += o - 1
-        steps += count
-        # The last block of a request is half full on average.
-        cells += chunk * chunks * (chunks - 1) / 2 + s + (o - 1) * s + o * (o - 1) / 2
-        cells += count * (block - 1) / 2
-    largest = max(ceil((r.prompt_tokens + r.output_tokens) / block) * block for r in generations)
+        prompt += n * s
+        decodes += n * (o - 1)
+        steps += n * count
+        # The last block of a sequence is half full on average.
+        cells += n * (chunk * chunks * (chunks - 1) / 2 + s + (o - 1) * s + o * (o - 1) / 2)
+        cells += n * count * (block - 1) / 2
+    largest = max(r.choices * ceil((r.prompt_tokens + r.output_tokens) / block) * block for r in generations)
     count = len(generations)
     return MeanDemand(prompt / count, decodes / count, cells / count, steps / count, largest)
 
@@ -124,7 +124,11 @@ def _smallest(requests: Sequence[PlannedRequest], share: float) -> list[PlannedR
     kept = []
     for group in {(r.service_class, r.kind): None for r in requests}:
         same = [r for r in requests if (r.service_class, r.kind) == group]
-        same.sort(key=lambda r: ((r.prompt_tokens + r.output_tokens / 2) * max(1, r.output_tokens), r.id))
+        same.sort(
+            key=lambda r: (
+                r.choices * (r.prompt_tokens + r.output_tokens / 2) * max(1, r.output_tokens), r.id
+            )
+        )  # fmt: skip
         kept += same[: max(1, ceil(share * len(same)))]
     return kept
 

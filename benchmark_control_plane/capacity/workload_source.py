@@ -26,7 +26,6 @@ from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN
 
 StepLine = tuple[float, float, float, float]
 _BUSIEST_SECONDS = 300.0
-_CHOICES = "Requests with several choices (`n`), {:,} of the log, count as one choice each."
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +105,15 @@ def logged_workload(path: Path, configs: Sequence[Config], *, requests: int) -> 
         partial(_planned, traffic),
         [
             "Traffic is that of the log, at other rates with its times stretched; the output lengths of "
-            "requests that were not served are drawn from their forecasts.",
+            "requests that were not served are drawn from their forecasts, and requests whose client left "
+            "end with the tokens that it got.",
             *(f"Left out of the log: {line}." for line in traffic.left_out),
-            *([_CHOICES.format(several)] if (several := _with_choices(traffic)) else []),
         ],
         step=(base, prompt_token, decode, cell) if base else None,
         embedding=(start, token) if start or token else None,
         most=len(traffic.rows),
         rate=busiest_rate([row["at"] / 1e6 for row in traffic.rows], _BUSIEST_SECONDS),
     )
-
-
-def _with_choices(traffic: RecordedTraffic) -> int:
-    """Generations of several choices."""
-    return sum(row["kind"] == "generate" and row["sequences"] > 1 for row in traffic.rows)
 
 
 def _mean_length(traffic: RecordedTraffic) -> float:
@@ -167,8 +161,11 @@ def _planned(
                 Kind.GENERATE,
                 name,
                 prompt_tokens=offer.prompt_tokens,
-                output_tokens=offer.output_tokens,
+                output_tokens=offer.output_tokens
+                if offer.leaves_after is None
+                else max(1, row.get("output_tokens") or 0),
                 max_tokens=offer.max_tokens,
+                choices=offer.sequences,
                 prefix_group=f"{row['blocks'][0][0]}" if row.get("blocks") else "",
                 prefix_tokens=min(row.get("cached_tokens") or 0, offer.prompt_tokens - 1),
             )

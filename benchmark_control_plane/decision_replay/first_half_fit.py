@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replayed_requests import (
     logged_results,
@@ -24,6 +25,7 @@ from benchmark_control_plane.decision_replay.replayed_requests import (
 )
 from benchmark_control_plane.decision_replay.resistant_line import resistant_line
 from benchmark_control_plane.simulator.simulation import SimulatedRecord
+from controlplane.config import ConfigError
 from controlplane.core.engine_reports import DeviceSharing
 from controlplane.service.decision_log.log_rows import Row
 
@@ -42,8 +44,16 @@ def with_host_delays(traffic: RecordedTraffic, *, most: int | None = None) -> Re
 
     Embeddings, and answers where passes and steps take turns, take the median by which the logged latency of
     the kind exceeds that of its replay; the replay has no detokenization, no transport between processes and
-    no turn of an event loop. The time before the gate is in the log, for each request.
+    no turn of an event loop. The time before the gate is in the log, for each request. Raises BadInput if
+    this release refuses the configuration of the log.
     """
+    try:
+        return _fitted(traffic, most)
+    except ConfigError as error:
+        raise BadInput(f"this release refuses the configuration in the log: {error}") from error
+
+
+def _fitted(traffic: RecordedTraffic, most: int | None) -> RecordedTraffic:
     middle = traffic.middle
     first = replace(traffic, rows=[row for row in traffic.rows if row["at"] < middle][:most])
     if first.machine.sharing is not DeviceSharing.TURNS:

@@ -1,78 +1,42 @@
 """Turns a decision log into requests, device and configuration of a simulation.
 
 Requests of one run under one configuration are used: the longest such part of the log. The output length of a
-request that was not served is drawn from its forecast.
+request that was not served to its end is drawn from its forecast. A client that left does so again as long
+after its arrival, whatever the request has got by then: patience is the client's, in time.
 """
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from backends.cost_models.step_time import BatchTime, StepLoad
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.decision_replay.pooled_steps import pass_factor, pooled_costs, step_spread
+from benchmark_control_plane.decision_replay.recorded_device import (
+    DeviceCosts,
+    logged_costs,
+    logged_machine,
+    logged_sharing,
+)
 from benchmark_control_plane.decision_replay.sound_rows import MOST_TOKENS, is_sound
 from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import Offered, SimulatedEmbedding, SimulatedRequest
-from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Request
 from controlplane.service.decision_log.log_rows import FORECAST_LEVELS, Row
 from controlplane.service.decision_log.reader import read_log
 
 LEAST_REQUESTS = 40
+_SERVED = ("met", "late")
 # Rejections that no policy decides.
 _NOT_REPLAYED = ("engine_down", "shutting_down")
 # Token ids of the rest of each prompt, which no other prompt has.
 _OWN_TOKENS = 1 << 50
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceCosts:
-    """Seconds per step, sequence, KV cell and prompt token, and per pass, token and token times length.
-
-    `spread` are factors of the times of steps, each as likely as the others. Passes beside steps take
-    `pass_factor` times as long: less than 1 where several lanes compute them, and the steps' doing above.
-    """
-
-    step: tuple[float, float, float, float]
-    embedding: tuple[float, float, float]
-    spread: tuple[float, ...] = (1.0,)
-    pass_factor: float = 1.0
-
-    def batch_time(self, *, slower: float = 1.0) -> BatchTime:
-        """The time of a step of the simulated device, times `slower`; it can be sent to another process."""
-        step = tuple(slower * cost for cost in self.step)
-        embedding = tuple(slower * min(1.0, self.pass_factor) * cost for cost in self.embedding)
-        return partial(_batch_seconds, step, embedding)
-
-    @property
-    def pass_slowdown(self) -> float:
-        """How many times as long a pass takes during steps."""
-        return max(1.0, self.pass_factor)
-
-    def slower(self, *, steps: float, passes: float) -> "DeviceCosts":
-        """The costs with steps and passes that take so many times as long."""
-        base, decode, cell, prompt_token = (steps * cost for cost in self.step)
-        step = base, decode, cell, prompt_token
-        return replace(self, step=step, pass_factor=passes * self.pass_factor)
-
-
-def _batch_seconds(step: Sequence[float], embedding: Sequence[float], load: StepLoad) -> float:
-    took = 0.0
-    if load.has_llm:
-        base, decode, cell, prompt_token = step
-        took = base + decode * load.decodes + cell * load.cells + prompt_token * load.prefill_tokens
-    if load.inputs:
-        start, token, square = embedding
-        took += start + (token + square * load.length) * load.inputs * load.length
-    return took
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +47,11 @@ class RecordedTraffic:
         rows: the rows of the requests, in order of arrival.
         machine: the device, with costs from the first half.
         costs: these costs.
-        sections: the configuration in force, as sections of a YAML file.
+        sections: of the configuration in force those that are replayed, as in a YAML file.
         left_out: what of the log is not replayed, and what is approximated.
         host_delays: seconds that a request of each kind takes after its step in the engine.
         step_factor: by what `costs` of a step exceed those that the server had learned.
+        config: the `config` row of the log.
     """
 
     rows: Sequence[Row]
@@ -96,6 +61,7 @@ class RecordedTraffic:
     left_out: Sequence[str]
     host_delays: Mapping[str, float] = field(default_factory=dict)
     step_factor: float = 1.0
+    config: Row = field(default_factory=dict)
 
     @property
     def middle(self) -> int:
@@ -105,10 +71,7 @@ class RecordedTraffic:
     @property
     def imputed(self) -> list[bool]:
         """Whether the output length of each request is drawn from its forecast."""
-        return [
-            row["kind"] == "generate" and row["outcome"] not in ("met", "late", "aborted")
-            for row in self.rows
-        ]
+        return [row["kind"] == "generate" and row["outcome"] not in _SERVED for row in self.rows]
 
     def offered(self, seed: int) -> list[Offered]:
         """The requests for a simulation; `seed` decides the lengths that are drawn."""
@@ -163,9 +126,10 @@ def read_traffic(path: Path) -> RecordedTraffic:
     left_out = list(log.left_out)
     if not log.configs or not log.requests:
         raise BadInput("\n".join([f"{path}: no requests and configuration of a decision log", *left_out]))
-    run, version = _longest_part(log.requests, log.configs)
+    parts = _parts(log.requests, log.configs)
+    run, version = _longest_part(parts, log.configs)
     config = next(row for row in log.configs if (row["run"], row["version"]) == (run, version))
-    part = [row for row in log.requests if (row["run"], _version_at(row, log.configs)) == (run, version)]
+    part = [row for row, of in zip(log.requests, parts, strict=True) if of == (run, version)]
     sound = [row for row in part if is_sound(row)]
     if len(sound) < len(part):
         left_out.append(
@@ -186,14 +150,14 @@ def read_traffic(path: Path) -> RecordedTraffic:
     rows.sort(key=lambda row: (row["at"], int(row["id"].rpartition("-")[2])))
     steps = [row for row in log.steps if row["run"] == run]
     try:
-        sharing = _sharing(config["machine"], left_out)
-        costs, embedder = _costs(steps, rows, config["machine"], sharing, left_out)
-        machine = _machine(config["machine"], embedder, costs, sharing, steps)
+        sharing = logged_sharing(config, left_out)
+        costs, embedder = logged_costs(steps, rows, config["machine"], sharing, left_out)
+        machine = logged_machine(config["machine"], embedder, costs, sharing, steps)
         sections = served_sections(config["config"], config["machine"])
     except (KeyError, TypeError, AttributeError) as error:
         message = f"{path}: a `config` or `steps` row lacks a field, or has one of a wrong type: {error!r}"
         raise BadInput(message) from error
-    return RecordedTraffic(rows, machine, costs, sections, left_out)
+    return RecordedTraffic(rows, machine, costs, sections, left_out, config=config)
 
 
 def _is_decided_by_policy(row: Row) -> bool:
@@ -209,8 +173,8 @@ def served_sections(config: Mapping[str, Any], machine: Mapping[str, Any]) -> di
     return {name: section for name, section in config.items() if name in kept}
 
 
-def _longest_part(requests: Sequence[Row], configs: Sequence[Row]) -> tuple[str, int]:
-    counts = Counter((row["run"], _version_at(row, configs)) for row in requests)
+def _longest_part(parts: Sequence[tuple[str, int]], configs: Sequence[Row]) -> tuple[str, int]:
+    counts = Counter(parts)
     known = {(row["run"], row["version"]) for row in configs}
     (found, _), *_ = sorted(
         ((part, count) for part, count in counts.items() if part in known),
@@ -219,109 +183,17 @@ def _longest_part(requests: Sequence[Row], configs: Sequence[Row]) -> tuple[str,
     return found
 
 
-def _version_at(row: Row, configs: Sequence[Row]) -> int:
-    """The version of the configuration in force when a request arrived."""
-    return max(
-        (each["version"] for each in configs if each["run"] == row["run"] and each["at"] <= row["at"]),
-        default=0,
-    )
-
-
-def _sharing(machine: Mapping[str, Any], left_out: list[str]) -> DeviceSharing:
-    """How passes share the device with steps; in turns if there are none."""
-    stated = [model.get("sharing") for model in machine["embedders"].values()]
-    if None in stated:
-        left_out.append(
-            "schema version 1 does not say how passes share the device with steps: they are replayed at the "
-            "same time, in the idle class of the operating system"
-        )
-        return DeviceSharing.IDLE
-    known = {each.value: each for each in DeviceSharing}
-    return known[stated[0]] if stated else DeviceSharing.TURNS
-
-
-def _costs(
-    steps: Sequence[Row],
-    rows: Sequence[Row],
-    machine: Mapping[str, Any],
-    sharing: DeviceSharing,
-    left_out: list[str],
-) -> tuple[DeviceCosts, str | None]:
-    """The costs by the models of the first half, and the embedding model that they hold for."""
-    middle = (rows[0]["at"] + rows[-1]["at"]) // 2
-    counts = Counter(row["model"] for row in rows if row["kind"] == "embed")
-    embedder = counts.most_common(1)[0][0] if counts else next(iter(machine["embedders"]), None)
-    if len(counts) > 1:
-        left_out.append(f"{len(counts)} embedding models are replayed as one, with the times of {embedder}")
-    costs = DeviceCosts((0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-    if any(row["kind"] == "generate" for row in rows):
-        half = _first_half([row for row in steps if row["llm"]], middle, "step times", left_out)
-        models = [row["llm"] for row in half]
-        costs = replace(costs, step=pooled_costs(models))
-        if sharing is not DeviceSharing.TURNS:
-            costs = replace(costs, spread=step_spread(models))
-    if counts:
-        known = [row for row in steps if embedder in row["passes"]]
-        half = _first_half(known, middle, "times of embedding passes", left_out)
-        models = [row["passes"][embedder] for row in half]
-        base, token, square = (models[-1][name] for name in ("base_s", "token_s", "square_s"))
-        costs = replace(costs, embedding=(base, token, square))
-        if sharing is not DeviceSharing.TURNS:
-            # In turns, the time of a pass is logged with that of its step.
-            costs = replace(costs, pass_factor=pass_factor(models))
-    return costs, embedder
-
-
-def _first_half(steps: Sequence[Row], middle: int, what: str, left_out: list[str]) -> Sequence[Row]:
-    """The rows of the first half; of a shorter log, the first there is. Raises BadInput without any."""
-    if not steps:
-        raise BadInput(f"the log has no model of the {what}; it needs a minute of traffic or a regular stop")
-    if earlier := [row for row in steps if row["at"] <= middle]:
-        return earlier
-    left_out.append(f"the model of the {what} is of the second half, since the first has none")
-    return steps[:1]
-
-
-def _machine(
-    facts: Mapping[str, Any],
-    embedder: str | None,
-    costs: DeviceCosts,
-    sharing: DeviceSharing,
-    steps: Sequence[Row],
-) -> Machine:
-    machine = Machine(
-        costs.batch_time(),
-        pool_bytes=facts["pool_bytes"],
-        sharing=sharing,
-        step_spread=costs.spread,
-        pass_slowdown=costs.pass_slowdown,
-    )
-    for llm in facts["generators"].values():
-        geometry = KvGeometry(llm["elements_per_token"], llm["bytes_per_element"], llm["block_tokens"])
-        largest = max((row["llm"]["largest_tokens"] for row in steps if row["llm"]), default=0)
-        machine = replace(
-            machine,
-            geometry=geometry,
-            kv_bytes=llm["kv_bytes"],
-            max_model_tokens=llm["max_model_tokens"],
-            max_running=llm["max_running"],
-            # The engine's own bound is not reported; no step was larger.
-            step_tokens=max(largest, llm["block_tokens"]),
-            has_prefix_cache=llm["has_prefix_cache"],
-        )
-    if embedder in facts["embedders"]:
-        model = facts["embedders"][embedder]
-        machine = replace(
-            machine,
-            embed_batch_tokens=max(
-                model["max_input_tokens"], model["workspace_bytes"] // model["bytes_per_token"]
-            ),
-            embed_max_running=model["max_running"],
-            embed_bytes_per_token=model["bytes_per_token"],
-            embed_input_tokens=model["max_input_tokens"],
-            workspace_batches=max(1, facts["workspace_bytes"] // model["workspace_bytes"]),
-        )
-    return machine
+def _parts(requests: Sequence[Row], configs: Sequence[Row]) -> list[tuple[str, int]]:
+    """The run of each request, and the version of the configuration in force when it arrived."""
+    begun: dict[str, list[tuple[int, int]]] = {}
+    for each in sorted(configs, key=lambda row: (row["at"], row["version"])):
+        begun.setdefault(each["run"], []).append((each["at"], each["version"]))
+    found = []
+    for row in requests:
+        known = begun.get(row["run"], [])
+        at = bisect_right(known, row["at"], key=itemgetter(0))
+        found.append((row["run"], known[at - 1][1] if at else 0))
+    return found
 
 
 def _intake_seconds(row: Row) -> float:
@@ -332,24 +204,30 @@ def _intake_seconds(row: Row) -> float:
 def _offer(row: Row, number: int, start: int, block_tokens: int, seed: int) -> Offered:
     at, objectives = (row["at"] - start) / 1e6, {f"{k}_ms": v for k, v in row.get("slo_ms", {}).items()}
     tenant, name = row["tenant"], row["class"]
+    leaves = row["e2e_ms"] / 1e3 if row["outcome"] == "aborted" and row.get("e2e_ms") is not None else None
     if row["kind"] == "embed":
         lengths = tuple(expanded(row["input_tokens"], row["sequences"]))
-        return SimulatedEmbedding(at, lengths, name, tenant=tenant, objectives=objectives)
+        return SimulatedEmbedding(
+            at, lengths, name, tenant=tenant, objectives=objectives, leaves_after=leaves
+        )
     limit = row["max_output_tokens"]
     output = row.get("output_tokens", 0)
-    if row["outcome"] not in ("met", "late", "aborted"):
-        drawn = _forecast_of(row).quantile(Random(f"{seed} {row['id']}").random())
-        output = max(output, round(drawn))
+    if row["outcome"] not in _SERVED:
+        # More than it has, for it would have ended.
+        left = _forecast_of(row).remaining(after=output).quantile(Random(f"{seed} {row['id']}").random())
+        output += max(1, round(left))
     return SimulatedRequest(
         at,
         row["prompt_tokens"],
         min(max(1, output), limit),
         limit,
         name,
-        prompt=_token_ids(row, number, block_tokens),
+        # Of a whole day they would be gigabytes.
+        prompt=partial(_token_ids, row, number, block_tokens),
         sequences=row["sequences"],
         tenant=tenant,
         objectives=objectives,
+        leaves_after=leaves,
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from benchmark_control_plane.decision_replay.recorded_traffic import (
     read_traffic,
     served_sections,
 )
+from benchmark_control_plane.decision_replay.replay_limits import cautions
 from benchmark_control_plane.decision_replay.replayed_requests import Group, RequestResult
 from benchmark_control_plane.decision_replay.self_check import (
     LEAST_JUDGED,
@@ -22,40 +23,41 @@ from benchmark_control_plane.decision_replay.self_check import (
     check_replay,
 )
 from benchmark_control_plane.decision_replay.what_if import ClassChange, WhatIf, predict
+from controlplane.commands.exit_status import ExitStatus
 from controlplane.config import Config, ConfigError, load
 from controlplane.config.packaged import config_path
 from controlplane.config.redacted import redacted_values
 from controlplane.core.engine_reports import DeviceSharing
 from controlplane.service.decision_log.decision_log import read_salt, tenant_hash
 
-_NOT_REPRODUCED = 3
-_NO_FACTS: Mapping[str, Any] = {"generators": True, "embedders": True}
-
 
 def replay_log(log: Path, config: Path | None, *, is_json: bool) -> int:
     """Checks the replay of a log, and with `config` predicts that configuration.
 
-    Returns 0, or 3 if the replay does not reproduce the log; then nothing is predicted. Raises BadInput.
+    Returns 0, or 3 if the replay does not reproduce the log; then nothing is predicted. Raises BadInput or
+    ConfigError.
     """
-    other: dict[str, Any] | None = None
-    try:
-        traffic = read_traffic(log)
-        if config is not None:
-            other = sections_for(traffic, log, load(config_path(config)), source=str(config))
-        _note("replaying the first half for what the log does not state of machine and host")
-        traffic = with_host_delays(traffic)
-        _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
-        check = check_replay(traffic)
-        answer = None
-        if other is not None and check.has_passed:
+    traffic = read_traffic(log)
+    wanted = None if config is None else load(config_path(config))
+    other = None if wanted is None else sections_for(traffic, log, wanted, source=str(config))
+    _note("replaying the first half for what the log does not state of machine and host")
+    traffic = with_host_delays(traffic)
+    _note(f"replaying {len(traffic.rows):,} requests under the configuration of the log")
+    check = check_replay(traffic)
+    answer = None
+    limits: Sequence[str] = ()
+    if wanted is not None and other is not None and check.has_passed:
+        limits = cautions(traffic, wanted)
+        try:
             answer = predict(traffic, check, other, note=_note)
-    except ConfigError as error:
-        raise BadInput(str(error)) from error
+        except ConfigError as error:
+            raise BadInput(f"{config}: the server refuses it on the machine of the log: {error}") from error
     if is_json:
-        print(json.dumps(_as_json(traffic, check, answer), indent=1))
+        facts = {"what_if": None if answer is None else {**asdict(answer), "cautions": limits}}
+        print(json.dumps({**check_facts(traffic, check), **facts}, indent=1))
     else:
-        print("\n".join(_text(traffic, check, answer)))
-    return 0 if check.has_passed else _NOT_REPRODUCED
+        print("\n".join(_text(traffic, check, answer, limits)))
+    return ExitStatus.DONE if check.has_passed else ExitStatus.NOT_ATTAINED
 
 
 def verdict(figures: Sequence[CheckedFigure]) -> list[str]:
@@ -90,10 +92,7 @@ def sections_for(traffic: RecordedTraffic, log: Path, config: Config, *, source:
             f"{source}: classes: the log has requests of {', '.join(missing)}, which it lacks; add the class"
         )
     values = redacted_values(config, lambda name: tenant_hash(name, salt or b""))
-    found = served_sections(values, _NO_FACTS)
-    if "quota" not in traffic.sections:
-        found.pop("quota", None)
-    return found
+    return served_sections(values, traffic.config["machine"])
 
 
 def _note(text: str) -> None:
@@ -129,24 +128,34 @@ def check_text(traffic: RecordedTraffic, check: SelfCheck) -> Iterator[str]:
     if not check.figures:
         yield "nothing could be judged: record more requests"
     yield from verdict(check.figures)
+    if check.has_passed:
+        yield "the replay reproduces the log"
 
 
-def _text(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> Iterator[str]:
+def _text(
+    traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None, limits: Sequence[str]
+) -> Iterator[str]:
     yield from check_text(traffic, check)
     if answer is not None:
         yield "attainment under the other configuration:"
         for change in answer.classes:
             yield from _change_text(change)
-        yield "requests that change most:"
+        yield from (f"caution: {line}" for line in limits)
+        yield "requests that change most:" if answer.examples else "no request changes"
         for each_request in answer.examples:
             before, after = _ended(each_request.before), _ended(each_request.after)
             yield f"  {each_request.id} {_named(each_request.group)}: {before} -> {after}"
 
 
 def _change_text(change: ClassChange) -> Iterator[str]:
-    was, would, error = (100 * value for value in (change.measured, change.predicted, change.error))
+    was, would, low, high = (
+        100 * value for value in (change.measured, change.predicted, change.low, change.high)
+    )
     name, count = _named(change.group), change.requests
-    yield f"  {name:24} {was:5.1f} % -> {would:5.1f} % +- {error:.1f} of {count:,} requests"
+    yield f"  {name:24} {was:5.1f} % -> {would:5.1f} % ({low:.1f} to {high:.1f}) of {count:,} requests"
+    named = asdict(change.error_parts).items()
+    parts = (f"{part.replace('_', '-')} {100 * error:.1f}" for part, error in named)
+    yield f"    error {100 * change.error:.1f} points (95 %): {', '.join(parts)}"
     moved = (
         "" if change.latency_change_ms is None else f", latency {change.latency_change_ms:+.1f} ms (median)"
     )
@@ -182,7 +191,3 @@ def check_facts(traffic: RecordedTraffic, check: SelfCheck) -> dict[str, Any]:
             "verdict": verdict(check.figures),
         },
     }
-
-
-def _as_json(traffic: RecordedTraffic, check: SelfCheck, answer: WhatIf | None) -> dict[str, Any]:
-    return {**check_facts(traffic, check), "what_if": None if answer is None else asdict(answer)}

@@ -110,6 +110,13 @@ def groups_of(traffic: RecordedTraffic, is_judged: Callable[[Row], bool]) -> dic
     return dict(sorted(found.items()))
 
 
+def gains_of(
+    before: Sequence[RequestResult], after: Sequence[RequestResult], numbers: Sequence[int]
+) -> list[int]:
+    """Of each of these requests 1 if only `after` meets its objectives, -1 if only `before` does, else 0."""
+    return [(after[n].outcome == "met") - (before[n].outcome == "met") for n in numbers]
+
+
 def summary_of(results: Sequence[RequestResult], numbers: Sequence[int]) -> Summary:
     """The summary of these requests, at least one."""
     chosen = [results[number] for number in numbers]

@@ -7,14 +7,17 @@ from costs that are 5 % off; where it does not, the model of the device is wrong
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, field
+from math import hypot, sqrt
+from statistics import fmean
 
+from benchmark_control_plane.decision_replay.prediction_error import Z95, paired_error
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replayed_requests import (
     Group,
     RequestResult,
     Summary,
+    gains_of,
     groups_of,
     logged_results,
     replayed_results,
@@ -47,11 +50,15 @@ class CheckedFigure:
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """The figures of every judged class, the classes with too few requests, and the replay behind them."""
+    """The figures of every judged class, the classes with too few requests, and the replay behind them.
+
+    `errors` are those of the attainment of each class, judged or not, as shares.
+    """
 
     figures: Sequence[CheckedFigure]
     not_judged: Sequence[Group]
     replayed: Sequence[RequestResult]
+    errors: Mapping[Group, float] = field(default_factory=dict)
 
     @property
     def has_passed(self) -> bool:
@@ -59,9 +66,14 @@ class SelfCheck:
         return bool(self.figures) and all(figure.is_reproduced for figure in self.figures)
 
     def attainment_error(self, group: Group) -> float:
-        """Difference of the attainment of a class; 0 for one that was not judged."""
-        found = (each for each in self.figures if (each.group, each.name) == (group, "attainment"))
-        return next((abs(each.replayed - each.measured) for each in found), 0.0)
+        """How far the replayed attainment of a class may be off; 1 without requests of the class."""
+        return self.errors.get(group, 1.0)
+
+    @property
+    def time_error(self) -> float:
+        """The largest relative difference of a judged latency, at least that of the slower device."""
+        times = (each for each in self.figures if each.name.endswith("_ms") and each.measured > 0)
+        return max([SLOWER - 1, *(abs(each.replayed / each.measured - 1) for each in times)])
 
 
 def check_replay(traffic: RecordedTraffic) -> SelfCheck:
@@ -110,7 +122,16 @@ def checked(
             )
             for each in figures
         ]
-    return SelfCheck(figures, [group for group in groups if group not in judged], replayed)
+    errors = {group: _attainment_error(measured, replayed, numbers) for group, numbers in groups.items()}
+    return SelfCheck(figures, [group for group in groups if group not in judged], replayed, errors)
+
+
+def _attainment_error(
+    measured: Sequence[RequestResult], replayed: Sequence[RequestResult], numbers: Sequence[int]
+) -> float:
+    """The difference of the two attainments, and what so many requests cannot tell of it."""
+    gains = gains_of(measured, replayed, numbers)
+    return hypot(fmean(gains), paired_error(gains))
 
 
 def _figures(
@@ -141,4 +162,4 @@ def _figures(
 
 def _share_tolerance(share: float, of: Summary) -> float:
     """Three points, or the 95 % interval of a share of so many requests, whichever is wider."""
-    return max(_LEAST_SHARE, 1.96 * sqrt(share * (1 - share) / of.requests))
+    return max(_LEAST_SHARE, Z95 * sqrt(share * (1 - share) / of.requests))

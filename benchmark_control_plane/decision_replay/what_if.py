@@ -1,20 +1,22 @@
 """What another configuration would have done with the requests of a log, and how sure that is.
 
 The prediction is the measured attainment plus the difference of two replays of the same requests. Its error
-combines the self-check's error, the spread of the difference over parts of the log (95 %), and what another
-draw of the lengths that were never seen changes.
+has the parts of `prediction_error`. Where nearly all requests are in time under the log's configuration,
+attainments do not show how wrong the model is where they are not. So both replays are repeated on a device
+that is slower by as much as the self-check's latencies are off.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
+from benchmark_control_plane.decision_replay.prediction_error import ErrorParts, draw_error, sampling_error
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replayed_requests import (
     Group,
     RequestResult,
+    gains_of,
     groups_of,
     logged_results,
     replayed_results,
@@ -22,9 +24,6 @@ from benchmark_control_plane.decision_replay.replayed_requests import (
 )
 from benchmark_control_plane.decision_replay.self_check import SelfCheck
 
-_PARTS = 10
-# Student's t of that many parts, 95 %.
-_T95 = 2.262
 _EXAMPLES = 10
 
 
@@ -32,8 +31,9 @@ _EXAMPLES = 10
 class ClassChange:
     """What changes for the requests of one class and kind; shares, and counts of requests.
 
-    `error` is that of `predicted`. `imputed` is the share of requests whose length is drawn from a forecast.
-    `latency_change_ms` is the median over requests that both replays serve.
+    `error` is that of `predicted`, half of a 95 % interval whose ends within 0 and 1 are `low` and `high`;
+    `error_parts` are its parts. `imputed` is the share of requests whose length is drawn from a forecast, and
+    `latency_change_ms` the median over requests that both replays serve.
     """
 
     group: Group
@@ -41,6 +41,9 @@ class ClassChange:
     measured: float
     predicted: float
     error: float
+    low: float
+    high: float
+    error_parts: ErrorParts
     imputed: float
     gained: int
     lost: int
@@ -71,54 +74,82 @@ def predict(
     traffic: RecordedTraffic, check: SelfCheck, sections: Mapping[str, Any], *, note: Callable[[str], None]
 ) -> WhatIf:
     """Replays the log under `sections`. Raises ConfigError if they do not fit the machine."""
-    measured, before = logged_results(traffic.rows), check.replayed
     note("replaying the other configuration")
     after = replayed_results(traffic, sections)
-    again = after
-    if any(traffic.imputed):
+    again, imputed = after, traffic.imputed
+    if any(imputed):
         note("replaying it with other lengths of the requests that were not served")
         again = replayed_results(traffic, sections, seed=1)
+    slower = 1 + check.time_error
+    note(f"replaying both on a device that takes {slower:.2f} times as long")
+    machine = traffic.slower(slower)
+    replays = _Replays(
+        logged_results(traffic.rows),
+        check.replayed,
+        after,
+        again,
+        replayed_results(traffic, traffic.sections, machine=machine),
+        replayed_results(traffic, sections, machine=machine),
+    )
     groups = groups_of(traffic, lambda row: True)
-    classes = []
-    for group, numbers in groups.items():
-        was, old, new = (summary_of(results, numbers) for results in (measured, before, after))
-        spread = _spread([_gain(before[n], after[n]) for n in numbers])
-        drawn = summary_of(again, numbers).attainment - new.attainment
-        both = [
-            later - sooner
-            for n in numbers
-            if before[n].is_served and after[n].is_served
-            and (later := after[n].latency_ms) is not None and (sooner := before[n].latency_ms) is not None
-        ]  # fmt: skip
-        classes.append(
-            ClassChange(
-                group,
-                len(numbers),
-                was.attainment,
-                min(1.0, max(0.0, was.attainment + new.attainment - old.attainment)),
-                sqrt(check.attainment_error(group) ** 2 + spread**2 + drawn**2),
-                fmean(traffic.imputed[n] for n in numbers),
-                sum(_gain(before[n], after[n]) > 0 for n in numbers),
-                sum(_gain(before[n], after[n]) < 0 for n in numbers),
-                sum(after[n].is_served and not before[n].is_served for n in numbers),
-                sum(before[n].is_served and not after[n].is_served for n in numbers),
-                median(both) if both else None,
-            )
-        )
-    return WhatIf(classes, _examples(traffic, groups, before, after))
+    classes = [
+        _change(group, numbers, replays, check.attainment_error(group), fmean(imputed[n] for n in numbers))
+        for group, numbers in groups.items()
+    ]
+    return WhatIf(classes, _examples(traffic, groups, replays.before, after))
 
 
-def _gain(before: RequestResult, after: RequestResult) -> int:
-    return (after.outcome == "met") - (before.outcome == "met")
+@dataclass(frozen=True, slots=True)
+class _Replays:
+    """The requests in the log and as replays end them, each in the order of the log.
+
+    `before` and `slow_before` are under the log's configuration, the others under the other one. `again` has
+    other lengths, and the slow ones are on a slower device.
+    """
+
+    measured: Sequence[RequestResult]
+    before: Sequence[RequestResult]
+    after: Sequence[RequestResult]
+    again: Sequence[RequestResult]
+    slow_before: Sequence[RequestResult]
+    slow_after: Sequence[RequestResult]
 
 
-def _spread(gains: Sequence[int]) -> float:
-    """Half of the 95 % interval of the mean, from the means of consecutive parts of the log."""
-    size = len(gains) // _PARTS
-    if not size:
-        return 1.96 * stdev(gains) / sqrt(len(gains)) if len(gains) > 1 else 1.0
-    means = [fmean(gains[part * size : (part + 1) * size]) for part in range(_PARTS)]
-    return _T95 * stdev(means) / sqrt(_PARTS)
+def _change(
+    group: Group, numbers: Sequence[int], found: _Replays, self_check: float, imputed: float
+) -> ClassChange:
+    before, after = found.before, found.after
+    gains = gains_of(before, after, numbers)
+    measured = summary_of(found.measured, numbers).attainment
+    predicted = min(1.0, max(0.0, measured + fmean(gains)))
+    parts = ErrorParts(
+        sampling=sampling_error(gains),
+        self_check=self_check,
+        device=abs(fmean(gains_of(found.slow_before, found.slow_after, numbers)) - fmean(gains)),
+        lengths=draw_error(gains_of(after, found.again, numbers)),
+    )
+    both = [
+        later - sooner
+        for n in numbers
+        if before[n].is_served and after[n].is_served
+        and (later := after[n].latency_ms) is not None and (sooner := before[n].latency_ms) is not None
+    ]  # fmt: skip
+    return ClassChange(
+        group,
+        requests=len(numbers),
+        measured=measured,
+        predicted=predicted,
+        error=parts.total,
+        low=max(0.0, predicted - parts.total),
+        high=min(1.0, predicted + parts.total),
+        error_parts=parts,
+        imputed=imputed,
+        gained=gains.count(1),
+        lost=gains.count(-1),
+        newly_served=sum(after[n].is_served and not before[n].is_served for n in numbers),
+        newly_rejected=sum(before[n].is_served and not after[n].is_served for n in numbers),
+        latency_change_ms=median(both) if both else None,
+    )
 
 
 def _examples(

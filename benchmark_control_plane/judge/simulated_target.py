@@ -6,6 +6,7 @@ device.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -75,7 +76,7 @@ class SimulatedTarget:
         limit = planned.max_tokens or planned.output_tokens
         return await self.service.intake.completion(
             origin, self._generator.model, prompt_ids(planned, random.Random(planned.id)),
-            max_tokens=limit, sampling=Sampling(max_tokens=limit),
+            max_tokens=limit, sampling=Sampling(max_tokens=limit, n=planned.choices),
         )  # fmt: skip
 
     async def _generate(self, job: GenerateJob, answer: PartialResponse) -> str | None:
@@ -87,9 +88,16 @@ class SimulatedTarget:
             decision = served.ticket.decision
         else:
             deltas = self._generator.generate(job.request, job.prompt, job.sampling)
-        await read_to_end(
-            self._generator, job.request.id, deltas, on_token=lambda: answer.tokens.append(loop.time())
-        )
+        lengths = Counter[int]()
+
+        def count(choice: int) -> None:
+            """As at the gate, the longest choice counts; the response ends with the last token of any."""
+            lengths[choice] += 1
+            if lengths[choice] > len(answer.tokens):
+                answer.tokens.append(loop.time())
+            answer.tokens[-1] = loop.time()
+
+        await read_to_end(self._generator, job.request.id, deltas, on_token=count)
         answer.output_tokens = len(answer.tokens)
         return decision
 

@@ -45,6 +45,7 @@ class PlannedRequest:
         prompt_tokens: prompt tokens, or all tokens of an embedding request.
         output_tokens: tokens to generate.
         max_tokens: limit that the client requests, if it differs from `output_tokens`.
+        choices: answers to generate (`n`); more than one only on a simulated system.
         lengths: tokens of each embedding input.
         prefix_group: group of requests whose prompts begin with the same tokens.
         prefix_tokens: tokens that the prompt shares with its group.
@@ -61,6 +62,7 @@ class PlannedRequest:
     prompt_tokens: int = 0
     output_tokens: int = 0
     max_tokens: int | None = None
+    choices: int = 1
     lengths: tuple[int, ...] = ()
     after: str | None = None
     prefix_group: str = ""

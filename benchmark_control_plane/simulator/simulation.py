@@ -1,8 +1,8 @@
 """Runs a list of requests through the live service on a simulated device, in virtual time.
 
 Intake, dispatcher and policies are those of the server; clock, backends and clients are simulated. A client
-sends its request at its arrival time and reads the response to the end. The trace hash covers the record of
-every request and every step of the device, so equal hashes mean equal runs.
+sends its request at its arrival time and reads the response to the end, or leaves before. The trace hash
+covers the record of every request and every step of the device, so equal hashes mean equal runs.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,12 @@ from benchmark_control_plane.simulator.token_reader import read_to_end
 from benchmark_control_plane.simulator.virtual_time import LoopTimers, run
 from controlplane.config import Config, parse
 from controlplane.core.clock import after, seconds
+from controlplane.core.decision import Outcome
 from controlplane.core.generation import Sampling
 from controlplane.core.ports import LengthPredictor
 from controlplane.core.request import Request
 from controlplane.service.bootstrap import build_service
-from controlplane.service.request_jobs import Caller, RequestHints, RequestOrigin
+from controlplane.service.request_jobs import Caller, GenerateJob, RequestHints, RequestOrigin
 from controlplane.service.runtime.timers import LoopClock
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
@@ -39,12 +41,14 @@ from controlplane.service.ticket import Rejected, Ticket
 class Sender:
     """Who sends a request, and the objectives in milliseconds (`ttft_ms`, ...) that it states itself.
 
-    `host_delay` are the seconds from its arrival until it reaches the gate.
+    `host_delay` are the seconds from its arrival until it reaches the gate. So many seconds after its arrival
+    as `leaves_after` says the client leaves, if the response has not ended by then.
     """
 
     tenant: str = "simulation"
     objectives: Mapping[str, float] = field(default_factory=dict)
     host_delay: float = 0.0
+    leaves_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class SimulatedRequest(Sender):
     """A generation that stops after `output_tokens`; `at` is the arrival time in seconds.
 
     The first `prefix_tokens` of its prompt are those of its `prefix_group`; no others are shared, unless
-    `prompt` gives its token ids.
+    `prompt` makes its token ids, when the request is sent.
     """
 
     at: float
@@ -62,7 +66,7 @@ class SimulatedRequest(Sender):
     service_class: str | None = None
     prefix_group: int = 0
     prefix_tokens: int = 0
-    prompt: Sequence[int] | None = None
+    prompt: Callable[[], Sequence[int]] | None = None
     sequences: int = 1
 
 
@@ -80,7 +84,10 @@ Offered = SimulatedRequest | SimulatedEmbedding
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRecord:
-    """Outcome of one request; times in nanoseconds. A rejected request has only an arrival time."""
+    """Outcome of one request; times in nanoseconds.
+
+    A rejected request has only an arrival time, and one whose client left before the gate let it begin.
+    """
 
     number: int
     outcome: str
@@ -261,15 +268,28 @@ async def _client(service: Service, llm: SimulatedGenerator, number: int, offer:
     hints = RequestHints(offer.service_class, **offer.objectives)
     arrival = after(service.gate.clock.now(), seconds(-offer.host_delay))
     origin = RequestOrigin(str(number), Caller(offer.tenant), hints, arrival)
+    arrived_at = asyncio.get_running_loop().time() - offer.host_delay
+    leaves_at = None if offer.leaves_after is None else arrived_at + offer.leaves_after
+    ticket: Ticket | None = None
     try:
-        if isinstance(offer, SimulatedRequest):
-            ticket = await _generated(service, llm, number, offer, origin)
-        else:
-            inputs = [range(length) for length in offer.lengths]
-            job = await service.intake.embeddings(origin, "simulated-embedding", inputs)
-            ticket = (await service.gate.embed(job)).ticket
+        async with asyncio.timeout_at(leaves_at) as patience:
+            if isinstance(offer, SimulatedRequest):
+                generation = await _generation(service, number, offer, origin)
+                answer = await service.gate.generate(generation)
+                ticket = answer.ticket
+                await read_to_end(llm, generation.request.id, answer)
+            else:
+                inputs = [range(length) for length in offer.lengths]
+                job = await service.intake.embeddings(origin, "simulated-embedding", inputs)
+                ticket = (await service.gate.embed(job)).ticket
     except Rejected as rejected:
         return SimulatedRecord(number, f"rejected: {rejected.reject.reason}", rejected.request.arrival)
+    except TimeoutError:
+        if not patience.expired():
+            raise
+        if ticket is None:
+            return SimulatedRecord(number, str(Outcome.ABORTED), arrival)
+    assert ticket is not None
     seen = ticket.timeline
     return SimulatedRecord(
         number,
@@ -284,17 +304,15 @@ async def _client(service: Service, llm: SimulatedGenerator, number: int, offer:
     )
 
 
-async def _generated(
-    service: Service, llm: SimulatedGenerator, number: int, offer: SimulatedRequest, origin: RequestOrigin
-) -> Ticket:
+async def _generation(
+    service: Service, number: int, offer: SimulatedRequest, origin: RequestOrigin
+) -> GenerateJob:
     limit = offer.max_tokens or offer.output_tokens
     shared, group = offer.prefix_tokens, offer.prefix_group
-    prompt = offer.prompt or prompt_ids(number, offer.prompt_tokens, group=group, shared=shared)
+    usual = partial(prompt_ids, number, offer.prompt_tokens, group=group, shared=shared)
     sampling = Sampling(limit, offer.sequences)
-    job = await service.intake.completion(origin, "simulated", prompt, max_tokens=limit, sampling=sampling)
-    answer = await service.gate.generate(job)
-    await read_to_end(llm, job.request.id, answer)
-    return answer.ticket
+    prompt = (offer.prompt or usual)()
+    return await service.intake.completion(origin, "simulated", prompt, max_tokens=limit, sampling=sampling)
 
 
 async def _sample(service: Service, result: SimulationResult, every: float) -> None:

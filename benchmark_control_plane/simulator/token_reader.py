@@ -15,23 +15,23 @@ async def read_to_end(
     request_id: str,
     deltas: AsyncIterator[Delta],
     *,
-    on_token: Callable[[], object] = lambda: None,
+    on_token: Callable[[int], object] = lambda index: None,
 ) -> None:
     """Reads all deltas of a request, from the gate's stream or the generator's own.
 
-    `on_token` is called at the time of each token, after the gate has counted it.
+    `on_token` is called with the choice of each token at its time, after the gate has counted it.
     """
     count = deltas.take if isinstance(deltas, TokenStream) else None
 
     def take(delta: Delta) -> None:
         if count is not None:
             count(delta)
-        on_token()
+        on_token(delta.index)
 
     generator.takers[request_id] = take
     try:
         async for delta in deltas:
             if delta.token_ids:
-                on_token()
+                on_token(delta.index)
     finally:
         del generator.takers[request_id]

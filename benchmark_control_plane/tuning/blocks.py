@@ -114,12 +114,13 @@ def _block(
 def _resumed(row: Row, begun: int) -> Row:
     """A request that is in the system when a block begins, with the part of its answer that is left."""
     ttft, end = row.get("ttft_ms"), _end(row)
-    # It has reached the gate.
-    row = {**row, "decisions": ()}
-    if ttft is None or not row.get("output_tokens") or (first := row["at"] + 1e3 * ttft) >= begun:
-        return {**row, "at": begun}
+    first = row["at"] + 1e3 * (ttft or 0.0)
+    # It has reached the gate. A client that left does so at the same moment.
+    row = {**row, "decisions": (), "at": begun, "e2e_ms": (end - begun) / 1e3}
+    if ttft is None or not row.get("output_tokens") or first >= begun:
+        return row
     left = (end - begun) / (end - first)
-    found = {**row, "at": begun, "output_tokens": max(1, round(left * row["output_tokens"]))}
+    found = {**row, "output_tokens": max(1, round(left * row["output_tokens"]))}
     if row.get("forecast") is not None:
         found["forecast"] = [round(left * tokens) for tokens in row["forecast"]]
     return found

@@ -1,13 +1,14 @@
 """Compares two configurations on the same blocks: attainment, weighted by class, in points.
 
 A point is one hundredth of the weighted requests. The difference of two configurations is taken block by
-block, and its 95 % interval is that of a mean of so many differences (Student's t).
+block, and its 95 % interval is that of a mean of so many differences (Student's t). That of a verdict counts
+what the model of the machine leaves out, too.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import hypot, sqrt
 from statistics import fmean, stdev
 
 from scipy import stats
@@ -65,17 +66,29 @@ class Comparison:
         gains: points gained in each block.
         classes: what changes for each class.
         changed: number of changed keys.
+        self_check: as many points the replay and the log are apart under the log's configuration (95 %).
+        device: as many points the gain is another one on a slower device.
+
+    The last two are known of a verdict.
     """
 
     before: float
     gains: Sequence[float]
     classes: Sequence[ClassDifference]
     changed: int
+    self_check: float = 0.0
+    device: float = 0.0
+
+    @property
+    def sampling(self) -> Difference:
+        """The mean gain, in points, with the part of its error that other blocks would show."""
+        return difference(self.gains)
 
     @property
     def gain(self) -> Difference:
-        """The mean gain, in points."""
-        return difference(self.gains)
+        """The mean gain, in points, with all parts of its error."""
+        found = self.sampling
+        return Difference(found.mean, hypot(found.error, self.self_check, self.device))
 
     @property
     def value(self) -> float:
@@ -90,7 +103,7 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether the gain is more than chance, worth its keys, and no class pays for it."""
+        """Whether the gain is more than its error, worth its keys, and no class pays for it."""
         worth = self.gain.low > 0 and self.gain.mean > COST_PER_KEY * self.changed
         return worth and not self.losers
 

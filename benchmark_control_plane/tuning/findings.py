@@ -7,16 +7,19 @@ from typing import Any
 
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replay_command import check_facts, check_text
+from benchmark_control_plane.decision_replay.replay_limits import cautions
 from benchmark_control_plane.decision_replay.self_check import LEAST_JUDGED, SelfCheck
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.tuning.batch_budgets import EXTRAPOLATED
-from benchmark_control_plane.tuning.comparison import Comparison
+from benchmark_control_plane.tuning.comparison import COST_PER_KEY, Comparison
 from benchmark_control_plane.tuning.search_space import value_of
 from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
 from benchmark_control_plane.tuning.unattainable import unattainable_shares
 from controlplane.commands.output import print_table
 from controlplane.config import Config
+from controlplane.core.engine_reports import DeviceSharing
 
+_PACING = "scheduling.engine.decode_pacing"
 BETTER, NOTHING_BETTER, NOT_REPRODUCED = "better", "nothing-better", "not-reproduced"
 
 
@@ -53,12 +56,13 @@ def tuning_facts(
                 "gain": None if each.gain is None else each.gain.mean,
                 "error": None if each.gain is None else each.gain.error,
                 "is_measured": each.is_measured,
-                "basis": EXTRAPOLATED.get(each.key),
+                "basis": _basis(traffic, each.key),
             }
             for each in found.effects
         ],
         "held_out": None if found.verdict is None else _comparison(found.verdict),
         "loads": [asdict(each) for each in found.loads],
+        "cautions": cautions(traffic, config),
         "cut": list(found.cuts),
         "files": {},
     }  # fmt: skip
@@ -75,6 +79,8 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
         ]  # fmt: skip
         header = ("class", "requests", "kept", "kept after", "rejected", "rejected after")
         print_table("attainment on the held-out blocks", header, rows)
+        parts = (f"{part.replace('_', '-')} {error:.1f}" for part, error in held_out["error_parts"].items())
+        print(f"error of the gain: {held_out['error']:.1f} points (95 %): {', '.join(parts)}")
     if facts["loads"]:
         header_over_load = ("load of the log", "kept", "kept after", "95 % of the difference")
         print_table("attainment over load, weighted by class", header_over_load, _load_rows(facts["loads"]))
@@ -83,6 +89,8 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
         print(f"{change['key']}: {before} -> {after}: {change_gain(change)}")
     for name, share in facts["out_of_reach"].items():
         print(out_of_reach_text(name, share))
+    for line in facts["cautions"]:
+        print(f"caution: {line}")
     for line in facts["cut"]:
         print(f"cut to end in time: {line}")
     print(facts["reason"])
@@ -119,6 +127,13 @@ def change_gain(change: Mapping[str, Any]) -> str:
     return f"{change['gain']:+.1f} points of attainment (95 %: {change['error']:.1f}){basis}"
 
 
+def _basis(traffic: RecordedTraffic, key: str) -> str | None:
+    """What the gain of a key rests on, if the log shows nothing of its kind."""
+    if key == _PACING and traffic.machine.sharing is not DeviceSharing.TURNS:
+        return "extrapolated: the log has one pacing"
+    return EXTRAPOLATED.get(key)
+
+
 def percent(share: float) -> str:
     """A share in percent."""
     return f"{100 * share:.1f} %"
@@ -129,6 +144,11 @@ def _comparison(found: Comparison) -> dict[str, Any]:
         "before": found.before,
         "gain": found.gain.mean,
         "error": found.gain.error,
+        "error_parts": {
+            "sampling": found.sampling.error,
+            "self_check": found.self_check,
+            "device": found.device,
+        },
         "classes": [asdict(each) for each in found.classes],
     }
 
@@ -163,7 +183,7 @@ def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
         return "Nothing better found: the time was over before the verdict; give more --minutes."
     if found.verdict is None:
         return "Nothing better found: no changed key of the best trial brings more than chance."
-    gain = found.verdict.gain
+    verdict, gain = found.verdict, found.verdict.gain
     text = f"{gain.mean:+.1f} points (95 %: {gain.error:.1f}) on the held-out blocks"
     if found.is_better:
         before = found.verdict.before
@@ -171,4 +191,13 @@ def _reason(path: Path, blocks: BlockSets, found: Tuned) -> str:
     if found.verdict.losers:
         lost = ", ".join(f"{each.name} {each.lost:.1f}" for each in found.verdict.losers)
         return f"Nothing better found: {text}, but classes lose more points than they may: {lost}."
+    if gain.low > 0:
+        cost = COST_PER_KEY * verdict.changed
+        return f"Nothing better found: {text}, less than the changed keys count: {cost:.1f} points."
+    if verdict.sampling.low > 0:
+        return (
+            f"Nothing better found: the best trial changes {text}, more than chance but no more than the "
+            f"model of the machine may be wrong (self-check {verdict.self_check:.1f}, a slower device "
+            f"{verdict.device:.1f})."
+        )
     return f"Nothing better found: the best trial changes {text}, no more than chance."

@@ -203,6 +203,12 @@ def acts(key: str, idle: Sequence[Sequence[str]]) -> bool:
     return not any(_matches(pattern, parts) for pattern in idle)
 
 
+def acting_changes(space: SearchSpace, changes: Changes) -> dict[str, Value]:
+    """The changes that do something beside the others; taking one back may leave others without effect."""
+    idle = inactive(parse(space.changed(changes)))
+    return {key: value for key, value in changes.items() if acts(key, idle)}
+
+
 def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
     """Whether the pattern names the key or a section that holds it; NAME stands for any name."""
     return len(pattern) <= len(parts) and all(

@@ -107,6 +107,10 @@ def _check_options(options: argparse.Namespace) -> None:
         )
     if options.out.exists() and config_path(options.config).samefile(options.out):
         raise BadInput(f"--out {options.out}: is the configuration itself; give another file")
+    if options.out == _page_of(options.out):
+        raise BadInput(f"--out {options.out}: the page is written there; give a YAML file")
+    if not options.out.parent.is_dir():
+        raise BadInput(f"--out {options.out}: {options.out.parent} is no folder; create it")
 
 
 def write_answer(
@@ -121,9 +125,13 @@ def write_answer(
         edits = _edits(content, changed, facts["changes"])
         out.write_bytes(edited_yaml(text, edits, changed, source=str(path)).encode())
         facts["files"]["yaml"] = str(out)
-    page = out.with_suffix(".html")
+    page = _page_of(out)
     facts["files"]["page"] = str(page)
     page.write_text(tuning_page(facts), encoding="utf-8")
+
+
+def _page_of(out: Path) -> Path:
+    return out.with_suffix(".html")
 
 
 def _edits(

@@ -3,7 +3,9 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import hypot
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -17,11 +19,11 @@ from benchmark_control_plane.decision_replay.replayed_requests import (
 from benchmark_control_plane.decision_replay.self_check import SLOWER, SelfCheck, checked
 from benchmark_control_plane.tuning.ablation import KeyEffect, Note, earned_changes, unmeasured
 from benchmark_control_plane.tuning.blocks import RUNGS, Block
-from benchmark_control_plane.tuning.comparison import Comparison
+from benchmark_control_plane.tuning.comparison import Comparison, difference, points
 from benchmark_control_plane.tuning.evaluation import BlockResult, Evaluator, Sections, digest_of
 from benchmark_control_plane.tuning.load_curve import LoadPoint, curve_replays, load_curve
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
-from benchmark_control_plane.tuning.search_space import Changes, SearchSpace
+from benchmark_control_plane.tuning.search_space import Changes, SearchSpace, acting_changes
 from benchmark_control_plane.tuning.time_budget import TimeIsOver
 from benchmark_control_plane.tuning.trial_search import Tried, best_of, search
 
@@ -30,6 +32,8 @@ _BLOCK_SHARE = 0.1
 # What follows the search, ablation and verdict, has this share; or so many times what the verdict takes.
 _AFTER_SEARCH, _VERDICT_TIMES = 0.3, 1.5
 _LEAST_VERDICT = 2
+# Blocks on which the verdict is repeated on a slower device.
+_SLOWER_BLOCKS = RUNGS[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +129,14 @@ def tune_log(
     # The results of the operator's configuration are known if it is that of the log.
     is_known = digest_of(served(space.content)) == digest_of(traffic.sections)
     verdict = (1 if is_known else 2) * count
+    after = verdict + 2 * _SLOWER_BLOCKS
 
     def search_fits(replays: int) -> bool:
-        reserved = max(_AFTER_SEARCH * time.seconds, _VERDICT_TIMES * time.cost(verdict))
+        reserved = max(_AFTER_SEARCH * time.seconds, _VERDICT_TIMES * time.cost(after))
         return time.fits(replays, reserved=reserved)
 
     def ablation_fits(replays: int) -> bool:
-        return time.fits(replays, reserved=time.cost(verdict + curve_replays(RUNGS[0])))
+        return time.fits(replays, reserved=time.cost(after + curve_replays(RUNGS[0])))
 
     tried = search(paired, trials=trials, fits=search_fits, note=on_trial)
     if not tried:
@@ -147,11 +152,23 @@ def tune_log(
         )
     except TimeIsOver:
         time.cuts.append("ablation: replays took longer than those before, and all changes stay")
+    changes = acting_changes(space, changes)
+    effects = [each for each in effects if each.key in changes]
     result = replace(result, tried=tried, best=best, changes=changes, effects=effects)
-    return _judged(result, replace(paired, numbers=held_out), verdict, note) if changes else result
+    if not changes:
+        return result
+    judged, slow = replace(paired, numbers=held_out), replace(paired, numbers=slower)
+    return _judged(result, traffic, judged, slow, verdict, note)
 
 
-def _judged(result: Tuned, paired: PairedBlocks, replays: int, note: Note) -> Tuned:
+def _judged(
+    result: Tuned,
+    traffic: RecordedTraffic,
+    paired: PairedBlocks,
+    slow: PairedBlocks,
+    replays: int,
+    note: Note,
+) -> Tuned:
     """The result with its verdict and the curve over load; `replays` is how many a whole verdict takes."""
     time, changes = paired.evaluator.time, result.changes or {}
     try:
@@ -161,6 +178,13 @@ def _judged(result: Tuned, paired: PairedBlocks, replays: int, note: Note) -> Tu
         return result
     if verdict is None:
         return result
+    verdict = replace(verdict, self_check=_self_check_error(traffic, paired, len(verdict.gains)))
+    note("verdict on a slower device")
+    device = _device_error(slow, verdict, changes)
+    if device is None:
+        time.cuts.append("verdict: its error does not count what a slower device changes")
+    else:
+        verdict = replace(verdict, device=device)
     result = replace(result, verdict=verdict)
     note("attainment over load")
     try:
@@ -201,6 +225,33 @@ def _verdict(paired: PairedBlocks, changes: Changes, replays: int, note: Note) -
     note(f"verdict on {count} held-out blocks")
     (found,) = paired.compare([changes], count)
     return found
+
+
+def _self_check_error(traffic: RecordedTraffic, paired: PairedBlocks, count: int) -> float:
+    """Points between replay and log under the log's configuration, and what so many blocks cannot tell."""
+    numbers = paired.numbers[:count]
+    # All of them are known from the self-check.
+    replayed = paired.evaluator.results([(traffic.sections, number) for number in numbers])
+    apart = []
+    for number, result in zip(numbers, replayed, strict=True):
+        block = paired.evaluator.blocks[number]
+        logged = logged_results(block.traffic.rows[block.first : block.last])
+        kept = (points(block, each, paired.weights) for each in (result.requests, logged))
+        apart.append(next(kept) - next(kept))
+    found = difference(apart)
+    return hypot(found.mean, found.error)
+
+
+def _device_error(slow: PairedBlocks, verdict: Comparison, changes: Changes) -> float | None:
+    """Points by which the gain differs on a slower device, on a few blocks; None without time for them."""
+    count = min(_SLOWER_BLOCKS, len(verdict.gains))
+    if not slow.evaluator.time.fits(2 * count):
+        return None
+    try:
+        (found,) = slow.compare([changes], count)
+    except TimeIsOver:
+        return None
+    return None if found is None else abs(found.gain.mean - fmean(verdict.gains[:count]))
 
 
 def check_blocks(

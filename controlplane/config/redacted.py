@@ -12,6 +12,8 @@ from controlplane.config.root import Config
 _SECRET = re.compile("token|key|secret|passw|credential", re.IGNORECASE)
 # Not in _SECRET: a number under `batch_tokens` is none.
 _NUMBER = re.compile("secret|passw|credential", re.IGNORECASE)
+# Of 64 bits, signed or not.
+_LEAST, _MOST = -(2**63), 2**64 - 1
 _URL = re.compile(r"(\w+://)(?:[^\s/]*@)?([^\s?#]*)[?#]?\S*")
 _REMOVED = "removed"
 
@@ -21,7 +23,7 @@ def redacted_values(config: Config, rename_tenant: Callable[[str], str]) -> dict
 
     Key digests are left out, those of tenants are replaced by digests of no key, tenants get other names, and
     a text under a key that names a secret (such as `hf_token` of an engine), at any depth, is removed. URLs
-    lose user, password and query.
+    lose user, password and query. An integer beyond 64 bits, which not every writer of JSON takes, is a text.
     """
     found: dict[str, Any] = TypeAdapter(Config).dump_python(config, mode="json", exclude_defaults=True)
     if config.scheduling.engine is None:
@@ -50,4 +52,6 @@ def _without_secrets(value: Any, path: str = "") -> Any:
     if isinstance(value, str):
         return _REMOVED if _SECRET.search(path) else _URL.sub(r"\1\2", value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return _REMOVED if is_number and _NUMBER.search(path.rpartition(".")[2]) else value
+    if is_number and _NUMBER.search(path.rpartition(".")[2]):
+        return _REMOVED
+    return str(value) if isinstance(value, int) and not _LEAST <= value <= _MOST else value

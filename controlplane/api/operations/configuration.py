@@ -1,6 +1,7 @@
 """GET and PUT /admin/config, and POST /admin/config/rollback; they need the admin key."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,7 +87,12 @@ async def _changed(change: Any) -> Response:
 
 
 def _response(body: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json", headers={"etag": body["etag"]})
+    try:
+        text = orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        # An engine argument may be an integer beyond 64 bits.
+        text = json.dumps(body, separators=(",", ":")).encode()
+    return Response(text, media_type="application/json", headers={"etag": body["etag"]})
 
 
 async def _content(request: Request) -> object:

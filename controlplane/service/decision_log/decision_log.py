@@ -27,6 +27,7 @@ from controlplane.metrics import Metrics
 from controlplane.service.decision_log.block_numbers import BlockNumbers
 from controlplane.service.decision_log.log_rows import (
     SCHEMA_VERSION,
+    SIMULATED_RUN,
     Row,
     logged_history,
     pass_coefficients,
@@ -254,7 +255,7 @@ def decision_log_of(
         ) from error
     epoch_ns = 0 if is_virtual else time.time_ns() - clock.now()
     started = time.strftime("%Y%m%dT%H%M%S", time.gmtime((epoch_ns + clock.now()) / 1e9))
-    run = f"{started}-{'simulated' if is_virtual else secrets.token_hex(3)}"
+    run = started + (SIMULATED_RUN if is_virtual else f"-{secrets.token_hex(3)}")
     return DecisionLog(
         config,
         machine,

@@ -24,6 +24,8 @@ from predictors.timing.online_step_time import StepTime
 SCHEMA_VERSION = 2
 KNOWN_VERSIONS = (1, 2)
 """Versions that can be read; each adds fields to those before."""
+SIMULATED_RUN = "-simulated"
+"""How the names of runs in virtual time end."""
 Row = dict[str, Any]
 
 FORECAST_LEVELS = (0.0, 0.1, 0.5, 0.9, 1.0)

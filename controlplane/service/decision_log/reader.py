@@ -6,7 +6,6 @@ counts only if it has the fields that its kind must have.
 
 import gzip
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +42,6 @@ class DecisionLogRows:
     steps: list[Row] = field(default_factory=list)
     configs: list[Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    runs: dict[str, int] = field(default_factory=dict)
-    """Requests of each run of the server."""
 
 
 def read_log(path: Path) -> DecisionLogRows:
@@ -68,7 +65,6 @@ def read_log(path: Path) -> DecisionLogRows:
                 last[run] = number
             elif run is not None:
                 kinds[row["row"]].append({**row, "run": run})
-    found.runs = dict(Counter(row["run"] for row in found.requests))
     return found
 
 

@@ -92,21 +92,19 @@ def test_a_token_of_a_long_input_costs_what_the_log_has_learned(config, log, mon
     costs = replace(traffic.costs, embedding=(0.002, 1e-5, 1e-7))
     monkeypatch.setattr(workload_source, "read_traffic", lambda path: replace(traffic, costs=costs))
     found = logged_workload(log, [load(config)], requests=80)
-    assert not any("several choices" in line for line in found.assumptions)
     # Inputs of 200 and 50 tokens: a token is in one of (200 * 200 + 50 * 50) / 250 = 170 tokens.
     assert found.embedding == (0.002, pytest.approx(1e-5 + 170 * 1e-7))
 
 
 @pytest.mark.long
-def test_requests_with_several_choices_are_an_assumption(config, log, monkeypatch):
+def test_a_logged_request_has_its_choices_and_the_tokens_that_its_client_waited_for(config, log, monkeypatch):
     traffic = read_traffic(log)
-    rows = [{**row, "sequences": 2 if at < 3 and row["kind"] == "generate" else row["sequences"]}
-            for at, row in enumerate(traffic.rows)]  # fmt: skip
+    changed = {1: {"sequences": 3}, 2: {"outcome": "aborted", "output_tokens": 7, "forecast": [70] * 5}}
+    rows = [{**row, **changed.get(at, {})} for at, row in enumerate(traffic.rows)]
     monkeypatch.setattr(workload_source, "read_traffic", lambda path: replace(traffic, rows=rows))
-    found = logged_workload(log, [load(config)], requests=80)
-    assert found.assumptions[-1] == (
-        "Requests with several choices (`n`), 2 of the log, count as one choice each."
-    )
+    planned = logged_workload(log, [load(config)], requests=80).plan(40.0, 0.5, 2.0)
+    assert [planned[at].choices for at in (1, 2)] == [3, 1]
+    assert planned[2].output_tokens == 7
 
 
 @pytest.mark.long

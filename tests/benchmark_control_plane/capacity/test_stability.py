@@ -1,7 +1,7 @@
 """The stability condition on instances that are solved by hand, and against a saturated simulation."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 
 import pytest
@@ -32,6 +32,14 @@ def test_cells_of_a_request_are_counted_step_by_step():
     demand = mean_demand(generations(2, prompt=10, output=3), chunk=4, block=1)
     assert demand is not None
     assert (demand.cells, demand.steps, demand.largest) == (4 + 8 + 10 + 11 + 12, 5, 13)
+
+
+def test_each_choice_is_a_sequence_with_its_prompt():
+    once = mean_demand(generations(2, prompt=10, output=3), chunk=4, block=1)
+    requests = [replace(each, choices=2) for each in generations(2, prompt=10, output=3)]
+    demand = mean_demand(requests, chunk=4, block=1)
+    assert once is not None and demand is not None
+    assert asdict(demand) == {name: 2 * value for name, value in asdict(once).items()}
 
 
 def test_rate_of_a_full_memory_is_memory_over_step_and_cells():
@@ -81,10 +89,13 @@ def test_embeddings_take_their_part_of_the_time():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("step", [(0.02, 1e-5, 1e-5, 0.0), (0.001, 1e-5, 2e-4, 0.0)])
-def test_saturated_simulation_serves_at_that_rate(step):
+@pytest.mark.parametrize(
+    ("step", "choices"),
+    [((0.02, 1e-5, 1e-5, 0.0), 1), ((0.02, 1e-5, 1e-5, 0.0), 3), ((0.001, 1e-5, 2e-4, 0.0), 1)],
+)
+def test_saturated_simulation_serves_at_that_rate(step, choices):
     device, block = replace(MEMORY_BOUND, step=step), 16
-    requests = generations(600, prompt=100, output=60)
+    requests = [replace(each, choices=choices) for each in generations(600, prompt=100, output=60)]
     bound = stability(requests, device, block=block, target=0.9)
 
     async def play() -> float:
@@ -98,4 +109,6 @@ def test_saturated_simulation_serves_at_that_rate(step):
             return len(requests) / (clock() - began)
 
     served = virtual_time.run(play())
-    assert 0.8 * bound.overloaded_above <= served <= 1.05 * bound.overloaded_above
+    # A choice that begins after another finds the prompt in the cache, which the bound does not count.
+    most = 1.05 if choices == 1 else 1.1
+    assert 0.8 * bound.overloaded_above <= served <= most * bound.overloaded_above

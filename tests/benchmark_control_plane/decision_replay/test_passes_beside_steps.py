@@ -79,10 +79,31 @@ def test_in_turns_the_same_log_is_not_reproduced(log, tmp_path):
     assert not check_replay(with_host_delays(traffic)).has_passed
 
 
-def test_a_log_of_version_1_says_what_is_assumed(log, tmp_path):
+@pytest.mark.parametrize(
+    ("run", "worker", "pool", "sharing"),
+    [
+        ("a-simulated", {}, {}, "turns"),
+        ("a-0f1e2d", {}, {}, "idle"),
+        ("a-0f1e2d", {"idle_cpu_priority": False}, {}, "beside"),
+        ("a-0f1e2d", {"device": "cuda:0"}, {}, "beside"),
+        ("a-0f1e2d", {}, {"kv_allocator": "kvcached"}, "beside"),
+    ],
+)
+def test_in_a_log_of_version_1_the_configuration_says_how_passes_share(
+    log, tmp_path, run, worker, pool, sharing
+):
     def first(row):
-        return row | {"schema": 1} if row["row"] == "segment" else with_sharing(None)(row)
+        if row["row"] == "segment":
+            return row | {"schema": 1, "run": run}
+        if row["row"] == "config":
+            for model in row["config"]["models"]["embeddings"]:
+                model.update(worker)
+            row["config"]["pool"] = pool
+        return with_sharing(None)(row)
 
     traffic = read_traffic(rewritten(log, tmp_path, first))
-    assert traffic.machine.sharing is DeviceSharing.IDLE
-    assert len(traffic.left_out) == 1 and "schema version 1 does not say" in traffic.left_out[0]
+    assert traffic.machine.sharing == sharing
+    said = [line for line in traffic.left_out if "schema version 1 does not say" in line]
+    # Every simulator of that version ran passes and steps in turns.
+    assert len(said) == (sharing != "turns")
+    assert all(("not in the idle class" in line) == (sharing == "beside") for line in said)

@@ -11,7 +11,9 @@ import yaml
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
-from benchmark_control_plane.decision_replay.recorded_traffic import expanded, read_traffic
+from benchmark_control_plane.decision_replay.recorded_traffic import _parts, expanded, read_traffic
+from benchmark_control_plane.decision_replay.replay_command import sections_for
+from benchmark_control_plane.decision_replay.replayed_requests import replayed_records
 from benchmark_control_plane.decision_replay.self_check import check_replay
 from benchmark_control_plane.decision_replay.sound_rows import is_sound
 from benchmark_control_plane.simulator.simulated_machine import Machine
@@ -21,6 +23,7 @@ from benchmark_control_plane.simulator.simulation import (
     arrival_times,
     simulate,
 )
+from controlplane.config import parse
 from controlplane.service.decision_log.reader import read_log
 from controlplane.service.decision_log.segment_files import segments
 from tests.benchmark_control_plane.bench_command import main
@@ -93,6 +96,27 @@ def test_time_before_the_gate_is_that_of_each_request_and_the_rest_a_median(tmp_
     # A class with few served requests in one of the two has no median there.
     assert (both := with_delay.keys() & off.keys())
     assert all(abs(with_delay[group]) < 40 and off[group] < -60 for group in both), (with_delay, off)
+
+
+def test_a_client_that_left_leaves_again_and_its_answer_is_not_known(tmp_path):
+    impatient = [
+        replace(offer, leaves_after=1.5) if number % 2 else offer
+        for number, offer in enumerate(offered(rate=12.0, count=600))
+    ]
+    simulate(impatient, MACHINE, {**SECTIONS, "decision_log": {"dir": str(tmp_path), "sample": 0}})
+    traffic = read_traffic(tmp_path)
+    left = [number for number, row in enumerate(traffic.rows) if row["outcome"] == "aborted"]
+    reading = [number for number in left if traffic.rows[number].get("output_tokens")]
+    assert len(reading) > 100
+    records = replayed_records(traffic, traffic.sections)
+    again = [records[number] for number in left if records[number].outcome == "aborted"]
+    assert len(again) > 0.6 * len(left)
+    assert all(each.finished is None or each.finished - each.arrival < 1.51e9 for each in again)
+    requests = traffic.offered(0)
+    assert all(requests[number].leaves_after == pytest.approx(1.5, abs=0.01) for number in left)
+    # In a configuration that serves it sooner it would have got more.
+    assert any(requests[number].output_tokens > traffic.rows[number]["output_tokens"] for number in reading)
+    assert all(traffic.imputed[number] for number in reading)
 
 
 def test_a_log_of_the_simulator_is_reproduced_and_another_configuration_is_predicted(log, tmp_path, capsys):
@@ -192,6 +216,21 @@ def test_the_longest_part_under_one_configuration_is_used(log, tmp_path):
     assert any("200 requests" in line for line in traffic.left_out)
 
 
+def test_the_part_of_a_request_is_found_without_reading_all_configurations_again():
+    class CountedRows(list):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return super().__iter__()
+
+    starts = [("a", 0, 10), ("a", 1, 20), ("b", 0, 15), ("a", 1, 20)]
+    configs = CountedRows({"run": run, "version": version, "at": at} for run, version, at in starts)
+    requests = [{"run": run, "at": at} for run, at in [("a", 5), ("a", 19), ("a", 20), ("b", 99), ("c", 1)]]
+    assert _parts(requests, configs) == [("a", 0), ("a", 0), ("a", 1), ("b", 0), ("c", 0)]
+    assert configs.passes == 1
+
+
 def test_prefixes_of_the_log_are_prefixes_of_the_replay(log):
     traffic = read_traffic(log)
     requests = traffic.offered(0)
@@ -202,10 +241,23 @@ def test_prefixes_of_the_log_are_prefixes_of_the_replay(log):
     earlier = set()
     for row, offer in zip(traffic.rows, requests, strict=True):
         if row["kind"] == "generate":
-            assert len(offer.prompt) == row["prompt_tokens"]
+            # Made when the request is sent: the token ids of all requests of a day would be gigabytes.
+            prompt = offer.prompt()
+            assert len(prompt) == row["prompt_tokens"]
             if row.get("cached_tokens"):
-                assert tuple(offer.prompt[:16]) in earlier
-            earlier.add(tuple(offer.prompt[:16]))
+                assert tuple(prompt[:16]) in earlier
+            earlier.add(tuple(prompt[:16]))
+
+
+def test_quotas_of_another_configuration_are_replayed_though_the_log_states_none(log):
+    quota = {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}}
+    models = {"chat": {"model": "m"}, "embeddings": [{"model": "e"}]}
+    other = parse({"models": models, "classes": CLASSES, "quota": quota})
+    traffic = read_traffic(log)
+    assert "quota" not in traffic.sections
+    assert sections_for(traffic, log, other, source="b.yaml")["quota"]["llm"]["nominal"] == 0.7
+    alone = {**traffic.config, "machine": {**traffic.config["machine"], "embedders": {}}}
+    assert "quota" not in sections_for(replace(traffic, config=alone), log, other, source="b.yaml")
 
 
 @pytest.mark.parametrize(
@@ -220,6 +272,22 @@ def test_a_configuration_that_does_not_fit_is_refused(log, tmp_path, capsys, sec
     alone = rewritten(log, tmp_path, lambda row: row)
     assert replay(alone, "--config", yaml_file(tmp_path / "b.yaml", **sections)) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_refusal_says_whose_configuration_it_is(log, tmp_path, capsys):
+    def of_an_earlier_release(row):
+        if row["row"] == "config":
+            row["config"]["admission"] = {"max_waitin": 1}
+        return row
+
+    (tmp_path / "old").mkdir()
+    assert replay(rewritten(log, tmp_path / "old", of_an_earlier_release)) == 2
+    assert "this release refuses the configuration in the log: " in capsys.readouterr().err
+    models = {"chat": {"model": "m"}, "embeddings": [{"model": "e"}]}
+    quotas = {"pool": {"kv_allocator": "kvcached"}, "quota": {"policy": "dynamic"}}
+    moving = yaml_file(tmp_path / "b.yaml", models=models, classes=CLASSES, **quotas)
+    assert replay(log, "--config", moving) == 2
+    assert f"{moving}: the server refuses it on the machine of the log: " in capsys.readouterr().err
 
 
 def test_hostile_logs_are_refused(log, tmp_path, capsys):

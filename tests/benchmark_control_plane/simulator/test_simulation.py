@@ -69,6 +69,21 @@ def test_every_engine_policy_serves_every_request_within_the_pool(ordering):
     assert found.trace_hash == served_course(ordering=ordering).trace_hash
 
 
+def test_a_client_leaves_while_it_reads_or_waits_and_not_after_the_end():
+    offered = [
+        SimulatedRequest(0.0, 20, 80, leaves_after=0.5),
+        SimulatedRequest(0.1, 20, 80, leaves_after=0.2),
+        SimulatedRequest(0.2, 20, 4, leaves_after=60.0),
+        SimulatedEmbedding(0.3, (200,) * 16, leaves_after=0.001),
+    ]
+    reading, waiting, whole, embedding = simulate(offered, replace(tight(), max_running=1)).records
+    assert (reading.outcome, waiting.outcome, embedding.outcome) == ("aborted",) * 3
+    assert reading.finished - reading.arrival == pytest.approx(0.5e9)
+    assert 10 < reading.output_tokens < 80
+    assert waiting.first_token is None
+    assert (whole.outcome, whole.output_tokens) == ("met", 4)
+
+
 def test_moving_quotas_need_an_engine_policy_and_a_pool():
     sections = {"classes": CLASSES, "quota": {"policy": "dynamic"}}
     with pytest.raises(ConfigError, match=r"pool\.kv_allocator: static cannot give"):

@@ -6,7 +6,8 @@ from math import inf
 from pathlib import Path
 from random import Random
 
-from benchmark_control_plane.decision_replay.recorded_traffic import DeviceCosts, RecordedTraffic
+from benchmark_control_plane.decision_replay.recorded_device import DeviceCosts
+from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
 from benchmark_control_plane.decision_replay.replayed_requests import RequestResult
 from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.tuning.blocks import Block
@@ -31,7 +32,8 @@ REQUESTS = 60
 
 def traffic(rows):
     costs = DeviceCosts((0.01, 0.0, 0.0, 0.0), (0.01, 0.0, 0.0))
-    return RecordedTraffic(rows, Machine(costs.batch_time()), costs, {}, ())
+    config = {"config": CONTENT, "machine": {}}
+    return RecordedTraffic(rows, Machine(costs.batch_time()), costs, {}, (), config=config)
 
 
 def block():

@@ -1,5 +1,7 @@
 """The acceptance rule: a paired gain beyond chance, worth its keys, at the expense of no class."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmark_control_plane.decision_replay.replayed_requests import RequestResult
@@ -55,6 +57,10 @@ def comparison(gains, *, lost=0.0, requests=1_000, changed=1):
         (comparison([2.0, 3.0, 2.5], lost=2.0, requests=50), True),
         (comparison([0.25, 0.3, 0.25], changed=3), False),
         (comparison([0.25, 0.3, 0.25], changed=2), True),
+        # The model of the machine may be wrong by more than the gain.
+        (replace(comparison([2.0, 3.0, 2.5]), self_check=2.6), False),
+        (replace(comparison([2.0, 3.0, 2.5]), device=2.6), False),
+        (replace(comparison([2.0, 3.0, 2.5]), self_check=1.0, device=1.0), True),
     ],
 )
 def test_a_gain_counts_beyond_chance_and_costs(found, is_better):

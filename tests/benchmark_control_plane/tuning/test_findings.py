@@ -22,6 +22,7 @@ from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned
 from benchmark_control_plane.tuning.unattainable import times_alone, unattainable_shares
 from controlplane.config import parse
 from controlplane.config.loader import read_yaml
+from controlplane.core.engine_reports import DeviceSharing
 from tests.benchmark_control_plane.tuning.synthetic_blocks import CONTENT, block, traffic
 
 MINE = """\
@@ -79,6 +80,13 @@ def facts_of(found, path=Path("my.yaml")):
         (tuned(compared([5.0, 6.0, 5.5])), "better", "70.0 -> 75.5 %, +5.5 points"),
         (tuned(compared([5.0, -6.0, 5.5])), "nothing-better", "no more than chance"),
         (tuned(compared([5.0, 6.0, 5.5], lost=3)), "nothing-better", "than they may: batch 3.0"),
+        (tuned(compared([0.1, 0.11, 0.12])), "nothing-better", "keys count: 0.2 points"),
+        (
+            tuned(replace(compared([5.0, 6.0, 5.5]), self_check=6.0, device=0.5)),
+            "nothing-better",
+            "+5.5 points (95 %: 6.1) on the held-out blocks, more than chance but no more than the model of "
+            "the machine may be wrong (self-check 6.0, a slower device 0.5)",
+        ),
         (
             tuned(best=False),
             "nothing-better",
@@ -114,7 +122,7 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     path, out = tmp_path / "my.yaml", tmp_path / "better.yaml"
     path.write_text(MINE)
     content = read_yaml(path)
-    found = tuned(compared([5.0, 6.0, 5.5]))
+    found = tuned(replace(compared([5.0, 6.0, 5.5]), self_check=0.5, device=0.25))
     facts = facts_of(found, path)
     write_answer(out, path, content, search_space(content, has_quotas=True), found, facts)
     assert out.read_text() == MINE.replace(
@@ -130,6 +138,7 @@ def test_a_better_file_has_reasons_and_the_page_shows_it(tmp_path):
     assert page == tuning_page(facts)
     assert "interactive &lt;b&gt;" in page and "<b>" not in page
     assert "Points that each changed key brings" in page
+    assert "off by 1.4 points (95 %; sampling 1.2, self-check 0.5, a slower device 0.2)." in page
     assert "Attainment over load" not in page
 
 
@@ -157,6 +166,26 @@ def test_a_change_of_an_engine_argument_says_what_its_gain_rests_on(capsys):
     line = "max_num_seqs: 32 -> 64: +4.5 points of attainment (95 %: 1.2); extrapolated: roofline"
     assert line in capsys.readouterr().out
     assert "max_num_seqs (extrapolated: roofline)" in tuning_page(facts)
+
+
+def test_what_a_replay_leaves_as_in_the_log_is_said(capsys):
+    other = {
+        **CONTENT,
+        "models": {**CONTENT["models"], "chat": {"model": "m", "engine": {"max_num_seqs": 9}}},
+    }
+    effects = [KeyEffect("scheduling.engine.decode_pacing", Difference(4.5, 1.2))]
+    found = replace(tuned(compared([5.0, 6.0, 5.5])), changes={effects[0].key: 0}, effects=effects)
+    here, blocks = block().traffic, BlockSets([block()] * 9, [block()] * 9)
+    beside = replace(here, machine=replace(here.machine, sharing=DeviceSharing.BESIDE))
+    facts = tuning_facts(Path("log"), Path("my.yaml"), parse(other), beside, blocks, found)
+    print_tuning(beside, found.check, facts)
+    line = "models.chat.engine.max_num_seqs: 9 is not replayed; it stays its default, as in the log"
+    out, page = capsys.readouterr().out, tuning_page(facts)
+    assert f"caution: {line}" in out and f"Caution: {line}" in page
+    assert (
+        "decode_pacing: 0.8 -> 0: +4.5 points of promises kept (95 %: 1.2); extrapolated: the log has" in out
+    )
+    assert facts_of(found)["changes"][0]["basis"] is None
 
 
 @pytest.mark.parametrize("found", [tuned(best=False), tuned(effects=[]), tuned(cuts=["search: <b>"])])

@@ -6,6 +6,7 @@ from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.tuning.search_space import (
     ON_REQUEST,
     TUNABLE,
+    acting_changes,
     acts,
     candidate,
     inactive,
@@ -80,6 +81,19 @@ def test_only_keys_that_act_are_tried(content, idle, active):
     patterns = inactive(parse(content))
     assert not acts(idle, patterns)
     assert acts(active, patterns)
+
+
+def test_a_change_that_only_another_one_made_act_goes_with_it():
+    space = search_space(CONTENT, has_quotas=True)
+    both = {
+        "scheduling.engine.ordering": "edf",
+        "scheduling.engine.look_ahead": "all",
+        "admission.max_waiting": 9,
+    }
+    assert acting_changes(space, both) == both
+    # As an ablation that takes the ordering back leaves them, if its time ends then.
+    rest = {key: value for key, value in both.items() if key != "scheduling.engine.ordering"}
+    assert acting_changes(space, rest) == {"admission.max_waiting": 9}
 
 
 def test_quotas_that_the_log_does_not_have_are_not_tried():

@@ -160,6 +160,15 @@ def test_bad_options_are_one_message(log, mine, tmp_path, capsys, more, says):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [("better.html", "the page is written there"), ("none/better.yaml", "is no folder; create it")],
+)
+def test_an_output_that_cannot_be_kept_is_refused_before_the_log_is_read(mine, tmp_path, capsys, out, says):
+    assert tune(tmp_path / "no-log", mine, "--out", tmp_path / out) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_the_state_of_another_log_and_the_file_itself_are_refused(log, mine, tmp_path, capsys):
     out = tmp_path / "better.yaml"
     state_file(out).write_text("{}\n")

@@ -2,6 +2,7 @@
 
 import json
 
+import orjson
 import pytest
 
 from controlplane.config import parse
@@ -49,3 +50,14 @@ def test_what_is_no_secret_stays():
     assert found["models"]["chat"] == {"model": "org/m", "engine": engine}
     assert found["classes"]["keynote"] == {"default": True, "ttft_ms": 5.0}
     assert found["decision_log"]["dir"] == "/var/log/tandem"
+
+
+def test_an_integer_beyond_64_bits_is_a_text():
+    engine = {"seed": 2**70, "least": -(2**63), "most": 2**64 - 1, "list": [{"of": -(2**63) - 1}], "on": True}
+    config = parse({"models": {"chat": {"model": "m", "engine": engine}}})
+    found = orjson.loads(orjson.dumps(redacted_values(config, lambda name: name)))
+    assert found["models"]["chat"]["engine"] == {
+        **engine,
+        "seed": str(2**70),
+        "list": [{"of": str(-(2**63) - 1)}],
+    }

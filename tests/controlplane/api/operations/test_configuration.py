@@ -72,6 +72,11 @@ async def test_change_is_sent_to_the_engine():
         assert (await get(stage))["config"]["scheduling"]["engine"] == {"ordering": "srmt"}
 
 
+async def test_an_integer_beyond_64_bits_is_shown():
+    async with staged(server=SERVER, scheduling={"options": {"seed": 2**70}}) as stage:
+        assert (await get(stage))["config"]["scheduling"]["options"] == {"seed": 2**70}
+
+
 async def test_engine_that_dies_during_a_change_is_reported():
     async with staged(server=SERVER, scheduling={"engine": {"ordering": "edf"}}) as stage:
         before = await get(stage)

@@ -1,0 +1,27 @@
+"""A response of several choices as the simulated target sees it."""
+
+import pytest
+
+from benchmark_control_plane.judge.records import PartialResponse
+from benchmark_control_plane.judge.simulated_target import simulated_target
+from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
+from benchmark_control_plane.judge.workload import PlannedRequest
+from benchmark_control_plane.simulator import virtual_time
+from controlplane.core.request import Kind
+
+
+def test_the_longest_choice_counts_and_the_response_ends_with_the_last_token_of_any():
+    device = SimulatedDeviceSection(step=(0.02, 0.0, 0.0, 0.0), max_running=2)
+    planned = PlannedRequest("r", 0.0, Kind.GENERATE, "standard", prompt_tokens=8, output_tokens=5, choices=3)
+
+    async def play() -> PartialResponse:
+        answer = PartialResponse()
+        async with simulated_target(device, {}, has_gate=False) as target:
+            await target.send(planned, answer)
+        return answer
+
+    answer = virtual_time.run(play())
+    assert answer.output_tokens == len(answer.tokens) == 5
+    # There are places for two; the third choice begins after their five steps.
+    assert answer.tokens[0] == pytest.approx(0.02)
+    assert answer.tokens[-1] == pytest.approx(0.2)
