@@ -21,7 +21,7 @@ _ROUTERS_APART = (
 )
 _REASONS = {
     "shared prefixes": (
-        "each of four routers remembers a box of its own for a prefix, and leaves it for another when it is busy"
+        "each of four routers remembers a box of its own for a prefix, and leaves it when it is busy"
     ),
     "recorded code completions": "arrivals in bursts of milliseconds at this scale; not shown",
     "recorded answers over passages, with shared prefixes": (
