@@ -14,7 +14,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0044": (
         "fleet-accuracy", "fleet-accuracy-overload", "fleet-order", "fleet-report-cost",
     ),
-    "0058": ("mix-compute", "plugin-cost"),
+    "0058": ("plugin-cost",),
     "0060": ("one-gpu",),
     "0061": ("admission", "forecast", "memory-pressure", "quota", "retry-after", "tpot"),
     "0064": ("traces",),
@@ -38,7 +38,7 @@ CURRENT = frozenset(
     (
         "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies", "fleet-retries",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "hostile-input", "mix-memory", "soak", "victims",
+        "hostile-input", "mix-compute", "mix-memory", "soak", "victims",
     )
 )  # fmt: skip
 """Results of the present rules."""
