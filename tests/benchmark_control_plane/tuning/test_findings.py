@@ -182,9 +182,7 @@ def test_what_a_replay_leaves_as_in_the_log_is_said(capsys):
     line = "models.chat.engine.max_num_seqs: 9 is not replayed; it stays its default, as in the log"
     out, page = capsys.readouterr().out, tuning_page(facts)
     assert f"caution: {line}" in out and f"Caution: {line}" in page
-    assert (
-        "decode_pacing: 0.8 -> 0: +4.5 points of promises kept (95 %: 1.2); extrapolated: the log has" in out
-    )
+    assert "decode_pacing: 0.8 -> 0: +4.5 points of attainment (95 %: 1.2); extrapolated: the log has" in out
     assert facts_of(found)["changes"][0]["basis"] is None
 
 

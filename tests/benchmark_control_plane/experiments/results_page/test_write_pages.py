@@ -234,7 +234,9 @@ def test_the_committed_form_is_smaller_and_yields_the_same_tables(tmp_path: Path
     assert len(file.read_text()) < 0.5 * len(json.dumps(results, indent=1))
     whole = tmp_path / "whole"
     whole.mkdir()
-    (whole / "mix-memory.json").write_text(json.dumps(results))
+    # With the digits of the committed form: half a unit in the last place of a table may fall either way.
+    rates = {"max_goodput_rate": json.loads(file.read_text())["max_goodput_rate"]}
+    (whole / "mix-memory.json").write_text(json.dumps({**results, **rates}))
     tables = [write_pages.results_page(folder).partition("## Mix-memory")[2] for folder in (tmp_path, whole)]
     assert tables[0] == tables[1] != ""
     drawn = [run for run in json.loads(file.read_text())["runs"] if run["memory"]]
