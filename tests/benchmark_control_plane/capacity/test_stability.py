@@ -111,4 +111,6 @@ def test_saturated_simulation_serves_at_that_rate(step, choices):
     served = virtual_time.run(play())
     # A choice that begins after another finds the prompt in the cache, which the bound does not count.
     most = 1.05 if choices == 1 else 1.1
-    assert 0.8 * bound.overloaded_above <= served <= most * bound.overloaded_above
+    # Requests without an objective start where they fit to their end, when they hold 160 tokens; the bound
+    # counts the 130 that one holds in the mean. Every output here is as long as its limit.
+    assert 0.7 * bound.overloaded_above <= served <= most * bound.overloaded_above
