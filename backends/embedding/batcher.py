@@ -8,7 +8,7 @@ as many of its most urgent inputs are returned as the caller chooses; the rest s
 later arrivals. An input therefore waits for at most one window of less urgent tokens. An input above the
 limit forms a pass alone. Halves of a failed pass come first.
 
-A pass is formed when it is requested; `is_worth_a_pass`: whether the queue justifies one.
+A pass is formed when it is requested; `is_worth_a_pass` states whether the queue justifies one.
 """
 
 from bisect import bisect_left, insort

@@ -68,7 +68,7 @@ def load_chart(loads: list[Mapping[str, Any]]) -> Markup:
     grid = svg_axes.axes(
         frame, x_ticks=[each["load"] for each in loads], y_ticks=frame.y.ticks(6), x_text=formats.load,
         y_text=lambda value: f"{value:g} %", x_title="load, as a part of the log's",
-        y_title="promises kept",
+        y_title="attainment",
     )  # fmt: skip
     ends = [frame.y(loads[-1][when]) for when in ("before", "after")]
     heights = svg_axes.spread_labels(ends, 16, frame.top, frame.bottom)
