@@ -11,7 +11,7 @@ from benchmark_control_plane.fleet_studies.study_file import AccuracyStudy
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
 from benchmark_control_plane.simulator.cluster.oracle import simulate_exactly
 from benchmark_control_plane.simulator.cluster.scenario import (
-    Fate,
+    FleetOutcome,
     FleetResult,
     FleetScenario,
     FleetWorkload,
@@ -53,7 +53,7 @@ def _cell(
 def _figures(result: FleetResult) -> dict[str, float]:
     return {
         "attainment": round(result.attainment, 4),
-        "rejected": round(result.share(Fate.REJECTED), 4),
+        "rejected": round(result.share(FleetOutcome.REJECTED), 4),
         "ttft_p50_ms": round(1e3 * result.ttft_quantile(0.5), 1),
         "ttft_p99_ms": round(1e3 * result.ttft_quantile(0.99), 1),
         "seconds": round(result.seconds, 2),

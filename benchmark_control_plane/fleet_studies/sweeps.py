@@ -21,7 +21,7 @@ from benchmark_control_plane.judge.workload import plan_requests
 from benchmark_control_plane.simulator.cluster.cells import FleetTotals
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
 from benchmark_control_plane.simulator.cluster.scenario import (
-    Fate,
+    FleetOutcome,
     FleetResult,
     FleetScenario,
     FleetWorkload,
@@ -130,8 +130,8 @@ def figures(found: FleetResult | FleetTotals) -> dict[str, float]:
     """What came of the requests."""
     return {
         "met_percent": round(100 * found.attainment, 3),
-        "rejected_percent": round(100 * found.share(Fate.REJECTED), 3),
-        "lost_percent": round(100 * found.share(Fate.LOST), 3),
+        "rejected_percent": round(100 * found.share(FleetOutcome.REJECTED), 3),
+        "lost_percent": round(100 * found.share(FleetOutcome.LOST), 3),
         "ttft_p50_ms": round(1e3 * found.ttft_quantile(0.5), 2),
         "ttft_p99_ms": round(1e3 * found.ttft_quantile(0.99), 2),
     }

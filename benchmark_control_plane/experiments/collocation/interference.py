@@ -140,7 +140,7 @@ async def measure(
             "chat_words": loads[0].chat_words, "output_tokens": OUTPUT_TOKENS,
             "passages": PASSAGES, "passage_words": PASSAGE_WORDS,
             "burst_interval_s": loads[0].burst_interval, "runs": runs, "slices": slices, "slice_s": seconds,
-            "promised_part": loads[0].objective_share, "chat_model": stacks[0].chat_model,
+            "objective_share": loads[0].objective_share, "chat_model": stacks[0].chat_model,
             "embedding_model": stacks[0].embedding_model,
         },
     }  # fmt: skip
@@ -174,7 +174,7 @@ async def _run(
     return {
         "unloaded_burst_s": unloaded,
         "burst_deadline_s": deadline,
-        "promised": objectives,
+        "objectives": objectives,
         "alone": {name: _chat_figures(latencies) for name, latencies in alone.items()},
         **found,
         "cores_busy_with_others": others_cores(before, cpu_snapshot()),

@@ -18,9 +18,9 @@ from benchmark_control_plane.simulator.cluster.box_steps import (
     steps_until,
 )
 from benchmark_control_plane.simulator.cluster.compiling import compiled
-from benchmark_control_plane.simulator.cluster.scenario import Fate
+from benchmark_control_plane.simulator.cluster.scenario import FleetOutcome
 
-_REJECTED = int(Fate.REJECTED)
+_REJECTED = int(FleetOutcome.REJECTED)
 
 
 @compiled
@@ -111,7 +111,7 @@ def admit_waiting(
     while boxes.waiting_head[g] < boxes.waiting_tail[g]:
         request = boxes.waiting[g, boxes.waiting_head[g] % size]
         if is_late(cost, boxes, requests, g, request, now):
-            requests.fate[request] = _REJECTED
+            requests.outcome[request] = _REJECTED
             boxes.area[g] -= memory_time(requests, request)
             opened[g, requests.router[request]] -= 1
         elif boxes.tail[g] - boxes.head[g] >= size or not keeps_tpot(cost, boxes, requests, g, request):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from benchmark_control_plane.simulator.cluster.binary_heaps import EventHeap, pop_end, push_end, push_event
 from benchmark_control_plane.simulator.cluster.compiling import compiled
 from benchmark_control_plane.simulator.cluster.scenario import (
-    Fate,
+    FleetOutcome,
     FleetScenario,
     FleetWorkload,
     Floats,
@@ -29,7 +29,7 @@ from benchmark_control_plane.simulator.cluster.scenario import (
 # As in `predictors.timing.online_step_time`.
 _DECAY = 0.998
 Connections = npt.NDArray[np.int32]
-_LOST, _MET, _LATE = int(Fate.LOST), int(Fate.MET), int(Fate.LATE)
+_LOST, _MET, _LATE = int(FleetOutcome.LOST), int(FleetOutcome.MET), int(FleetOutcome.LATE)
 
 
 class BoxArrays(NamedTuple):
@@ -82,7 +82,7 @@ class RequestArrays(NamedTuple):
     shared: Tokens
     uncached: Tokens
     first: Floats
-    fate: npt.NDArray[np.int8]
+    outcome: npt.NDArray[np.int8]
     ttft: npt.NDArray[np.float32]
     tpot: npt.NDArray[np.float32]
     box: npt.NDArray[np.int32]
@@ -287,7 +287,7 @@ def end_steps(
         if output > 1:
             requests.tpot[request] = (now - requests.first[request]) / (output - 1)
             is_met = is_met and requests.tpot[request] <= cost.tpot
-        requests.fate[request] = _MET if is_met else _LATE
+        requests.outcome[request] = _MET if is_met else _LATE
         opened[g, requests.router[request]] -= 1
 
 
@@ -296,11 +296,11 @@ def lose_all(boxes: BoxArrays, requests: RequestArrays, g: int) -> None:
     """Ends all requests of a box that dies as lost, and empties it."""
     size = boxes.queue.shape[1]
     for at in range(boxes.running[g]):
-        requests.fate[boxes.ending[g, at]] = _LOST
+        requests.outcome[boxes.ending[g, at]] = _LOST
     for at in range(boxes.head[g], boxes.tail[g]):
-        requests.fate[boxes.queue[g, at % size]] = _LOST
+        requests.outcome[boxes.queue[g, at % size]] = _LOST
     for at in range(boxes.waiting_head[g], boxes.waiting_tail[g]):
-        requests.fate[boxes.waiting[g, at % size]] = _LOST
+        requests.outcome[boxes.waiting[g, at % size]] = _LOST
     boxes.waiting_head[g] = boxes.waiting_tail[g]
     boxes.all_seconds[g] = boxes.lost_seconds[g] = 0.0
     boxes.version[g] += 1

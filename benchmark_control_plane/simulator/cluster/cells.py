@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
 from benchmark_control_plane.simulator.cluster.scenario import (
-    Fate,
+    FleetOutcome,
     FleetScenario,
     FleetWorkload,
     Floats,
@@ -33,13 +33,13 @@ class FleetTotals:
     """Totals over requests, which are too many to keep.
 
     Attributes:
-        fates: number of requests by `Fate`.
+        outcomes: number of requests by `FleetOutcome`.
         ttft: number of first tokens by bin of their TTFT; the edges of a bin are 0.5 % apart.
         trace_hash: SHA-256 over the hashes of the cells; equal hashes mean equal runs.
         cpu_seconds: of all processes, with the drawing of the arrivals.
     """
 
-    fates: Ints
+    outcomes: Ints
     ttft: Ints
     events: int
     retries: int
@@ -49,16 +49,16 @@ class FleetTotals:
     @property
     def requests(self) -> int:
         """Number of all requests."""
-        return int(self.fates.sum())
+        return int(self.outcomes.sum())
 
     @property
     def attainment(self) -> float:
         """Share of all requests that met their objectives."""
-        return self.share(Fate.MET)
+        return self.share(FleetOutcome.MET)
 
-    def share(self, fate: Fate) -> float:
-        """Share of all requests with this fate."""
-        return float(self.fates[fate] / self.requests)
+    def share(self, outcome: FleetOutcome) -> float:
+        """Share of all requests with this outcome."""
+        return float(self.outcomes[outcome] / self.requests)
 
     def ttft_quantile(self, level: float) -> float:
         """Quantile of the TTFT of requests that had a first token, in seconds, at most 0.5 % too large."""
@@ -102,7 +102,7 @@ def _simulate_cell(
     # A draw is a hash of the seed and the request, so cells need seeds of their own.
     found = simulate_fleet(replace(cell, seed=(seed << 20) + number), workload)
     return FleetTotals(
-        np.bincount(found.fate, minlength=len(Fate)),
+        np.bincount(found.outcome, minlength=len(FleetOutcome)),
         _binned(found.ttft[~np.isnan(found.ttft)].astype(np.float64)),
         found.events,
         found.retries,
@@ -119,7 +119,7 @@ def _binned(ttft: Floats) -> Ints:
 def _together(found: list[FleetTotals]) -> FleetTotals:
     hashes = "".join(each.trace_hash for each in found)
     return FleetTotals(
-        np.sum([each.fates for each in found], axis=0),
+        np.sum([each.outcomes for each in found], axis=0),
         np.sum([each.ttft for each in found], axis=0),
         sum(each.events for each in found),
         sum(each.retries for each in found),

@@ -43,7 +43,7 @@ from benchmark_control_plane.simulator.cluster.compiled_routing import (
 )
 from benchmark_control_plane.simulator.cluster.compiling import compiled
 from benchmark_control_plane.simulator.cluster.scenario import (
-    Fate,
+    FleetOutcome,
     FleetResult,
     FleetScenario,
     FleetWorkload,
@@ -53,7 +53,7 @@ from benchmark_control_plane.simulator.cluster.scenario import (
 
 _PHASES = 16
 _QUEUE = 1_024
-_REJECTED, _LOST = int(Fate.REJECTED), int(Fate.LOST)
+_REJECTED, _LOST = int(FleetOutcome.REJECTED), int(FleetOutcome.LOST)
 
 
 class Faults(NamedTuple):
@@ -75,7 +75,7 @@ def simulate_fleet(scenario: FleetScenario, workload: FleetWorkload) -> FleetRes
         scenario.report_period, scenario.report_delay,
     )  # fmt: skip
     took = time.perf_counter() - begin
-    return FleetResult(requests.fate, requests.ttft, requests.tpot, requests.box, events, retries, took)
+    return FleetResult(requests.outcome, requests.ttft, requests.tpot, requests.box, events, retries, took)
 
 
 def _faults(scenario: FleetScenario) -> Faults:
@@ -164,7 +164,7 @@ def _arrive(
         if tries == 0:
             other = _second_box(numbers, boxes, routers, requests, r, box, request, now)
         if other < 0:
-            requests.fate[request] = _REJECTED if is_up else _LOST
+            requests.outcome[request] = _REJECTED if is_up else _LOST
             return tries
         box = other
     return 1

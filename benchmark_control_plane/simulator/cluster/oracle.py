@@ -18,7 +18,7 @@ import numpy as np
 from backends.cost_models.step_time import StepLoad, affine, llm_only
 from benchmark_control_plane.simulator.cluster import compiled_routing as compiled
 from benchmark_control_plane.simulator.cluster.scenario import (
-    Fate,
+    FleetOutcome,
     FleetResult,
     FleetScenario,
     FleetWorkload,
@@ -63,7 +63,7 @@ def simulate_exactly(
     fleet = run(_play(scenario, workload, sections or {}))
     count = len(workload)
     return FleetResult(
-        np.array([fleet.fates[at] for at in range(count)], np.int8),
+        np.array([fleet.outcomes[at] for at in range(count)], np.int8),
         np.array([fleet.ttft.get(at, np.nan) for at in range(count)], np.float32),
         np.array([fleet.tpot.get(at, np.nan) for at in range(count)], np.float32),
         np.array([fleet.box_of[at] for at in range(count)], np.int32),
@@ -90,7 +90,7 @@ class _Fleet:
         self.scenario, self.workload = scenario, workload
         self.services: list[Service] = []
         self.steps = self.retries = 0
-        self.fates: dict[int, Fate] = {}
+        self.outcomes: dict[int, FleetOutcome] = {}
         self.ttft: dict[int, float] = {}
         self.tpot: dict[int, float] = {}
         self.box_of: dict[int, int] = {}
@@ -183,7 +183,7 @@ class _Fleet:
             try:
                 ticket = await self._send(routed)
             except Rejected as rejected:
-                self.fates[number] = Fate.REJECTED
+                self.outcomes[number] = FleetOutcome.REJECTED
                 self._arrays.open[routed.box, routed.router] -= 1
                 after = rejected.reject.retry_after
                 routed = self.retry(routed, 1.0 if after is None else to_seconds(after))
@@ -209,7 +209,7 @@ class _Fleet:
 
     def _record(self, number: int, ticket: Ticket) -> None:
         seen = ticket.timeline
-        self.fates[number] = Fate.MET if ticket.outcome is Outcome.MET else Fate.LATE
+        self.outcomes[number] = FleetOutcome.MET if ticket.outcome is Outcome.MET else FleetOutcome.LATE
         if seen.ttft is not None:
             self.ttft[number] = to_seconds(seen.ttft)
         if seen.tpot is not None:

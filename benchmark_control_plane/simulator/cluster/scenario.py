@@ -26,8 +26,8 @@ class RoutingPolicy(IntEnum):
     TANDEM_REPORT_ONLY = 6
 
 
-class Fate(IntEnum):
-    """What became of a request."""
+class FleetOutcome(IntEnum):
+    """How a request of a simulated fleet ended."""
 
     UNFINISHED = 0
     MET = 1
@@ -185,7 +185,7 @@ class FleetResult:
     """One row for each request of the workload, and totals.
 
     Attributes:
-        fate: `Fate` of each request.
+        outcome: `FleetOutcome` of each request.
         ttft: seconds from arrival to first token; NaN without one.
         tpot: seconds per output token after the first; NaN without a second.
         box: box of the last try, -1 without one.
@@ -194,7 +194,7 @@ class FleetResult:
         seconds: wall time of the run.
     """
 
-    fate: npt.NDArray[np.int8]
+    outcome: npt.NDArray[np.int8]
     ttft: npt.NDArray[np.float32]
     tpot: npt.NDArray[np.float32]
     box: npt.NDArray[np.int32]
@@ -205,17 +205,17 @@ class FleetResult:
     @property
     def attainment(self) -> float:
         """Share of all requests that met their objectives; rejected and lost ones did not."""
-        return self.share(Fate.MET)
+        return self.share(FleetOutcome.MET)
 
     def of(self, kept: npt.NDArray[np.bool_]) -> Self:
         """The rows of some requests, with the totals of all."""
         return replace(
-            self, fate=self.fate[kept], ttft=self.ttft[kept], tpot=self.tpot[kept], box=self.box[kept]
+            self, outcome=self.outcome[kept], ttft=self.ttft[kept], tpot=self.tpot[kept], box=self.box[kept]
         )
 
-    def share(self, fate: Fate) -> float:
-        """Share of all requests with this fate."""
-        return float(np.mean(self.fate == fate))
+    def share(self, outcome: FleetOutcome) -> float:
+        """Share of all requests with this outcome."""
+        return float(np.mean(self.outcome == outcome))
 
     def ttft_quantile(self, level: float) -> float:
         """Quantile of the TTFT of requests that had a first token, in seconds."""
@@ -226,6 +226,6 @@ class FleetResult:
     def trace_hash(self) -> str:
         """SHA-256 over the rows; equal hashes mean equal runs."""
         digest = hashlib.sha256()
-        for column in (self.fate, self.ttft, self.tpot, self.box):
+        for column in (self.outcome, self.ttft, self.tpot, self.box):
             digest.update(np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()

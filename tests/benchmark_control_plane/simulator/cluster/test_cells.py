@@ -7,7 +7,7 @@ import pytest
 
 from benchmark_control_plane.simulator.cluster.cells import simulate_cells
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
-from benchmark_control_plane.simulator.cluster.scenario import Fate, FleetScenario, FleetWorkload
+from benchmark_control_plane.simulator.cluster.scenario import FleetOutcome, FleetScenario, FleetWorkload
 
 pytestmark = pytest.mark.long
 
@@ -31,9 +31,9 @@ def test_totals_are_those_of_the_cells() -> None:
     ]
     assert found.requests == 1_600
     assert found.events == sum(cell.events for cell in cells)
-    for fate in Fate:
-        assert found.share(fate) == pytest.approx(np.mean([cell.share(fate) for cell in cells]))
-    assert found.attainment == found.share(Fate.MET)
+    for outcome in FleetOutcome:
+        assert found.share(outcome) == pytest.approx(np.mean([cell.share(outcome) for cell in cells]))
+    assert found.attainment == found.share(FleetOutcome.MET)
     ttft = np.concatenate([cell.ttft for cell in cells])
     for level in (0.5, 0.99):
         exact = np.quantile(ttft[~np.isnan(ttft)], level, method="inverted_cdf")

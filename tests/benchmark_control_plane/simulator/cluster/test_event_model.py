@@ -11,7 +11,7 @@ from benchmark_control_plane.simulator.cluster import compiled_routing as compil
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
 from benchmark_control_plane.simulator.cluster.scenario import (
     BoxModel,
-    Fate,
+    FleetOutcome,
     FleetScenario,
     FleetWorkload,
     RoutingPolicy,
@@ -82,7 +82,7 @@ def test_first_tokens_come_when_a_simulation_of_every_step_says(rows: list[tuple
     load = of(*sorted(rows))
     found = simulate_fleet(OPEN, load)
     assert found.ttft.tolist() == pytest.approx(every_step(BOX, load), rel=1e-3, abs=1e-4)
-    assert set(found.fate.tolist()) == {Fate.MET}
+    assert set(found.outcome.tolist()) == {FleetOutcome.MET}
 
 
 def test_times_of_one_request_are_those_of_its_steps() -> None:
@@ -111,9 +111,9 @@ def test_every_request_ends_under_overload_with_memory_short(policy: RoutingPoli
     box = BoxModel(kv_tokens=20_000, max_running=16)
     load = FleetWorkload.drawn(200, 4, 2, groups=10, shared_tokens=128, burst=3.0)
     found = simulate_fleet(FleetScenario(4, box, policy=policy), load)
-    assert not np.any(found.fate == Fate.UNFINISHED)
-    assert found.share(Fate.REJECTED) > 0.05
-    served = (found.fate == Fate.MET) | (found.fate == Fate.LATE)
+    assert not np.any(found.outcome == FleetOutcome.UNFINISHED)
+    assert found.share(FleetOutcome.REJECTED) > 0.05
+    served = (found.outcome == FleetOutcome.MET) | (found.outcome == FleetOutcome.LATE)
     assert np.array_equal(served, ~np.isnan(found.ttft))
 
 
@@ -121,12 +121,12 @@ def test_a_box_that_dies_loses_its_requests_and_is_avoided_until_it_starts() -> 
     load = FleetWorkload.drawn(60, 20, 1)
     scenario = FleetScenario(4, down=((2, 5.0, 12.0),))
     found = simulate_fleet(scenario, load)
-    assert 0.0 < found.share(Fate.LOST) < 0.03
-    assert not np.any(found.fate == Fate.UNFINISHED)
+    assert 0.0 < found.share(FleetOutcome.LOST) < 0.03
+    assert not np.any(found.outcome == FleetOutcome.UNFINISHED)
     while_down = (load.at > 5.0) & (load.at < 12.0)
-    assert not np.any(found.box[while_down & (found.fate == Fate.MET)] == 2)
-    assert np.any(found.box[(load.at > 12.5) & (found.fate == Fate.MET)] == 2)
-    assert simulate_fleet(replace(scenario, down=()), load).share(Fate.LOST) == 0.0
+    assert not np.any(found.box[while_down & (found.outcome == FleetOutcome.MET)] == 2)
+    assert np.any(found.box[(load.at > 12.5) & (found.outcome == FleetOutcome.MET)] == 2)
+    assert simulate_fleet(replace(scenario, down=()), load).share(FleetOutcome.LOST) == 0.0
 
 
 def test_the_requests_of_a_lost_router_go_to_the_others() -> None:
@@ -137,7 +137,7 @@ def test_the_requests_of_a_lost_router_go_to_the_others() -> None:
     before = load.at < 5.0
     assert np.array_equal(found.of(before).box, whole.of(before).box)
     assert found.trace_hash != whole.trace_hash
-    assert not np.any(found.fate == Fate.UNFINISHED) and found.share(Fate.LOST) == 0.0
+    assert not np.any(found.outcome == FleetOutcome.UNFINISHED) and found.share(FleetOutcome.LOST) == 0.0
     assert found.attainment > whole.attainment - 0.02
     lost = compiled.numbers_of(replace(scenario, router_down=(1, 5.0, 15.0)))
     asked = [compiled.router_of(lost, 4, request, 6.0) for request in range(16)]

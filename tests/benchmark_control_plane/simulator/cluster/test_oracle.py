@@ -6,7 +6,7 @@ import pytest
 from benchmark_control_plane.simulator.cluster.event_model import simulate_fleet
 from benchmark_control_plane.simulator.cluster.oracle import exact_fcfs, simulate_exactly
 from benchmark_control_plane.simulator.cluster.scenario import (
-    Fate,
+    FleetOutcome,
     FleetScenario,
     FleetWorkload,
     RoutingPolicy,
@@ -31,7 +31,7 @@ def test_a_box_that_refuses_is_not_the_last_word() -> None:
     # Reports this old leave the choice to the draws, so that boxes differ.
     found = exact_fcfs(FleetScenario(3, ttft=0.2, report_period=4.0), load)
     assert found.retries > 0
-    assert 0 < found.share(Fate.REJECTED) < 1
+    assert 0 < found.share(FleetOutcome.REJECTED) < 1
     assert set(np.unique(found.box)) == {0, 1, 2}
 
 
