@@ -118,11 +118,11 @@ class ReplayResult:
     """Figures of the measured window; the field names are those of the results files.
 
     `published`, `strict` and `unfinished` are shares of the requests. `longest_gap` in seconds is over all
-    requests, `kept_gap` over those that met the strict objectives. `lost_wait` holds quantiles over the
+    requests, `met_gap` over those that met the strict objectives. `missed_wait` holds quantiles over the
     requests that missed and were not rejected: seconds from arrival to the first token, or to the end of the
     run without one. `rejected` is the share that the gate rejected, `by_class` the strict share of each
     class, `embeddings` the share of the embedding passes in time.
-    `held_share` and `kept_share` are the shares of the memory that the module's docstring defines.
+    `held_share` and `met_share` are the shares of the memory that the module's docstring defines.
     """
 
     rate: float
@@ -131,10 +131,10 @@ class ReplayResult:
     unfinished: float
     preemptions: int
     longest_gap: float
-    kept_gap: float
-    lost_wait: Mapping[str, float]
+    met_gap: float
+    missed_wait: Mapping[str, float]
     held_share: float
-    kept_share: float
+    met_share: float
     steps: int
     hook_us: float
     seconds: float
@@ -217,7 +217,7 @@ def play(
     measured = list(records.values())[window.warm_up : window.last + 1]
     end, seconds = engine.now_ns / _NS, perf_counter() - start
     result = _result(measured, rate, end, counts, preemptions, seconds, engine.setup)
-    return replace(result, embeddings=beside.kept_share)
+    return replace(result, embeddings=beside.met_share)
 
 
 class _Passes:
@@ -231,7 +231,7 @@ class _Passes:
         self.next_at = math.inf if load is None else 0.0
 
     @property
-    def kept_share(self) -> float | None:
+    def met_share(self) -> float | None:
         """Share of the passes that ended in time; None without any."""
         return self._kept / self._passes if self._passes else None
 
@@ -316,10 +316,10 @@ def _result(
         unfinished=sum(not r.is_finished for r in measured) / count,
         preemptions=preemptions,
         longest_gap=max(gaps),
-        kept_gap=max((r.longest for r in met), default=0.0),
-        lost_wait={f"p{level}": _quantile(waits, level / 100) for level in (50, 95, 100)},
+        met_gap=max((r.longest for r in met), default=0.0),
+        missed_wait={f"p{level}": _quantile(waits, level / 100) for level in (50, 95, 100)},
         held_share=counts.held / span,
-        kept_share=earned / (setup.blocks * span),
+        met_share=earned / (setup.blocks * span),
         steps=counts.steps,
         hook_us=counts.hook_ns / max(1, counts.steps) / 1e3,
         seconds=seconds,

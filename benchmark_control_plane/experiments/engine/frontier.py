@@ -236,7 +236,7 @@ def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str
         ]
         reached = points_at(runs, 0.9)
         cells.append(f"{max((p['longest_gap'] for p in reached), default=0):.0f}")
-        cells.append(f"{max((p['lost_wait']['p95'] for p in reached), default=0):.0f}")
+        cells.append(f"{max((p['missed_wait']['p95'] for p in reached), default=0):.0f}")
         cells += [_held(points_at(runs, target)) for target in TARGETS]
         cells += [_rejected(reached), _by_class(reached)]
         commits = {run["commit"][:7] if run.get("commit") else "unknown" for run in runs}
@@ -273,7 +273,7 @@ def _by_class(points: Sequence[Mapping[str, Any]]) -> str:
 def _held(points: Sequence[Mapping[str, Any]]) -> str:
     if not points or any("held_share" not in point for point in points):
         return ""
-    held, useful = (mean(point[part] for point in points) for part in ("held_share", "kept_share"))
+    held, useful = (mean(point[part] for point in points) for part in ("held_share", "met_share"))
     return f"{held:.0%} ({useful:.0%})"
 
 

@@ -155,12 +155,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed, system in product(options.seeds or plan.seeds, systems()):
             with staged(plan, system, objectives, folder) as stage:
                 entry, _ = bench.run(stage, system, plan.loads[0], seed, lambda *_: None)
-            kept, preemptions = entry["attainment"], entry["engine"]["preemptions"]
-            runs.append({"arm": system.name, "seed": seed, "kept": kept, "preemptions": preemptions})
-            print(f"{system.name:32} seed {seed}  {100 * kept['overall']:5.1f}", flush=True)
+            attained, preemptions = entry["attainment"], entry["engine"]["preemptions"]
+            runs.append(
+                {"arm": system.name, "seed": seed, "attainment": attained, "preemptions": preemptions}
+            )
+            print(f"{system.name:32} seed {seed}  {100 * attained['overall']:5.1f}", flush=True)
     for system in systems():
-        found = [run["kept"] for run in runs if run["arm"] == system.name]
-        means = {key: 100 * mean(kept[key] for kept in found) for key in found[0]}
+        found = [run["attainment"] for run in runs if run["arm"] == system.name]
+        means = {key: 100 * mean(attained[key] for attained in found) for key in found[0]}
         print(f"{system.name:32}" + "  ".join(f"{key} {value:5.1f}" for key, value in means.items()))
     write_or_print(options.results, {"runs": runs})
 

@@ -152,7 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
     before = read_previous(options.results).get("runs", [])
     runs = [run for run in before if run["on"] not in options.on]
-    report = {"setup": asdict(setup), "window": asdict(window), "objectives": asdict(OBJECTIVES), "runs": runs}
+    report = {
+        "setup": asdict(setup),
+        "window": asdict(window),
+        "objectives": asdict(OBJECTIVES),
+        "runs": runs,
+    }
     for place, rate, seed in product(options.on, options.rates, options.seeds):
         for run in PLACES[place](known, setup, window, rate, seed):
             runs.append({"on": place, "seed": seed, **run})

@@ -4,7 +4,7 @@
 
 Eight slots, prompts of 16 to 600 tokens, outputs of 8 to 96, at parts of the measured saturation rate; the
 first requests of each load are the warm-up. The forecast at dispatch is compared with the time from arrival
-to the first token at the gate. `known`: outputs end at their limit and the requests state it. `foretold`:
+to the first token at the gate. `known`: outputs end at their limit and the requests state it. `predicted`:
 outputs may end earlier, and their length is forecast. Takes about three minutes; needs an idle machine.
 """
 
@@ -67,7 +67,7 @@ async def measure(loads: Sequence[float], requests: int, seed: int) -> dict[str,
         await _send_all(service, random, _FULL, rate=None)
         full = _FULL / (perf_counter() - start)
         found: dict[str, Any] = {"carried_rps": full}
-        for lengths in ("known", "foretold"):
+        for lengths in ("known", "predicted"):
             found[lengths] = {}
             for load in loads:
                 offered = _send_all(

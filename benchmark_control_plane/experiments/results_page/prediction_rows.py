@@ -84,7 +84,7 @@ def prediction_goodput(content: Mapping[str, Any]) -> Rows:
 
 
 def ttft_forecast(content: Mapping[str, Any]) -> Rows:
-    cells = [(load, cell) for key in ("known", "foretold") for load, cell in content[key].items()]
+    cells = [(load, cell) for key in ("known", "predicted") for load, cell in content[key].items()]
     errors, covered = ([cell[key] for _, cell in cells] for key in ("median_error", "coverage_90"))
     loads = sorted({float(load) for load, _ in cells})
     yield (

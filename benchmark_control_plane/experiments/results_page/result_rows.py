@@ -88,10 +88,10 @@ def http_overhead(content: Mapping[str, Any]) -> Rows:
 
 
 def victims(content: Mapping[str, Any]) -> Rows:
-    kept: dict[str, list[float]] = {}
+    attained: dict[str, list[float]] = {}
     for run in content["runs"]:
-        kept.setdefault(run["arm"], []).append(run["kept"]["overall"])
-    shares = [f"{arm}: {100 * fmean(found):.1f} %" for arm, found in kept.items()]
+        attained.setdefault(run["arm"], []).append(run["attainment"]["overall"])
+    shares = [f"{arm}: {100 * fmean(found):.1f} %" for arm, found in attained.items()]
     yield (
         "Choice of the requests to preempt where KV-cache memory is short: attainment by each rule, "
         "in the engine and at the gate, 5 seeds",
@@ -256,7 +256,7 @@ def _missed_wait(studies: Sequence[Mapping[str, Any]], data: str, policy: str, p
     """At the highest rate of each seed that reaches 90 %; until the run ends where no token came."""
     wanted = (data, policy, prediction)
     runs = [study for study in studies if (study["dataset"], study["policy"], study["prediction"]) == wanted]
-    waits = [point["lost_wait"]["p95"] for point in points_at(runs, 0.9)]
+    waits = [point["missed_wait"]["p95"] for point in points_at(runs, 0.9)]
     return f"{formats.figure(max(waits))} s" if waits else formats.ABSENT
 
 

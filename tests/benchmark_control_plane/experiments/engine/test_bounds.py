@@ -32,7 +32,7 @@ def test_memory_held_by_served_requests():
     """About 98 of 100 blocks for 3 s, within the 6 s until the second arrival."""
     offers = [Offer(0.0, 1500, 90, 90), Offer(6.0, 1500, 90, 90)]
     outcome = with_hindsight(SETUP, iter(offers), ReplayWindow(0, 2), OBJECTIVES, 1.0)
-    assert outcome.held_share == outcome.kept_share == pytest.approx(0.5, abs=0.15)
+    assert outcome.held_share == outcome.met_share == pytest.approx(0.5, abs=0.15)
 
 
 def test_a_longer_ttft_objective_serves_more():

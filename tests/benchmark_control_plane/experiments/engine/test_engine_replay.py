@@ -37,9 +37,9 @@ def test_all_memory_is_useful_if_requests_run_alone(engine, tandem):
     variant = EngineVariant("alone", tandem)
     outcome = play(engine, variant, offers(10.0, 320, 80), ReplayWindow(2, 60), OBJECTIVES, 0.1)
     assert outcome.strict == 1.0
-    busy = outcome.kept_share / (22.5 / 40)
+    busy = outcome.met_share / (22.5 / 40)
     assert 0.1 < busy < 0.5
-    assert outcome.held_share == pytest.approx(outcome.kept_share, rel=0.05)
+    assert outcome.held_share == pytest.approx(outcome.met_share, rel=0.05)
 
 
 def test_memory_of_requests_that_missed_is_not_useful(engine):
@@ -49,7 +49,7 @@ def test_memory_of_requests_that_missed_is_not_useful(engine):
     )
     assert outcome.strict < 0.2
     assert outcome.held_share > 0.6
-    assert outcome.kept_share < 0.3
+    assert outcome.met_share < 0.3
 
 
 def with_classes(gap: float, prompt: int, output: int):

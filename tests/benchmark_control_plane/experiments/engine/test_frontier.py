@@ -102,8 +102,8 @@ def test_the_table_names_the_commits_of_a_row():
 
 def test_the_table_compares_with_stock_fcfs_and_the_fluid_bound():
     def a_study(policy: str, seed: int, rate: float) -> dict:
-        memory = {"held_share": 0.85 - rate / 100, "kept_share": 0.7} if seed == 2 else {}
-        point = {"rate": rate, "strict": 0.95, "longest_gap": 30.0, "lost_wait": {"p95": 20.0}, **memory}
+        memory = {"held_share": 0.85 - rate / 100, "met_share": 0.7} if seed == 2 else {}
+        point = {"rate": rate, "strict": 0.95, "longest_gap": 30.0, "missed_wait": {"p95": 20.0}, **memory}
         return {
             "dataset": "d", "policy": policy, "prediction": "oracle", "seed": seed,
             "window": {"warm_up": 0, "requests": 9}, "rates": dict.fromkeys(KEYS, rate), "points": [point],
@@ -124,7 +124,7 @@ def test_the_table_compares_with_stock_fcfs_and_the_fluid_bound():
 def test_the_table_shows_rejections_and_attainment_by_class():
     def a_study(seed: int, interactive: float, *, rejected: float) -> dict:
         point = {
-            "rate": 1.0, "strict": 0.95, "longest_gap": 30.0, "lost_wait": {"p95": 20.0},
+            "rate": 1.0, "strict": 0.95, "longest_gap": 30.0, "missed_wait": {"p95": 20.0},
             "rejected": rejected, "by_class": {"batch": 0.5, "interactive": interactive},
             "embeddings": 0.75,
         }  # fmt: skip

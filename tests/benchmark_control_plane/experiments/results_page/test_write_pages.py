@@ -210,8 +210,8 @@ def test_an_unknown_experiment_is_quoted_by_its_rates(tmp_path: Path) -> None:
 def test_engine_rates_are_quoted_with_the_wait_of_requests_that_missed(tmp_path: Path) -> None:
     def study(policy: str, seed: int, rate: float, wait: float) -> dict[str, object]:
         points = [
-            {"rate": rate, "strict": 0.91, "lost_wait": {"p95": wait}},
-            {"rate": 2 * rate, "strict": 0.89, "lost_wait": {"p95": 2 * wait}},
+            {"rate": rate, "strict": 0.91, "missed_wait": {"p95": wait}},
+            {"rate": 2 * rate, "strict": 0.89, "missed_wait": {"p95": 2 * wait}},
         ]
         rates = {"strict-90%": rate, "strict-60%": 3 * rate}
         return {
