@@ -76,7 +76,6 @@ class DrawnSection:
     """Poisson arrivals with drawn lengths; the keys are arguments of `FleetWorkload.drawn`."""
 
     median_prompt: Positive = 400.0
-    median_output: Positive = 120.0
     groups: Annotated[int, Field(ge=0, le=10**7)] = 0
     shared_tokens: Annotated[int, Field(ge=0, le=100_000)] = 0
     burst: Annotated[float, Field(ge=1, lt=5)] = 1.0

@@ -111,7 +111,6 @@ def _workload(load: LoadSection, boxes: int, seed: int, data: Path) -> FleetWork
             load.seconds,
             seed,
             median_prompt=drawn.median_prompt,
-            median_output=drawn.median_output,
             groups=drawn.groups,
             shared_tokens=drawn.shared_tokens,
             burst=drawn.burst,

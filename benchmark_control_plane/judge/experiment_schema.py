@@ -82,14 +82,12 @@ class ColumnNames:
 class TraceSection:
     """A known trace by `name`, or a `file` with its `columns`, relative to the data folder or absolute.
 
-    Lengths are multiplied by their scale and then capped, so that long prompts fit a small model.
+    Lengths are capped, so that long prompts fit a small model.
     """
 
     name: str | None = None
     file: Name | None = None
     columns: ColumnNames | None = None
-    prompt_scale: Positive = 1.0
-    output_scale: Positive = 1.0
     prompt_cap: Tokens = 1_000_000
     output_cap: Tokens = 1_000_000
 

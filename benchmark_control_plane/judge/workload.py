@@ -147,7 +147,7 @@ def _draw_row(stream: StreamSection, at: float, rng: np.random.Generator, data: 
     if stream.trace is not None:
         rows = read_trace(*_source(stream.trace, data))
         row = rows[int(rng.integers(len(rows)))]
-        return _scale(stream.trace, TracedRequest(at, row.prompt, row.output, row.query))
+        return _capped(stream.trace, TracedRequest(at, row.prompt, row.output, row.query))
     prompt, output = draw(stream.prompt_tokens, rng), draw(stream.output_tokens, rng)
     query = None if stream.query_tokens is None else draw(stream.query_tokens, rng)
     return TracedRequest(at, prompt, output, query)
@@ -169,13 +169,12 @@ def _replay(
         at = (row.at + rounds * span - rows[start].at) * scale
         if at >= duration:
             return
-        yield _scale(trace, TracedRequest(at, row.prompt, row.output, row.query))
+        yield _capped(trace, TracedRequest(at, row.prompt, row.output, row.query))
 
 
-def _scale(trace: TraceSection, row: TracedRequest) -> TracedRequest:
-    prompt = min(trace.prompt_cap, max(1, round(row.prompt * trace.prompt_scale)))
-    output = min(trace.output_cap, max(1, round(row.output * trace.output_scale)))
-    return TracedRequest(row.at, prompt, output, row.query)
+def _capped(trace: TraceSection, row: TracedRequest) -> TracedRequest:
+    prompt, output = min(trace.prompt_cap, row.prompt), min(trace.output_cap, row.output)
+    return TracedRequest(row.at, max(1, prompt), max(1, output), row.query)
 
 
 def _source(trace: TraceSection, data: Path) -> tuple[Path, TraceColumns]:

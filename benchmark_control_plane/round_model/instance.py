@@ -64,15 +64,3 @@ def read_instance(source: Mapping[str, Any]) -> HindsightInstance:
             )
         jobs.append(HindsightJob(arrival, prompt, output))
     return HindsightInstance(memory, tuple(jobs))
-
-
-def first_violation(instance: HindsightInstance, start: Sequence[int]) -> str | None:
-    """Describes the first constraint that the schedule violates; None if it is feasible."""
-    used: dict[int, int] = {}
-    for i, (job, p) in enumerate(zip(instance.jobs, start, strict=True)):
-        if p < job.arrival:
-            return f"request {i} starts in round {p}, before its arrival at {job.arrival}"
-        for k in range(1, job.output + 1):
-            used[p + k] = used.get(p + k, 0) + job.prompt + k
-    over = [t for t, cells in sorted(used.items()) if cells > instance.memory]
-    return f"round {over[0]} holds {used[over[0]]} of {instance.memory} cells" if over else None

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -265,9 +264,3 @@ async def _all_served(fleet: _Fleet) -> None:
             await asyncio.sleep(at - loop.time())
         clients.append(asyncio.create_task(fleet.serve(number)))
     await asyncio.gather(*clients)
-
-
-exact_fcfs = partial(
-    simulate_exactly, sections={"scheduling": {"ordering": "fcfs", "priority_head_start_ms": 0}}
-)
-"""The oracle with engines that serve in order of arrival, as the event model does."""

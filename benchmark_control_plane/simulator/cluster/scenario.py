@@ -78,19 +78,17 @@ class FleetWorkload:
         seed: int | Sequence[int],
         *,
         median_prompt: float = 400.0,
-        median_output: float = 120.0,
         groups: int = 0,
         shared_tokens: int = 0,
         burst: float = 1.0,
     ) -> Self:
-        """Poisson arrivals with log-normal lengths.
+        """Poisson arrivals with log-normal lengths; outputs have a median of 120 tokens, at most 1,000.
 
         Args:
             rate: requests per second.
             seconds: time of the last arrival.
             seed: of the random numbers; several numbers are one seed.
             median_prompt: tokens, deviation of the logarithm 1, at most 8,000.
-            median_output: tokens, deviation of the logarithm 0.8, at most 1,000.
             groups: shared prefixes; the n-th is used in proportion to 1/n.
             shared_tokens: tokens of a shared prefix, which precede the rest of the prompt.
             burst: factor of the rate in 2 of every 10 seconds; the mean is kept.
@@ -104,7 +102,7 @@ class FleetWorkload:
             head = 2.0 * burst
             at = at - part + np.where(part < head, part / burst, 2.0 + (part - head) * 8.0 / (10.0 - head))
         prompt = np.clip(rng.lognormal(np.log(median_prompt), 1.0, count), 8, 8_000).astype(np.int32)
-        output = np.clip(rng.lognormal(np.log(median_output), 0.8, count), 2, 1_000).astype(np.int32)
+        output = np.clip(rng.lognormal(np.log(120.0), 0.8, count), 2, 1_000).astype(np.int32)
         group, shared = np.full(count, -1, np.int32), np.zeros(count, np.int32)
         if groups:
             popularity = 1.0 / np.arange(1, groups + 1)
@@ -174,10 +172,6 @@ class FleetScenario:
             raise ValueError(
                 f"router_down={self.router_down}, routers={self.routers}: one of at least two routers"
             )
-
-    def with_policy(self, policy: RoutingPolicy) -> Self:
-        """The same fleet with other routers."""
-        return replace(self, policy=policy)
 
 
 @dataclass(frozen=True, slots=True)

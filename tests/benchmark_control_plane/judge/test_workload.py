@@ -127,8 +127,7 @@ def trace(tmp_path):
     return TraceSection(
         file="trace.csv",
         columns=ColumnNames(at="t", prompt="in", output="out"),
-        prompt_scale=0.5,
-        prompt_cap=80,
+        prompt_cap=180,
     )
 
 
@@ -139,8 +138,8 @@ def test_trace_is_replayed_with_scaled_time(tmp_path, trace):
     times = sorted({round(one.at, 6) for one in asked})
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert median(gaps) == pytest.approx(0.5, abs=0.01)
-    assert max(one.prompt_tokens for one in asked) == 80
-    assert min(one.prompt_tokens for one in asked) == 50
+    assert max(one.prompt_tokens for one in asked) == 180
+    assert min(one.prompt_tokens for one in asked) == 100
 
 
 def test_trace_with_arrivals_gives_only_lengths(tmp_path, trace):

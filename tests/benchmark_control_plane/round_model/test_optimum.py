@@ -1,6 +1,7 @@
 """The hindsight optimum: proofs on small instances, feasible schedules and correct labels on all."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from benchmark_control_plane.round_model.instance import (
     HindsightInstance,
     HindsightJob,
-    first_violation,
     read_instance,
 )
 
@@ -27,6 +27,18 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden/scheduling.json").read_
 EXACT, LARGE = GOLDEN["exact"], GOLDEN["large"]
 QUICK = {1, 4, 8, 11, 14}
 """Instances proven in well under a second; the others take seconds to minutes."""
+
+
+def first_violation(instance: HindsightInstance, start: Sequence[int]) -> str | None:
+    """Describes the first constraint that the schedule violates; None if it is feasible."""
+    used: dict[int, int] = {}
+    for i, (job, p) in enumerate(zip(instance.jobs, start, strict=True)):
+        if p < job.arrival:
+            return f"request {i} starts in round {p}, before its arrival at {job.arrival}"
+        for k in range(1, job.output + 1):
+            used[p + k] = used.get(p + k, 0) + job.prompt + k
+    over = [t for t, cells in sorted(used.items()) if cells > instance.memory]
+    return f"round {over[0]} holds {used[over[0]]} of {instance.memory} cells" if over else None
 
 
 def recorded(*, quick: bool) -> list[Any]:

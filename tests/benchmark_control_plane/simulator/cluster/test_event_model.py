@@ -149,7 +149,7 @@ def test_the_requests_of_a_lost_router_go_to_the_others() -> None:
 def test_more_choices_take_less_time_of_fresh_reports(choices: int) -> None:
     load = FleetWorkload.drawn(8 * 30, 10, 1)
     scenario = FleetScenario(8, routers=1, report_period=0.001, ttft=0.5, choices=choices)
-    random = simulate_fleet(scenario.with_policy(RoutingPolicy.RANDOM), load)
+    random = simulate_fleet(replace(scenario, policy=RoutingPolicy.RANDOM), load)
     assert simulate_fleet(scenario, load).ttft_quantile(0.9) < random.ttft_quantile(0.9)
 
 
@@ -165,7 +165,7 @@ def test_tandem_keeps_more_objectives_than_random_near_capacity() -> None:
     load = FleetWorkload.drawn(16 * 29, 20, 5)
     scenario = FleetScenario(16, ttft=0.5)
     ours, random = (
-        simulate_fleet(scenario.with_policy(policy), load).attainment
+        simulate_fleet(replace(scenario, policy=policy), load).attainment
         for policy in (RoutingPolicy.TANDEM, RoutingPolicy.RANDOM)
     )
     assert ours > random + 0.01
