@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controlplane.core.clock import NO_TIME, Duration, Instant, between
+from controlplane.core.clock import NO_TIME, Duration, Instant, after, between
 from controlplane.core.deadlines import Progress
 from controlplane.core.slo import ServiceClass, Slo
 
@@ -82,6 +82,12 @@ class Request:
     def name_of_model(self) -> str:
         """The name that the client asked for, of the model or of its adapter."""
         return self.adapter or self.model
+
+    @property
+    def first_deadline(self) -> Instant | None:
+        """Deadline of the first token, or of an embedding's vectors: the earlier of TTFT and e2e."""
+        bounds = [after(self.arrival, each) for each in (self.slo.ttft, self.slo.e2e) if each is not None]
+        return min(bounds) if bounds else None
 
     @property
     def choices(self) -> int:

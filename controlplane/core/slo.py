@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields, replace
 
-from controlplane.core.clock import Duration, Instant, after
+from controlplane.core.clock import Duration
 
 MOST_WEIGHT = 1_000
 
@@ -35,11 +35,6 @@ class Slo:
     def without_tokens(self) -> "Slo":
         """The objectives of a response without output tokens: TTFT and end-to-end time."""
         return Slo(ttft=self.ttft, e2e=self.e2e)
-
-    def first_token_deadline(self, arrival: Instant) -> Instant | None:
-        """Deadline of the first token (for embeddings: of the response); the earlier of TTFT and e2e."""
-        bounds = [after(arrival, d) for d in (self.ttft, self.e2e) if d is not None]
-        return min(bounds) if bounds else None
 
 
 @dataclass(frozen=True, slots=True)

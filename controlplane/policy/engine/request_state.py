@@ -55,7 +55,7 @@ class RequestState:
         self.tokens = request.prompt_tokens
         self.priority = request.service_class.priority
         self.weight = request.service_class.weight
-        self.first_due = request.slo.first_token_deadline(request.arrival)
+        self.first_due = request.first_deadline
 
     def set_forecast(self, forecast: LengthForecast) -> None:
         """Replaces the forecast of the total output length."""

@@ -163,7 +163,7 @@ class Admission:
         request, load = waiting.request, share.decode_load if self.options.tpot_guard else None
         if load is None:
             return False
-        has_to_begin = request.slo.first_token_deadline(request.arrival) is not None
+        has_to_begin = request.first_deadline is not None
         if has_to_begin and not request.service_class.sheddable:
             # A request that is served in any case only loses time by waiting, so neither its own TPOT nor
             # those of its class hold it back.
@@ -272,7 +272,7 @@ class Admission:
     def _is_late_and_sheddable(self, wait: Duration, share: Share, waiting: Waiting, now: Instant) -> bool:
         """Whether the request may be rejected, and misses its first deadline if it waits for `wait`."""
         request = waiting.request
-        deadline = request.slo.first_token_deadline(request.arrival)
+        deadline = request.first_deadline
         if deadline is None or waiting.until is None or not request.service_class.sheddable:
             return False
         work = work_before_deadline(request, waiting.footprint, share.pace)
@@ -301,13 +301,13 @@ def fits_always(share: Share, look: LookAhead, footprint: Footprint) -> bool:
 
 def _can_be_in_time(waiting: Waiting, now: Instant) -> bool:
     """Whether the request has a first deadline that has not passed."""
-    deadline = waiting.request.slo.first_token_deadline(waiting.request.arrival)
+    deadline = waiting.request.first_deadline
     return deadline is not None and deadline >= now
 
 
 def latest_start(request: Request, footprint: Footprint, pace: Pace | None) -> Instant | None:
     """The last instant at which a start still meets the first deadline; None without a deadline."""
-    deadline = request.slo.first_token_deadline(request.arrival)
+    deadline = request.first_deadline
     if deadline is None:
         return None
     return Instant(deadline - work_before_deadline(request, footprint, pace))

@@ -40,7 +40,7 @@ class DeadlineJob(NamedTuple):
 
 def job_of(request: Request, tokens: float) -> DeadlineJob | None:
     """The job of `request`; None for a request without a deadline, which is computed last."""
-    deadline = request.slo.first_token_deadline(request.arrival)
+    deadline = request.first_deadline
     if deadline is None:
         return None
     service_class = request.service_class
@@ -55,7 +55,7 @@ def job_of(request: Request, tokens: float) -> DeadlineJob | None:
 
 def tokens_before(share: Share, request: Request) -> float:
     """Tokens of the calls in flight that a serial owner computes before `request`."""
-    deadline = request.slo.first_token_deadline(request.arrival)
+    deadline = request.first_deadline
     return sum(
         tokens for held, tokens in share.calls if held.model == request.model and _is_first(held, deadline)
     )
@@ -63,7 +63,7 @@ def tokens_before(share: Share, request: Request) -> float:
 
 def _is_first(held: Request, deadline: Instant | None) -> bool:
     """Whether a call in flight is computed before one with this deadline."""
-    own = held.slo.first_token_deadline(held.arrival)
+    own = held.first_deadline
     return deadline is None or (own is not None and own <= deadline)
 
 

@@ -102,7 +102,7 @@ def work_before_deadline(request: Request, footprint: Footprint, pace: Pace | No
 
 
 def _deadline(request: Request, options: OrderingOptions) -> Instant:
-    stated = request.slo.first_token_deadline(request.arrival)
+    stated = request.first_deadline
     return after(request.arrival, options.default_deadline) if stated is None else stated
 
 

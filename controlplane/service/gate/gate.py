@@ -90,7 +90,7 @@ class Gate:
         request, ticket = job.request, self._traced_ticket(job)
         await self._admit(ticket)
         try:
-            deadline = request.slo.first_token_deadline(request.arrival)
+            deadline = request.first_deadline
             async with ticket.revocable():
                 vectors = await job.embedder.embed(request, job.inputs, deadline=deadline)
         except BaseException as error:

@@ -35,7 +35,7 @@ def slacks(
         request = ticket.request
         if request.kind is Kind.GENERATE:
             found[Owner.LLM] += _generation_slack(ticket, paces[Owner.LLM], now, critical)
-        elif (deadline := request.slo.first_token_deadline(request.arrival)) is not None:
+        elif (deadline := request.first_deadline) is not None:
             embeddings.append((deadline, ticket))
     pace = paces[Owner.EMBEDDING]
     ahead = 0

@@ -19,6 +19,7 @@ from controlplane.core.clock import (
 )
 from controlplane.core.request import LEGAL_MOVES, IllegalTransition, Kind, Owner, Phase, Timeline, moved
 from controlplane.core.slo import Slo
+from tests.example_requests import a_request
 
 durations = st.integers(-(10**15), 10**15).map(Duration)
 
@@ -43,11 +44,16 @@ def test_objectives_override_one_by_one() -> None:
     assert default.overridden(Slo()) == default
 
 
-def test_the_first_token_deadline_is_the_earlier_of_ttft_and_e2e() -> None:
-    arrival = Instant(100)
-    assert Slo(ttft=Duration(7), e2e=Duration(5)).first_token_deadline(arrival) == 105
-    assert Slo(ttft=Duration(7)).first_token_deadline(arrival) == 107
-    assert Slo(tpot=Duration(7)).first_token_deadline(arrival) is None
+@pytest.mark.parametrize(
+    ("slo", "deadline"),
+    [
+        (Slo(ttft=Duration(7), e2e=Duration(5)), 105),
+        (Slo(ttft=Duration(7)), 107),
+        (Slo(tpot=Duration(7)), None),
+    ],
+)
+def test_the_first_deadline_is_the_earlier_of_ttft_and_e2e(slo: Slo, deadline: int | None) -> None:
+    assert a_request(slo=slo, arrival=Instant(100)).first_deadline == deadline
 
 
 @pytest.mark.parametrize("part", ["ttft", "tpot", "e2e"])
