@@ -57,7 +57,7 @@ async def _serve(service: Service, request: ParsedChat, send: Send) -> None:
         send,
         service.gate,
         [job],
-        encoder=ChunkEncoder(envelope, ChatChunkFormat(shown), counter),
+        encoder=ChunkEncoder(envelope, ChatChunkFormat(shown).choice, counter),
         overload_status=request.settings.overload_status,
     )
 

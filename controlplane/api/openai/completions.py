@@ -60,7 +60,7 @@ async def _serve(service: Service, request: ParsedRequest[CompletionRequest], se
         send,
         service.gate,
         jobs,
-        encoder=ChunkEncoder(envelope, CompletionChunkFormat(body, echoes), counter),
+        encoder=ChunkEncoder(envelope, CompletionChunkFormat(body, echoes).choice, counter),
         overload_status=request.settings.overload_status,
     )
 

@@ -4,7 +4,7 @@ A failure before the first token is an HTTP error. A failure after it is an erro
 that a client can tell a broken stream from a complete one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import orjson
@@ -52,14 +52,6 @@ def _usage(usage: object) -> bytes:
     return b',"usage":' + orjson.dumps(usage) + b"}\n\n"
 
 
-class Format(Protocol):
-    """Turns deltas into the choices of chunks."""
-
-    def choice(self, delta: Delta) -> dict[str, object]:
-        """Returns the choice for `delta`."""
-        ...
-
-
 class EventEncoder(Protocol):
     """Encodes the output of a request as server-sent events; an empty part is not sent.
 
@@ -88,9 +80,9 @@ class EventEncoder(Protocol):
 class ChunkEncoder:
     """The chunks of chat and text completions, which end with [DONE]."""
 
-    def __init__(self, envelope: Envelope, form: Format, counter: UsageCounter) -> None:
+    def __init__(self, envelope: Envelope, choice: Callable[[Delta], object], counter: UsageCounter) -> None:
         self._envelope = envelope
-        self._form = form
+        self._choice = choice
         self.counter = counter
 
     def begin(self) -> bytes:
@@ -100,7 +92,7 @@ class ChunkEncoder:
     def encode(self, delta: Delta) -> bytes:
         """The chunk of `delta`."""
         usage = self.counter.usage() if self._envelope.has_running_usage else None
-        return self._envelope.choice(self._form.choice(delta), usage)
+        return self._envelope.choice(self._choice(delta), usage)
 
     def end(self) -> bytes:
         """The usage, if it is asked for, and [DONE]."""

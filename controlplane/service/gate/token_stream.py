@@ -7,27 +7,14 @@ pause. Every path out (finish, error, cancellation, `aclose`) ends the request t
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from controlplane.core.decision import Outcome
 from controlplane.core.errors import Refused
 from controlplane.core.generation import Delta, Handoff, Sampling
 from controlplane.core.ports import Generator
+from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.ticket import Ticket
-
-
-class StreamHost(Protocol):
-    """The part of the dispatcher that a stream calls."""
-
-    def count_tokens(self, ticket: Ticket, steps: int) -> None:
-        """Records that the longest sequence grew by `steps` tokens."""
-
-    def end(self, ticket: Ticket, outcome: Outcome | None) -> None:
-        """Ends the request; None means that it finished."""
-
-    async def wait_for_grant(self, ticket: Ticket) -> None:
-        """Returns once the request is admitted. Raises Rejected or DecisionFailed."""
 
 
 class TokenStream:
@@ -36,9 +23,11 @@ class TokenStream:
     Raises Rejected if the request is evicted, BackendDown or BackendFailed if the engine fails.
     """
 
-    def __init__(self, host: StreamHost, generator: Generator, ticket: Ticket, job: GenerateJob) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, generator: Generator, ticket: Ticket, job: GenerateJob
+    ) -> None:
         self.ticket = ticket
-        self._host = host
+        self._dispatcher = dispatcher
         self._generator = generator
         self._job = job
         self._tokens: list[int] = []
@@ -60,14 +49,14 @@ class TokenStream:
         try:
             delta = await self._next()
         except StopAsyncIteration:
-            self._host.end(self.ticket, None)
+            self._dispatcher.end(self.ticket, None)
             raise
         except asyncio.CancelledError:
             await self.aclose()
             raise
         except Exception as error:
             self.ticket.raise_if_failed()
-            self._host.end(self.ticket, outcome_of_error(error))
+            self._dispatcher.end(self.ticket, outcome_of_error(error))
             raise
         self._count(delta)
         return delta
@@ -82,12 +71,12 @@ class TokenStream:
             if self._deltas is not None:
                 await self._deltas.aclose()
         finally:
-            self._host.end(self.ticket, Outcome.ABORTED)
+            self._dispatcher.end(self.ticket, Outcome.ABORTED)
 
     async def _next(self) -> Delta:
         while True:
             if self._deltas is None:
-                await self._host.wait_for_grant(self.ticket)
+                await self._dispatcher.wait_for_grant(self.ticket)
                 if self.ticket.pending_preemptions:
                     await asyncio.gather(*self.ticket.pending_preemptions)
                     self.ticket.pending_preemptions = ()
@@ -134,7 +123,7 @@ class TokenStream:
             self.ticket.cached_tokens = delta.cached_tokens
         if steps > 0:
             self._longest = length
-            self._host.count_tokens(self.ticket, steps)
+            self._dispatcher.count_tokens(self.ticket, steps)
 
     def _keep_for_resume(self, delta: Delta) -> Delta:
         """Keeps the tokens of a resumable request, and returns the delta without those that are repeated."""

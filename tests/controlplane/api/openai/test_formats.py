@@ -14,7 +14,7 @@ from controlplane.api.openai.logprobs import (
     completion_logprobs,
     response_entries,
 )
-from controlplane.api.openai.streaming import Envelope, Format
+from controlplane.api.openai.streaming import Envelope
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest
 from controlplane.core.generation import Delta, TokenLogprob
 
@@ -158,9 +158,8 @@ def test_choice_has_stop_reason():
         CompletionChunkFormat(CompletionRequest(model="m", prompt="p"), [EchoedPrompt()]),
     ],
 )
-def test_last_chunk_has_stop_reason(form: Format):
+def test_last_chunk_has_stop_reason(form: ChatChunkFormat | CompletionChunkFormat):
     begun, last = form.choice(Delta(0, "a", (1,))), form.choice(Delta(0, "", (2,), "stop", stop_reason="END"))
-    assert begun is not None
     assert "stop_reason" not in begun
     assert last is not None
     assert (last["finish_reason"], last["stop_reason"]) == ("stop", "END")
