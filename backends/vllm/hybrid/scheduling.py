@@ -11,8 +11,8 @@ per token, request and step) replaces the measurement.
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from hybridcache.calibration import CalibrationSetup, added_cost
@@ -35,43 +35,19 @@ from predictors.timing.online_step_time import StepWork
 log = logging.getLogger(__name__)
 
 
-class FormPolicy(Protocol):
-    """Chooses which requests start on hidden states and which leave them."""
-
-    def choose(
-        self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
-    ) -> TierChoice:
-        """Decides for one step; `hidden` are the ids in `view.running` that are on hidden states."""
-        ...
-
-
-class AlwaysHidden:
-    """Starts every request on hidden states and keeps it there."""
-
-    def __init__(self, layout: BlockLayout) -> None:
-        pass
-
-    def choose(
-        self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
-    ) -> TierChoice:
-        """Puts every waiting request on hidden states."""
-        return TierChoice(hidden=frozenset(state.request.id for state in waiting))
+def all_hidden(
+    view: EngineView,
+    waiting: Sequence[RequestState],
+    hidden: Collection[str],
+    *,
+    rows_per_block: int,
+    price: HiddenStateCost,
+) -> TierChoice:
+    """Starts every request on hidden states and keeps it there; arguments as of `choose_tiers`."""
+    return TierChoice(hidden=frozenset(state.request.id for state in waiting))
 
 
-class GreedyForms:
-    """The greedy choice of `controlplane.policy.cache_tiers.selection`."""
-
-    def __init__(self, layout: BlockLayout) -> None:
-        self._rows_per_block = layout.rows_per_block
-
-    def choose(
-        self, view: EngineView, waiting: Sequence[RequestState], hidden: set[str], price: HiddenStateCost
-    ) -> TierChoice:
-        """Weighs memory saved against time added."""
-        return choose_tiers(view, waiting, hidden, rows_per_block=self._rows_per_block, price=price)
-
-
-FORMS: Mapping[str, type[AlwaysHidden] | type[GreedyForms]] = {"auto": GreedyForms, "on": AlwaysHidden}
+FORMS: Mapping[str, Callable[..., TierChoice]] = {"auto": choose_tiers, "on": all_hidden}
 
 
 def calibrated(layout: BlockLayout, layers: int, dtype: torch.dtype, *, rotary: bool) -> HiddenStateCost:
@@ -104,9 +80,7 @@ class HybridScheduling(_Base):
         config = self.vllm_config.additional_config.get("tandem_hybrid", {})
         spec = self.hybrid_cache.kv_cache_spec
         self.layout: BlockLayout = spec.layout
-        self.forms: FormPolicy = lookup("tandem_hybrid.forms", FORMS, config.get("forms", "auto"))(
-            self.layout
-        )
+        self.choose_tiers = lookup("tandem_hybrid.forms", FORMS, config.get("forms", "auto"))
         price = config.get("price")
         if price is None:
             model = self.vllm_config.model_config
@@ -164,7 +138,8 @@ class HybridScheduling(_Base):
         # A request that has lost its blocks may get another form.
         hidden.intersection_update([name for name in hidden if held.get(name)])
         waiting = [request.tandem for request in self.waiting if not held.get(request.request_id)]
-        choice = self.forms.choose(self.view(now), waiting, hidden, self.hidden_cost.price)
+        rows, price = self.layout.rows_per_block, self.hidden_cost.price
+        choice = self.choose_tiers(self.view(now), waiting, hidden, rows_per_block=rows, price=price)
         leaving = {name: self.requests[name].num_computed_tokens for name in choice.leaving & hidden}
         hidden.update(choice.hidden)
         hidden.difference_update(leaving)

@@ -61,7 +61,7 @@ class RandomForms:
     def __init__(self, seed, *, hidden, leave):
         self.coin, self.hidden, self.leave = random.Random(seed), hidden, leave
 
-    def choose(self, view, waiting, hidden, price):
+    def __call__(self, view, waiting, hidden, *, rows_per_block, price):
         started = frozenset(p.request.id for p in waiting if self.coin.random() < self.hidden)
         left = frozenset(name for name in sorted(hidden) if self.coin.random() < self.leave)
         return TierChoice(started, left)
@@ -134,7 +134,7 @@ class Engine:
         """
         scheduler, joins, aborts = self.core.scheduler, joins or {}, aborts or {}
         if forms is not None:
-            scheduler.forms = forms
+            scheduler.choose_tiers = forms
             scheduler.set_quota(blocks)
         outputs = {f"r{at}": [] for at in range(len(requests))}
         logits = {name: [] for name in outputs}

@@ -84,7 +84,7 @@ def _learned(engine, *, state=None, forms=None, restoring=0.0):
     """The learned cost of hidden states after three requests on them."""
     cost = HiddenStates(MEASURED.token, MEASURED.request, MEASURED.step, restoring, forms="on")
     scheduler = engine.restart(tandem={"ordering": "fcfs"}, hidden=cost)
-    scheduler._shared_state, scheduler.forms = state, forms or scheduler.forms
+    scheduler._shared_state, scheduler.choose_tiers = state, forms or scheduler.choose_tiers
     for number in range(3):
         engine.add(f"r{number}", 100, 20 + 10 * number, extra={})
     while scheduler.requests:
@@ -102,7 +102,7 @@ class _LeaveOnce:
 
     left = False
 
-    def choose(self, view, waiting, hidden, price):
+    def __call__(self, view, waiting, hidden, *, rows_per_block, price):
         if self.left or len(hidden) < 3:
             return TierChoice(hidden=frozenset(progress.request.id for progress in waiting))
         self.left = True
