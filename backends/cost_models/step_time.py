@@ -133,14 +133,14 @@ class PiecewiseFit:
         return self.slower * (base + cell * load.cells + decode * load.decodes) + prompt
 
 
-def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> PiecewiseFit:
-    """Reads a fit from a JSON file of fits in milliseconds.
+def fitted_profile(path: Path, model: str) -> PiecewiseFit:
+    """Reads the fit of a model on one device from a JSON file of fits in milliseconds.
 
-    Raises ValueError, listing the available fits, if the file has none for the model and degree.
+    Raises ValueError, listing the available fits, if the file has none.
     """
     fits = json.loads(path.read_text(encoding="utf-8"))
     try:
-        fit = fits[model][str(tensor_parallel)]
+        fit = fits[model]["1"]
         return PiecewiseFit(
             prefill=_seconds(fit["prefill"]),
             small=_seconds(fit["decoding_smallbs"]),
@@ -149,9 +149,7 @@ def fitted_profile(path: Path, model: str, *, tensor_parallel: int = 1) -> Piece
         )
     except KeyError as error:
         known = ", ".join(f"{name} on {ranks}" for name, by in fits.items() for ranks in by)
-        raise ValueError(
-            f"{path}: no fit {error} for {model} with tensor_parallel={tensor_parallel}; it has {known}"
-        ) from error
+        raise ValueError(f"{path}: no fit {error} for {model} on 1; it has {known}") from error
 
 
 def _seconds(milliseconds: Sequence[float]) -> tuple[float, float, float]:

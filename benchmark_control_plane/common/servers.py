@@ -68,10 +68,8 @@ class BenchRun:
     """Result of `vllm bench serve`; `sent_s` holds each send time, in seconds after the first."""
 
     request_throughput: float
-    output_throughput: float
     median_ttft_ms: float
     median_tpot_ms: float
-    p99_ttft_ms: float
     completed: int
     failed: int
     sent_s: tuple[float, ...]
@@ -227,16 +225,14 @@ def bench_serve(
     rate: str,
     *,
     seed: int,
-    backend: str = "openai",
-    endpoint: str = "/v1/completions",
     input_tokens: int = 64,
     output_tokens: int = 64,
 ) -> BenchRun:
     """Runs `vllm bench serve` once with random prompts of fixed length; raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            _vllm(), "bench", "serve", "--backend", backend,
-            "--base-url", server.url, "--endpoint", endpoint, "--model", model,
+            _vllm(), "bench", "serve", "--backend", "openai",
+            "--base-url", server.url, "--endpoint", "/v1/completions", "--model", model,
             "--tokenizer", bundled_models.resolve("tandem/tiny-llama"), "--dataset-name", "random",
             "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens),
             "--num-prompts", str(requests), "--request-rate", rate, "--seed", str(seed), "--ignore-eos",
@@ -249,8 +245,8 @@ def bench_serve(
             raise RuntimeError(f"vllm bench serve failed against {server.name}: {ran.stderr[-2000:]}")
         result = json.loads(path.read_text(encoding="utf-8"))
     return BenchRun(
-        result["request_throughput"], result["output_throughput"], result["median_ttft_ms"],
-        result["median_tpot_ms"], result["p99_ttft_ms"], result["completed"], requests - result["completed"],
+        result["request_throughput"], result["median_ttft_ms"], result["median_tpot_ms"],
+        result["completed"], requests - result["completed"],
         tuple(start - result["start_times"][0] for start in result["start_times"]),
     )  # fmt: skip
 

@@ -18,11 +18,10 @@ _PIECES = 4
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Starts, a proven lower bound on the total latency, and whether the starts reach it."""
+    """Starts, and a proven lower bound on the total latency."""
 
     start: list[int]
     bound: float
-    is_optimal: bool
 
 
 @dataclass(slots=True)
@@ -104,6 +103,6 @@ def prove(
     status = solver.solve(problem.model)
     arrivals = sum(job.arrival for job in instance.jobs)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Proof(list(known), floor(solver.best_objective_bound) - arrivals, is_optimal=False)
+        return Proof(list(known), floor(solver.best_objective_bound) - arrivals)
     start = [solver.value(c) - job.output for c, job in zip(problem.completion, instance.jobs, strict=True)]
-    return Proof(start, solver.best_objective_bound - arrivals, is_optimal=status == cp_model.OPTIMAL)
+    return Proof(start, solver.best_objective_bound - arrivals)

@@ -273,5 +273,5 @@ def _longest_ms(waits: list[float]) -> float:
     return round(1e3 * max(waits, default=0.0), 1)
 
 
-def _rounded(value: float | None, digits: int = 2) -> float | None:
-    return None if value is None else round(value, digits)
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

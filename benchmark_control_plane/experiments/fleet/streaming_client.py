@@ -59,11 +59,11 @@ def client(timeout: float = 10.0) -> httpx.AsyncClient:
 
 
 async def exchange(
-    http: httpx.AsyncClient, url: str, *, tokens: int, request_id: str | None = None, prompt: str = "x" * 100
+    http: httpx.AsyncClient, url: str, *, tokens: int, request_id: str | None = None
 ) -> StreamedExchange:
     """Sends one request and reads its stream."""
     found, begin = StreamedExchange(), time.monotonic()
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True}
+    body = {"model": MODEL, "prompt": "x" * 100, "max_tokens": tokens, "stream": True}
     headers = {} if request_id is None else {"x-request-id": request_id}
     try:
         async with http.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer:
@@ -94,9 +94,7 @@ def _read(found: StreamedExchange, chunk: dict[str, object], begin: float) -> No
         found.delays.append(now - float(text.split()[-1]))
 
 
-async def offer(
-    url: str, *, rate: float, count: int, tokens: int, seed: int, prompt: str = "x" * 100
-) -> list[StreamedExchange]:
+async def offer(url: str, *, rate: float, count: int, tokens: int, seed: int) -> list[StreamedExchange]:
     """Sends `count` requests at Poisson arrivals of `rate` per second."""
     draws, at = random.Random(seed), 0.0
     begin = time.monotonic()
@@ -105,5 +103,5 @@ async def offer(
         for _ in range(count):
             at += draws.expovariate(rate)
             await asyncio.sleep(max(0.0, begin + at - time.monotonic()))
-            running.append(asyncio.create_task(exchange(http, url, tokens=tokens, prompt=prompt)))
+            running.append(asyncio.create_task(exchange(http, url, tokens=tokens)))
         return list(await asyncio.gather(*running))

@@ -3,26 +3,15 @@
 import logging
 import queue
 import threading
-from typing import Protocol
 
 from controlplane.service.decision_log.log_rows import Row
-from controlplane.service.decision_log.segment_files import UpkeepFailed
+from controlplane.service.decision_log.segment_files import SegmentFiles, UpkeepFailed
 from controlplane.service.runtime.health_tracker import HealthTracker
 
 log = logging.getLogger(__name__)
 
 QUEUED_ROWS = 10_000
 _STOP_SECONDS = 10.0
-
-
-class RowFiles(Protocol):
-    """Where a writer puts its rows."""
-
-    def write(self, rows: list[Row]) -> None:
-        """Appends rows. Raises UpkeepFailed if they are written all the same, or OSError."""
-
-    def close(self) -> None:
-        """Ends the present file. Raises OSError."""
 
 
 class LogWriter:
@@ -37,7 +26,7 @@ class LogWriter:
         dropped: rows lost because the queue was full, a row could not be built, or the disk failed.
     """
 
-    def __init__(self, files: RowFiles, *, capacity: int = QUEUED_ROWS) -> None:
+    def __init__(self, files: SegmentFiles, *, capacity: int = QUEUED_ROWS) -> None:
         self.written = self.dropped = 0
         self.health = HealthTracker("writing the decision log failed", "the decision log is written again")
         self._files = files
