@@ -58,18 +58,18 @@ def plan_fleet(options: argparse.Namespace) -> int:
         name: _measured(name, fleet, files[name], demand, workload, device, options) for name in fleet.kinds
     }
     found = count_boxes(demand.rates, [kind.offered for kind in kinds.values()], options.utilisation)
-    kept = {
+    attained = {
         count.name: kinds[count.name].attainment(demand, count.rates, count.boxes)
         for count in found.counts
         if count.boxes and found.served == 1
     }
-    facts = _facts(options, demand, kinds, found, kept)
+    facts = _facts(options, demand, kinds, found, attained)
     if options.json:
         print(json.dumps(facts, indent=1))
     else:
-        _print(options, demand, kinds, found, kept)
-    missed = [share for shares in kept.values() for share in shares.values() if share < options.attainment]
-    return ExitStatus.NOT_ATTAINED if found.served < 1 or missed else ExitStatus.DONE
+        _print(options, demand, kinds, found, attained)
+    has_missed = any(share < options.attainment for each in attained.values() for share in each.values())
+    return ExitStatus.NOT_ATTAINED if found.served < 1 or has_missed else ExitStatus.DONE
 
 
 def _measured(
@@ -114,7 +114,7 @@ def _facts(
     demand: Demand,
     kinds: Mapping[str, MeasuredKind],
     found: BoxCounts,
-    kept: Mapping[str, Mapping[str, float]],
+    attained: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
     return {
         "utilisation": options.utilisation,
@@ -129,7 +129,7 @@ def _facts(
                 "capacity": kinds[count.name].capacity,
                 "limit": kinds[count.name].limit,
                 "most": kinds[count.name].offered.most,
-                "attainment": dict(kept.get(count.name, {})),
+                "attainment": dict(attained.get(count.name, {})),
             }
             for count in found.counts
         ],
@@ -153,7 +153,7 @@ def _print(
     demand: Demand,
     kinds: Mapping[str, MeasuredKind],
     found: BoxCounts,
-    kept: Mapping[str, Mapping[str, float]],
+    attained: Mapping[str, Mapping[str, float]],
 ) -> None:
     parts = ", ".join(f"{part} {rate:.3g}" for part, rate in demand.rates.items())
     print(f"demand, requests/s: {sum(demand.rates.values()):.3g} ({parts})")
@@ -167,20 +167,20 @@ def _print(
         boxes = sum(count.boxes for count in found.counts)
         gpus = sum(count.boxes * kinds[count.name].gpus for count in found.counts)
         print(f"{boxes} boxes with {gpus} GPUs serve it:")
-    rows = [_row(count, kinds[count.name], kept.get(count.name, {})) for count in found.counts]
-    header = ("kind", "boxes", "GPUs", "requests/s", "utilisation", "a box alone", "kept", "limit of a box")
+    rows = [_row(count, kinds[count.name], attained.get(count.name, {})) for count in found.counts]
+    header = ("kind", "boxes", "GPUs", "requests/s", "utilisation", "a box alone", "met", "limit of a box")
     print_table(f"boxes at a utilisation of at most {options.utilisation:.0%}", header, rows)
-    for name, shares in kept.items():
+    for name, shares in attained.items():
         for each, share in shares.items():
             if share < options.attainment:
                 print(
-                    f"kinds.{name}: {each} is kept to {share:.1%} on a box with its part of the demand, "
+                    f"kinds.{name}: class {each} attains {share:.1%} on a box with its part of the demand, "
                     f"below {options.attainment:.0%}; lower --utilisation, or leave the kind out"
                 )
     print("assumptions:", *_assumptions(options), sep="\n  ")
 
 
-def _row(count: KindCount, kind: MeasuredKind, kept: Mapping[str, float]) -> Sequence[str]:
+def _row(count: KindCount, kind: MeasuredKind, attained: Mapping[str, float]) -> Sequence[str]:
     rates = ", ".join(f"{part} {rate:.3g}" for part, rate in count.rates.items() if rate > 1e-9)
     return (
         count.name,
@@ -189,6 +189,6 @@ def _row(count: KindCount, kind: MeasuredKind, kept: Mapping[str, float]) -> Seq
         rates or "-",
         f"{count.utilisation:.0%}",
         "-" if kind.capacity is None else f"{kind.capacity:.3g}",
-        ", ".join(f"{name} {share:.1%}" for name, share in kept.items()) or "-",
+        ", ".join(f"{name} {share:.1%}" for name, share in attained.items()) or "-",
         kind.limit,
     )

@@ -77,12 +77,12 @@ def print_tuning(traffic: RecordedTraffic, check: SelfCheck, facts: Mapping[str,
              percent(c["rejected_before"]), percent(c["rejected_after"]))
             for c in held_out["classes"]
         ]  # fmt: skip
-        header = ("class", "requests", "kept", "kept after", "rejected", "rejected after")
+        header = ("class", "requests", "met", "met after", "rejected", "rejected after")
         print_table("attainment on the held-out blocks", header, rows)
         parts = (f"{part.replace('_', '-')} {error:.1f}" for part, error in held_out["error_parts"].items())
         print(f"error of the gain: {held_out['error']:.1f} points (95 %): {', '.join(parts)}")
     if facts["loads"]:
-        header_over_load = ("load of the log", "kept", "kept after", "95 % of the difference")
+        header_over_load = ("load of the log", "met", "met after", "95 % of the difference")
         print_table("attainment over load, weighted by class", header_over_load, _load_rows(facts["loads"]))
     for change in facts["changes"]:
         before, after = yaml_value(change["before"]), yaml_value(change["after"])
