@@ -34,7 +34,7 @@ from backends.cost_models.step_time import BatchTime, StepLoad, embedding_table,
 from benchmark_control_plane.common.command_line import BadInput, add_data, data_folder, print_json
 from benchmark_control_plane.common.results_file import add_results, write_json
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
-from benchmark_control_plane.experiments.collocation.simulated_mix_summary import draw, summary
+from benchmark_control_plane.experiments.collocation.simulated_mix_summary import summary
 from benchmark_control_plane.simulator.simulated_machine import Machine, divide_pool
 from benchmark_control_plane.simulator.simulation import (
     Offered,
@@ -374,7 +374,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = study(folder, chosen, options.seconds, options.seeds, options.workers)
         if options.results is not None:
             write_json(options.results, found)
-            draw(found["rows"], options.results.with_suffix(".png"))
         summarised: Mapping[str, Any] = found["summary"]
         return summarised
 

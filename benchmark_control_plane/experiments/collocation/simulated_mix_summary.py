@@ -1,8 +1,6 @@
-"""Summarises the study of adaptive quotas: means over its cells, differences to `dynamic`, and a chart."""
+"""Summarises the study of adaptive quotas: means over its cells, and differences to `dynamic`."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -55,35 +53,3 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for other, gains in pairs.items()
     }
     return {"best_static": best, "dynamic_less_other": against, "policies": table}
-
-
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draws attainment over the mixes, one panel per pattern and load."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    mixes, patterns, loads = (
-        list(dict.fromkeys(row[key] for row in rows)) for key in ("mix", "pattern", "load")
-    )
-    layout: dict[str, Any] = {"sharex": True, "sharey": "col", "squeeze": False, "layout": "constrained"}
-    figure, axes = pyplot.subplots(len(patterns), len(loads), figsize=(12, 9), **layout)
-    for (pattern, load), axis in zip(product(patterns, loads), axes.flat, strict=True):
-        for name in dict.fromkeys(row["policy"] for row in rows):
-            points = [
-                mean(
-                    row["both"]
-                    for row in rows
-                    if (row["mix"], row["pattern"], row["load"], row["policy"]) == (mix, pattern, load, name)
-                )
-                for mix in mixes
-            ]
-            style = "-" if name == "dynamic" else "--" if name.startswith("static") else ":"
-            axis.plot(mixes, points, style, marker="o", markersize=3, label=name)
-        axis.set_title(f"{pattern}, {100 * load:.0f} % load", fontsize=10)
-    axes[0][0].legend(fontsize=7)
-    axes[len(patterns) // 2][0].set_ylabel("attainment, mean of both kinds")
-    axes[-1][len(loads) // 2].set_xlabel("LLM : embedding, share of the device's time")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)

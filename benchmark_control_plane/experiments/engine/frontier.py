@@ -301,45 +301,11 @@ def _stock(
     return [stock[place]["rates"][key] for place in wanted]
 
 
-def draw(studies: Sequence[Mapping[str, Any]], data: str, prediction: str, path: Path) -> None:
-    """Draws attainment against rate in both metrics, one line per policy."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
-    chosen = [s for s in studies if s["dataset"] == data and s["prediction"] in (prediction, "oracle")]
-    for metric, axis in zip(METRICS, axes, strict=True):
-        for policy in (*CONTENDERS, HINDSIGHT):
-            points = sorted(
-                (p["rate"], p[metric])
-                for s in chosen
-                if s["policy"] == policy
-                and (s["prediction"] == prediction or policy in ("stock-fcfs", HINDSIGHT))
-                for p in s["points"]
-            )
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=policy)
-        for target in TARGETS:
-            axis.axhline(target, color="grey", linewidth=0.5)
-        axis.set_xscale("log")
-        axis.set_xlabel("requests per second")
-        axis.set_title(f"{data}, {prediction} lengths, {metric}")
-    axes[0].set_ylabel("attainment")
-    axes[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def publish(saved: Mapping[str, Any], results: Path) -> None:
-    """Writes the JSON file, and the table and the charts next to it."""
+    """Writes the JSON file, and the table next to it."""
     write_json(results, saved)
     text = table(saved["studies"], saved["fluid_bounds"])
     results.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
-    for data, prediction in sorted({(s["dataset"], s["prediction"]) for s in saved["studies"]}):
-        draw(saved["studies"], data, prediction, results.with_name(f"{results.stem}-{data}-{prediction}.png"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

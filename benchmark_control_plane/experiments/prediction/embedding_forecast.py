@@ -208,29 +208,6 @@ def study(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draws pinball losses relative to the best baseline, one panel per level."""
-    from matplotlib import pyplot
-
-    names = list(rows[0]["scores"])
-    figure, axes = pyplot.subplots(1, len(LEVELS), figsize=(13, 4.2), sharey=True, layout="constrained")
-    for column, (axis, level) in enumerate(zip(axes, LEVELS, strict=True)):
-        for offset, name in enumerate(names):
-            best = [min(row["scores"][base]["pinball"][column] for base in _BASELINES) for row in rows]
-            height = [row["scores"][name]["pinball"][column] / b for row, b in zip(rows, best, strict=True)]
-            place = np.arange(len(rows)) + (offset - len(names) / 2) * 0.13
-            axis.bar(place, height, 0.12, label=name)
-        axis.set_title(f"pinball loss at {level}")
-        axis.axhline(1.0, color="black", linewidth=0.8)
-        axis.set_ylim(0.6, 2.0)
-        labels = [f"{row['trace']}\n{row['series']}" for row in rows]
-        axis.set_xticks(range(len(rows)), labels, rotation=75, fontsize=8)
-    axes[0].set_ylabel("relative to the best of the three baselines")
-    axes[-1].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_data(parser)
@@ -241,7 +218,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = study(data_folder(options.data, "traces"))
         if options.results is not None:
             write_json(options.results, rows)
-            draw(rows, options.results.with_suffix(".png"))
         return rows
 
     return print_json(command)
