@@ -79,7 +79,7 @@ def test_a_part_that_no_kind_serves_is_named() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_cheaper_numbers_serve_the_demand(seed: int) -> None:
     draws = random.Random(seed)
-    demand = {part: draws.uniform(1, 20) for part in ("a", "b", "c")[: draws.randint(1, 3)]}
+    demand = {part: draws.uniform(1, 60) for part in ("a", "b", "c")[: draws.randint(1, 3)]}
     offered = [
         OfferedKind(
             f"kind-{k}",
