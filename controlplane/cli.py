@@ -253,6 +253,7 @@ def _serve(file: ConfigFile, config: Config, options: argparse.Namespace) -> NoR
     from controlplane.api.graceful_server import Hosting, check_address, host_forever
     from controlplane.commands.start_display import start_display
     from controlplane.service.bootstrap import assemble
+    from controlplane.start_key import StartKey
 
     _require_engines(config)
     check_address(config.server.host, config.server.port)
@@ -260,7 +261,9 @@ def _serve(file: ConfigFile, config: Config, options: argparse.Namespace) -> NoR
         check_address(config.server.host, config.server.health_port, key="server.health_port")
     set_up_logging(config.log)
     set_engine_log_level(options.engine_log)
-    hosting = Hosting(file, WATCH_SECONDS if options.watch else None, start_display)
+    needs_key = config.server.admin_key_sha256 is None and config.server.is_local()
+    watch_seconds, start_key = WATCH_SECONDS if options.watch else None, StartKey() if needs_key else None
+    hosting = Hosting(file, watch_seconds, start_display, start_key)
     _end(host_forever(assemble(config), config, hosting))
 
 

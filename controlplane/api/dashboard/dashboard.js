@@ -2,7 +2,7 @@
 
 import { readTheme, redrawAll } from "./charts.js";
 import { route } from "./explain.js";
-import { Feed, adminKey } from "./feed.js";
+import { Feed, adminKey, takeKey } from "./feed.js";
 import { count, el } from "./format.js";
 import { Panels } from "./panels.js";
 import { Steering } from "./steer.js";
@@ -105,6 +105,8 @@ part("unlock").addEventListener("submit", (event) => {
   part("key").value = "";
   feed.poll().then(route);
 });
+// In a tab that shows the page already, another fragment loads nothing.
+addEventListener("hashchange", () => takeKey() && feed.poll().then(route));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(view.theme));
 
 readTheme();
@@ -113,5 +115,6 @@ setWindow(view.seconds);
 panels = new Panels(feed, view);
 tables = new Tables(feed, view);
 new Steering(feed);
+takeKey();
 feed.start();
 if (adminKey.get()) route();

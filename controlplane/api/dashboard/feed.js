@@ -20,6 +20,16 @@ export const adminKey = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
+/** Moves the key from the address that the server prints, `#key=KEY`, into the storage; false without one. */
+export function takeKey() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (key === null) return false;
+  adminKey.set(key);
+  // Neither the address bar nor the history keeps it.
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
+}
+
 /** The answer of an admin endpoint; `request` is that of fetch. Throws an Error with `status` and the server's message. */
 export const admin = (path, request) => ask(`../admin/${path}`, request);
 
