@@ -30,7 +30,7 @@ export function takeKey() {
   return true;
 }
 
-/** The answer of an admin endpoint; `request` is that of fetch. Throws an Error with `status` and the server's message. */
+/** The answer of an admin endpoint; `request` is that of fetch. Throws an Error with `status` and the server's code and message. */
 export const admin = (path, request) => ask(`../admin/${path}`, request);
 
 /** The same of an address relative to the page. */
@@ -42,7 +42,7 @@ export async function ask(address, request = {}) {
   });
   if (!response.ok) {
     const body = await response.json().catch(() => ({}));
-    throw Object.assign(new Error(body.error?.message ?? `HTTP ${response.status}`), { status: response.status });
+    throw Object.assign(new Error(body.error?.message ?? `HTTP ${response.status}`), { status: response.status, code: body.error?.code });
   }
   return response.json();
 }

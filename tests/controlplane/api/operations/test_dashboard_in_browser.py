@@ -258,3 +258,13 @@ async def test_an_address_with_the_key_opens_the_page_and_does_not_keep_it():
         await page.locator("#state[data-state=live]").wait_for()
         assert page.url == opened
         assert asked and "root" not in " ".join(asked)
+
+
+async def test_the_window_fits_the_samples_until_one_is_chosen():
+    async with staged(SETTINGS) as stage, dashboard(stage, is_paused=True) as page:
+        chosen = page.locator("#window [aria-pressed=true]")
+        assert await chosen.inner_text() == "1 min"
+        await page.get_by_role("button", name="5 min", exact=True).click()
+        stage.service.live.sample()
+        await next_answer(page)
+        assert await chosen.inner_text() == "5 min"
