@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -195,35 +195,6 @@ def _on_signal(act: Callable[[], object]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def check_address(host: str, port: int, *, key: str = "server.port") -> None:
-    """Tests that the address can be bound, before engines load for minutes. Raises ConfigError."""
-    if not host:
-        raise ConfigError(
-            "server.host='': asyncio would listen on every address; write 0.0.0.0 if that is wanted"
-        )
-    try:
-        for family, _, _, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            _bind_once(family, address)
-    except (OSError, ValueError) as error:
-        # A malformed host name raises ValueError.
-        cause = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"server.host={host}, {key}={port}: {cause}; stop the program that listens there, or "
-            "choose another address (--host, --port; port 0 takes any free port)"
-        ) from None
-
-
-def _bind_once(family: int, address: Any) -> None:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Like uvicorn: connections of a server that just exited do not block the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        probe.bind(address)
-
-
 @dataclass(frozen=True, slots=True)
 class Hosting:
     """How to host a service.
@@ -233,12 +204,14 @@ class Hosting:
         watch_seconds: reads `file` in this interval and reloads it if it has changed.
         display: shows the progress of the start while its block runs.
         start_key: the admin key while the configuration has none.
+        sockets: they listen already; by default the server binds its address itself.
     """
 
     file: ConfigFile | None = None
     watch_seconds: float | None = None
     display: Callable[[StartProgress], AbstractContextManager[object]] = nullcontext
     start_key: StartKey | None = None
+    sockets: Sequence[socket.socket] = ()
 
     def settings(self, service: Service) -> SettingsSource:
         """The settings of the HTTP layer, with the digest of the start's key."""
@@ -280,7 +253,7 @@ async def _host(service: Service, config: Config, hosting: Hosting = PLAIN) -> i
         )
         try:
             async with _health_listener(service, config, hosting.settings(service)):
-                await server.serve()
+                await server.serve(list(hosting.sockets) or None)
                 return await server.status()
         except SystemExit:
             # Raised, after a log line, if another process took a port in the meantime.
