@@ -121,6 +121,10 @@ test-gpu:
 
 # Everything that only a GPU can show, within 40 minutes; the results are in out/gpu-evidence.
 gpu-evidence:
+	@"$(PYTHON)" -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))' \
+	  torch vllm sentence_transformers pytest jinja2 || \
+	  { echo "$(PYTHON) lacks a package of the GPU day. Install into a separate environment:" \
+	         "pip install -e '.[vllm,embeddings,hybrid,bench,dev]', then run: make gpu-evidence PYTHON=/path/to/its/python"; exit 1; }
 	"$(PYTHON)" -m benchmark_control_plane.experiments.gpu_evidence.run $(STEPS)
 
 # The same on this machine's CPU, with what can run there. STEPS="--only serve" runs one step.

@@ -70,6 +70,15 @@ def test_the_log_has_no_lines_of_the_engines_below_a_warning(server, folder):
     assert "it/s]" not in text
 
 
+def test_the_log_names_the_file_of_the_admin_key_and_does_not_hold_it(server, folder):
+    text = (folder / "log").read_text(encoding="utf-8")
+    (file,) = map(Path, re.findall(r"; dashboard \S+, its admin key in (\S+)$", text, re.MULTILINE))
+    key = file.read_text(encoding="ascii")
+    sent = {"authorization": f"Bearer {key}"}
+    assert httpx.get(f"{server.url}/admin/state", headers=sent).status_code == 200
+    assert key not in text
+
+
 def cpu_seconds_once_it_ended(process_id: int) -> tuple[float, float]:
     """CPU seconds of a process now and at its end; the parent has not reaped it yet."""
 

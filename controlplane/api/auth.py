@@ -55,7 +55,10 @@ def check_admin_key(headers: Headers, wanted: str | None, *, of: str = "/admin")
         )
     if not compare_digest(wanted, _bearer_digest(headers)):
         raise Problem(
-            401, "unknown admin key; send the configured key", code="invalid_api_key", headers=_CHALLENGE
+            401,
+            "unknown admin key; send the configured key, or without one that of the server's present start",
+            code="invalid_api_key",
+            headers=_CHALLENGE,
         )
 
 

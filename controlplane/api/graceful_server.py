@@ -12,10 +12,11 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -28,7 +29,7 @@ from controlplane.api.http_upgrades import UpgradeIgnoringProtocol
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.openapi import model_schemas
 from controlplane.api.operations.health_listener import HealthListener
-from controlplane.api.settings import ApiSettings, live_settings
+from controlplane.api.settings import ApiSettings, SettingsSource, live_settings
 from controlplane.config import Config, ConfigError
 from controlplane.config.active_mechanisms import mechanisms
 from controlplane.config.config_file import ConfigFile
@@ -37,6 +38,7 @@ from controlplane.core.request import Kind
 from controlplane.log_output import update_logging
 from controlplane.service.runtime.start_progress import StartProgress
 from controlplane.service.service import Service
+from controlplane.start_key import StartKey
 
 _log = logging.getLogger("tandem")
 
@@ -130,8 +132,14 @@ class _Server(uvicorn.Server):
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        host = self.servers[0].sockets[0].getsockname()[0]
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """The TCP port on which it listens."""
+        port: int = self.servers[0].sockets[0].getsockname()[1]
+        return port
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -187,35 +195,6 @@ def _on_signal(act: Callable[[], object]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def check_address(host: str, port: int, *, key: str = "server.port") -> None:
-    """Tests that the address can be bound, before engines load for minutes. Raises ConfigError."""
-    if not host:
-        raise ConfigError(
-            "server.host='': asyncio would listen on every address; write 0.0.0.0 if that is wanted"
-        )
-    try:
-        for family, _, _, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            _bind_once(family, address)
-    except (OSError, ValueError) as error:
-        # A malformed host name raises ValueError.
-        cause = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"server.host={host}, {key}={port}: {cause}; stop the program that listens there, or "
-            "choose another address (--host, --port; port 0 takes any free port)"
-        ) from None
-
-
-def _bind_once(family: int, address: Any) -> None:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Like uvicorn: connections of a server that just exited do not block the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        probe.bind(address)
-
-
 @dataclass(frozen=True, slots=True)
 class Hosting:
     """How to host a service.
@@ -224,11 +203,19 @@ class Hosting:
         file: reloaded on signals.
         watch_seconds: reads `file` in this interval and reloads it if it has changed.
         display: shows the progress of the start while its block runs.
+        start_key: the admin key while the configuration has none.
+        sockets: they listen already; by default the server binds its address itself.
     """
 
     file: ConfigFile | None = None
     watch_seconds: float | None = None
     display: Callable[[StartProgress], AbstractContextManager[object]] = nullcontext
+    start_key: StartKey | None = None
+    sockets: Sequence[socket.socket] = ()
+
+    def settings(self, service: Service) -> SettingsSource:
+        """The settings of the HTTP layer, with the digest of the start's key."""
+        return live_settings(service, None if self.start_key is None else self.start_key.sha256)
 
 
 PLAIN = Hosting()
@@ -260,11 +247,13 @@ async def _host(service: Service, config: Config, hosting: Hosting = PLAIN) -> i
     reload = ConfigReload(service, hosting.file)
     with reload.on_signals():
         server = _Server(
-            _options(service, config), service, partial(_run_service, service, config, reload, hosting)
+            _options(service, config, hosting),
+            service,
+            partial(_run_service, service, config, reload, hosting),
         )
         try:
-            async with _health_listener(service, config):
-                await server.serve()
+            async with _health_listener(service, config, hosting.settings(service)):
+                await server.serve(list(hosting.sockets) or None)
                 return await server.status()
         except SystemExit:
             # Raised, after a log line, if another process took a port in the meantime.
@@ -291,14 +280,18 @@ async def _run_service(
         _log.error("%s", error)
         return 1 if isinstance(error, BackendDown) else 2
     _reduce_garbage_collection()
-    _log.info("%s", _ready_line(service, config, server.url))
-    async with reload.running(hosting.watch_seconds):
-        await service.until_given_up()
+    start_key = hosting.start_key
+    with nullcontext() if start_key is None else start_key.kept(server.port) as key_file:
+        _log.info("%s", _ready_line(service, config, server.url, key_file))
+        if start_key is not None:
+            start_key.show(server.url)
+        async with reload.running(hosting.watch_seconds):
+            await service.until_given_up()
     server.drain()
     return 1
 
 
-def _ready_line(service: Service, config: Config, url: str) -> str:
+def _ready_line(service: Service, config: Config, url: str, key_file: Path | None) -> str:
     """Says in one line where the service is and what it has; the dashboard only if its data can be read."""
     active = [each.name for each in mechanisms(config) if each.is_active]
     lists = {
@@ -308,8 +301,9 @@ def _ready_line(service: Service, config: Config, url: str) -> str:
     }
     parts = [f"{name} {', '.join(values)}" for name, values in lists.items() if values]
     # Its data comes from /admin/live, which is disabled without the key.
-    if config.server.admin_key_sha256 is not None:
-        parts.append(f"dashboard {url}/dashboard/")
+    if config.server.admin_key_sha256 is not None or key_file is not None:
+        where = "" if key_file is None else f", its admin key in {key_file}"
+        parts.append(f"dashboard {url}/dashboard/{where}")
     return f"ready after {service.progress.seconds:.1f} s at {url}: {'; '.join(parts)}"
 
 
@@ -324,13 +318,15 @@ def _reduce_garbage_collection() -> None:
     gc.set_threshold(_GC_THRESHOLD)
 
 
-def _health_listener(service: Service, config: Config) -> AbstractAsyncContextManager[None]:
+def _health_listener(
+    service: Service, config: Config, settings: SettingsSource
+) -> AbstractAsyncContextManager[None]:
     """The listener on `server.health_port`, if there is one. Raises SystemExit if the port is taken."""
     host, port = config.server.host, config.server.health_port
     if port is None:
         return nullcontext()
     try:
-        return HealthListener(service, live_settings(service), host=host, port=port).serving()
+        return HealthListener(service, settings, host=host, port=port).serving()
     except OSError as error:
         _log.error("server.host=%s, server.health_port=%d: %s", host, port, error)
         raise SystemExit(1) from None
@@ -344,8 +340,8 @@ def _count_shed(service: Service, settings: Callable[[], ApiSettings], lines: Sh
         lines.add(kind)
 
 
-def _options(service: Service, config: Config) -> uvicorn.Config:
-    settings = live_settings(service)
+def _options(service: Service, config: Config, hosting: Hosting = PLAIN) -> uvicorn.Config:
+    settings = hosting.settings(service)
     return uvicorn.Config(
         create_app(service, settings, owns_service=False),
         host=config.server.host,

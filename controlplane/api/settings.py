@@ -5,7 +5,7 @@ them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
@@ -124,8 +124,11 @@ def settings_of(config: Config, terms: RequestTerms | None = None, *, context_to
     )
 
 
-def live_settings(service: Service) -> SettingsSource:
-    """The settings of the version in force, built once for each version; before the start, for no context."""
+def live_settings(service: Service, start_key_sha256: str | None = None) -> SettingsSource:
+    """The settings of the version in force, built once for each version; before the start, for no context.
+
+    `start_key_sha256`: digest of the admin key while the configuration has none.
+    """
     versions = service.reconfiguration
     built: tuple[object, bool, ApiSettings] | None = None
 
@@ -135,6 +138,8 @@ def live_settings(service: Service) -> SettingsSource:
         if built is None or built[0] is not active or built[1] is not is_started:
             context_tokens = service.status.context_tokens() if is_started else 0
             settings = settings_of(active.config, active.terms, context_tokens=context_tokens)
+            if settings.admin_key_sha256 is None:
+                settings = replace(settings, admin_key_sha256=start_key_sha256)
             built = active, is_started, settings
         return built[2]
 

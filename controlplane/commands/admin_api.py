@@ -1,6 +1,7 @@
 """Calls of /admin of a running server, for commands.
 
-The admin key is read from the environment or a file, so that it is in no list of processes.
+The admin key is read from the environment or a file, so that it is in no list of processes. A server on this
+machine whose configuration has no key keeps one in a file of its user (`controlplane.start_key`).
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.config.fields import ConfigError
+from controlplane.start_key import kept_key
 
 if TYPE_CHECKING:
     import httpx
@@ -40,7 +42,10 @@ def add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) -> 
     """Adds the options `--server` and `--key-file`."""
     parser.add_argument("--server", metavar="URL", required=is_required, help="such as http://127.0.0.1:8000")
     parser.add_argument(
-        "--key-file", type=Path, metavar="FILE", help=f"holds the admin key; by default ${KEY_VARIABLE} does"
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"holds the admin key; default: ${KEY_VARIABLE}, or the key file of a server on this machine",
     )
 
 
@@ -114,7 +119,7 @@ def _key(options: argparse.Namespace) -> str:
         given = (
             options.key_file.read_text(encoding="utf-8").strip()
             if options.key_file
-            else os.environ.get(KEY_VARIABLE, "")
+            else os.environ.get(KEY_VARIABLE) or kept_key(options.server)
         )
     except OSError as error:
         raise CommandFailed(f"{options.key_file}: {error.strerror}", ExitStatus.BAD_INPUT) from None

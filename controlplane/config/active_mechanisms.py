@@ -223,7 +223,7 @@ IDLE: tuple[Idle, ...] = (
     ),
     Idle(
         ("server.explain_requests",),
-        lambda c: c.server.admin_key_sha256 is None,
+        lambda c: c.server.admin_key_sha256 is None and not c.server.is_local(),
         "/admin is disabled; set server.admin_key_sha256",
     ),
     Idle(

@@ -40,7 +40,8 @@ class ServerSection:
     """A client that reads no byte for this long is disconnected, and its request is aborted; so is one that
     reads less than 16 KiB/s of a finished response for this long."""
     admin_key_sha256: Sha256 | None = None
-    """SHA-256 (hex) of the key for /admin; without it /admin is disabled."""
+    """SHA-256 (hex) of the key for /admin. Without it /admin is disabled, but on an address that only this
+    machine reaches `tandem serve` makes a key at each start and names its file."""
     metrics_key_sha256: Sha256 | None = None
     """SHA-256 (hex) of the key for /metrics; without it /metrics needs no key."""
     vllm_metric_names: bool = False

@@ -194,9 +194,12 @@ class Timeline:
     def measured(self, kind: Kind) -> dict[str, Duration | None]:
         """The measured value of each objective; None where there is none.
 
-        The TTFT of an embedding is its end-to-end time. A generation without tokens has no TTFT.
+        The TTFT of an embedding is its end-to-end time. A generation without tokens has no TTFT, nor has an
+        embedding that was never dispatched.
         """
-        ttft = self.e2e if kind is Kind.EMBED else self.ttft
+        ttft = self.ttft
+        if kind is Kind.EMBED and self.dispatched is not None:
+            ttft = self.e2e
         return {"ttft": ttft, "tpot": self.tpot, "e2e": self.e2e, "gap": self.gap}
 
     def has_missed(self, slo: Slo) -> bool:

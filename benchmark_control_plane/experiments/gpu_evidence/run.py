@@ -41,6 +41,8 @@ _PACKAGES = (
     "sentence-transformers",
     "kvcached",
 )
+_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+_CUDA_HOME = "/usr/local/cuda"
 _MARK = "TANDEM_EVIDENCE_STEP"
 # A step that is stopped needs `STOP_SECONDS` to end a server that hangs, with the processes of its group.
 _GRACE_S = STOP_SECONDS + 15.0
@@ -80,6 +82,19 @@ def device_facts(*, is_rehearsal: bool) -> dict[str, Any]:
     facts["is_modified"] = bool(_output("git", "status", "--porcelain", "--untracked-files=no"))
     facts["at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return facts
+
+
+def sampler_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment of the steps where no CUDA compiler is found: vLLM's own sampler.
+
+    vLLM's default compiles FlashInfer's sampler at the start of an engine, which ends without a compiler
+    (vllm-project/vllm#49497), as in an installation from wheels alone. A stated value stays.
+    """
+    homes = (environment.get("CUDA_HOME"), environment.get("CUDA_PATH"), _CUDA_HOME)
+    has_compiler = shutil.which("nvcc", path=environment.get("PATH")) is not None or any(
+        home and (Path(home) / "bin" / "nvcc").exists() for home in homes
+    )
+    return {} if has_compiler or _SAMPLER in environment else {_SAMPLER: "0"}
 
 
 def _version(package: str) -> str | None:
@@ -187,6 +202,9 @@ def run(out: Path, names: Sequence[str], minutes: float, *, is_rehearsal: bool) 
     out.mkdir(parents=True, exist_ok=True)
     out = out.resolve()
     facts = device_facts(is_rehearsal=is_rehearsal)
+    if not is_rehearsal:
+        facts["settings"] = sampler_settings(os.environ)
+        os.environ.update(facts["settings"])
     write_json(out / "device.json", facts)
     results = dict(read_previous(out / "summary.json").get("steps", {}))
     deadline = time.monotonic() + 60 * minutes

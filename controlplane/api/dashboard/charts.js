@@ -110,7 +110,7 @@ export class Chart {
       },
       scales: { x: { time: true, auto: false }, y: { range, distr: isLog ? 3 : 1 } },
       axes: [
-        { ...axis, grid: { show: false }, size: 24, space: 52, values: (plot, splits) => splits.map((at) => clock(at)) },
+        { ...axis, grid: { show: false }, size: 24, space: 66, values: (plot, splits) => splits.map((at) => clock(at)) },
         {
           ...axis, size: 66, gap: 6, space: isLog ? 18 : 34, ...(splits ? { splits } : {}), grid: { stroke: theme.grid, width: 1 },
           values: (plot, splits) => splits.map((at) => (at == null ? "" : tick(at))),

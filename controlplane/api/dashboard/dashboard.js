@@ -2,22 +2,24 @@
 
 import { readTheme, redrawAll } from "./charts.js";
 import { route } from "./explain.js";
-import { Feed, adminKey } from "./feed.js";
+import { Feed, adminKey, takeKey } from "./feed.js";
 import { count, el } from "./format.js";
 import { Panels } from "./panels.js";
 import { Steering } from "./steer.js";
 import { Tables } from "./tables.js";
 
 const THEMES = ["auto", "dark", "light"];
+// Seconds, as on the buttons.
+const WINDOWS = [60, 300, 900];
 const part = (id) => document.getElementById(id);
 const view = {
-  seconds: Number(sessionStorage.getItem("tandem-window")) || 900,
+  seconds: Number(sessionStorage.getItem("tandem-window")) || null,
   theme: localStorage.getItem("tandem-theme") ?? "auto",
   focus: null,
   frozenAt: null,
   setFocus(name) { view.focus = name; draw(); },
 };
-let panels, tables, lastAnswer = 0, drawn;
+let panels, tables, lastAnswer = 0, drawn, hasChosenWindow = view.seconds !== null;
 
 function draw() {
   drawn = `${feed.instance} ${feed.next}`;
@@ -28,6 +30,7 @@ function draw() {
 function changed(feed) {
   lastAnswer = Date.now();
   part("unlock").hidden = true;
+  part("starting").hidden = true;
   part("board").hidden = false;
   part("forget").hidden = false;
   part("steer-open").hidden = false;
@@ -35,13 +38,27 @@ function changed(feed) {
   part("models").textContent = models.join(" · ");
   showState(feed.last ? "live" : "wait", feed.last ? "live" : "waiting for the first sample");
   showFaults(feed.last?.faults ?? {});
+  if (!hasChosenWindow && view.frozenAt === null) fitWindow();
   // Most answers between two samples are empty.
   const newest = `${feed.instance} ${feed.next}`;
   if (view.frozenAt === null && newest !== drawn) draw();
   part("board").dataset.answers = Number(part("board").dataset.answers ?? 0) + 1;
 }
 
+/** The shortest window that holds all samples: at its start a server has few for a long one. */
+function fitWindow() {
+  const { sample } = feed.records, span = sample.length ? sample.at(-1).time - sample[0].time : 0;
+  const fitting = WINDOWS.find((seconds) => span < seconds) ?? WINDOWS.at(-1);
+  if (fitting !== view.seconds) showWindow(fitting);
+}
+
 function failed(error) {
+  part("starting").hidden = error.code !== "starting";
+  if (error.code === "starting") {
+    part("stages").textContent = error.message;
+    showState("wait", "starting");
+    return;
+  }
   if (error.status === 401 || error.status === 403) {
     feed.stop();
     adminKey.forget();
@@ -82,10 +99,15 @@ function setTheme(theme) {
 }
 
 function setWindow(seconds) {
-  view.seconds = seconds;
+  hasChosenWindow = true;
   sessionStorage.setItem("tandem-window", seconds);
-  for (const button of part("window").children) button.setAttribute("aria-pressed", String(Number(button.dataset.seconds) === seconds));
+  showWindow(seconds);
   if (panels) draw();
+}
+
+function showWindow(seconds) {
+  view.seconds = seconds;
+  for (const button of part("window").children) button.setAttribute("aria-pressed", String(Number(button.dataset.seconds) === seconds));
 }
 
 const feed = new Feed(changed, failed);
@@ -105,13 +127,16 @@ part("unlock").addEventListener("submit", (event) => {
   part("key").value = "";
   feed.poll().then(route);
 });
+// In a tab that shows the page already, another fragment loads nothing.
+addEventListener("hashchange", () => takeKey() && feed.poll().then(route));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(view.theme));
 
 readTheme();
 setTheme(view.theme);
-setWindow(view.seconds);
+showWindow(view.seconds ?? WINDOWS[0]);
 panels = new Panels(feed, view);
 tables = new Tables(feed, view);
 new Steering(feed);
+takeKey();
 feed.start();
 if (adminKey.get()) route();

@@ -20,7 +20,17 @@ export const adminKey = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-/** The answer of an admin endpoint; `request` is that of fetch. Throws an Error with `status` and the server's message. */
+/** Moves the key from the address that the server prints, `#key=KEY`, into the storage; false without one. */
+export function takeKey() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (key === null) return false;
+  adminKey.set(key);
+  // Neither the address bar nor the history keeps it.
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
+}
+
+/** The answer of an admin endpoint; `request` is that of fetch. Throws an Error with `status` and the server's code and message. */
 export const admin = (path, request) => ask(`../admin/${path}`, request);
 
 /** The same of an address relative to the page. */
@@ -32,7 +42,7 @@ export async function ask(address, request = {}) {
   });
   if (!response.ok) {
     const body = await response.json().catch(() => ({}));
-    throw Object.assign(new Error(body.error?.message ?? `HTTP ${response.status}`), { status: response.status });
+    throw Object.assign(new Error(body.error?.message ?? `HTTP ${response.status}`), { status: response.status, code: body.error?.code });
   }
   return response.json();
 }

@@ -215,7 +215,8 @@ export class Panels {
   drawCalibration(found) {
     const rows = Object.entries(PREDICTORS).filter(([key]) => found?.[key]).map(([key, [title, errorText]]) => {
       const entries = Object.entries(found[key].coverage);
-      return el("section", {}, el("h3", {}, title), ...(entries.length ? entries : [["no outcome yet", null]]).map(([name, coverage]) => {
+      if (!entries.length) return el("section", {}, el("h3", {}, title), el("p.note", {}, "No outcome yet."));
+      return el("section", {}, el("h3", {}, title), ...entries.map(([name, coverage]) => {
         const isLevel = key === "embedding_load", wanted = isLevel ? Number(name) : 0.9;
         const error = found[key].error?.[name];
         return el("div.row", {},

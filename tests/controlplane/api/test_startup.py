@@ -16,7 +16,7 @@ import pytest
 
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from benchmark_control_plane.common.servers import free_port
-from controlplane.api.graceful_server import _host
+from controlplane.api.graceful_server import PLAIN, Hosting, _host
 from controlplane.api.openapi import model_schemas
 from controlplane.api.protocol.requests import HEADER_ROUTER_KEY
 from controlplane.config import parse
@@ -48,7 +48,7 @@ class Hosted:
 
 
 @asynccontextmanager
-async def hosted(**sections) -> AsyncIterator[Hosted]:
+async def hosted(hosting_as: Hosting = PLAIN, **sections) -> AsyncIterator[Hosted]:
     """Yields once the server listens."""
     port = free_port()
     models = {"chat": {"model": CHAT_MODEL}, "embeddings": [{"model": EMBED_MODEL}]}
@@ -71,7 +71,7 @@ async def hosted(**sections) -> AsyncIterator[Hosted]:
 
     embedder.start = slow
     service = build_service(config, [generator], [embedder], workspace_bytes=4 * embedder.workspace_bytes)
-    hosting = asyncio.create_task(_host(service, config))
+    hosting = asyncio.create_task(_host(service, config, hosting_as))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         await until(lambda: EMBED_MODEL in service.progress.parts or hosting.done())
         yield Hosted(hosting, http, service, load, may_end, ends)

@@ -101,8 +101,9 @@ def test_one_token_meets_tpot_and_embeddings_meet_ttft_at_their_end() -> None:
     seen.finished = Instant(60)
     assert seen.tpot is None
     assert seen.objectives_met(Slo(tpot=Duration(1), gap=Duration(1))) == {"tpot": True, "gap": True}
-    answer = Timeline(arrival=Instant(0), finished=Instant(90))
+    answer = Timeline(arrival=Instant(0), dispatched=Instant(20), finished=Instant(90))
     assert answer.measured(Kind.EMBED)["ttft"] == 90
+    assert Timeline(arrival=Instant(0), finished=Instant(90)).measured(Kind.EMBED)["ttft"] is None
     assert answer.measured(Kind.GENERATE) == {"ttft": None, "tpot": None, "e2e": 90, "gap": None}
     assert answer.objectives_met(Slo(ttft=Duration(89))) == {"ttft": False}
     assert answer.objectives_met(Slo(ttft=Duration(90))) == {"ttft": True}

@@ -70,6 +70,18 @@ def test_only_what_needs_a_gpu_has_no_rehearsal():
     assert [step.name for step in STEPS if step.rehearsal is None] == ["bandwidth-llama", "kvcached"]
 
 
+def test_without_a_cuda_compiler_engines_use_a_sampler_that_needs_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_CUDA_HOME", str(tmp_path / "nowhere"))
+    bare = {"PATH": str(tmp_path)}
+    assert run.sampler_settings(bare) == {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    assert run.sampler_settings({**bare, "VLLM_USE_FLASHINFER_SAMPLER": "1"}) == {}
+    compiler = tmp_path / "bin" / "nvcc"
+    compiler.parent.mkdir()
+    compiler.touch(mode=0o755)
+    assert run.sampler_settings({**bare, "CUDA_HOME": str(tmp_path)}) == {}
+    assert run.sampler_settings({"PATH": str(compiler.parent)}) == {}
+
+
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs four steps of scripts, of which one hangs with a child in a session of its own."""

@@ -239,3 +239,32 @@ async def test_a_wrong_key_is_refused_and_not_kept():
         await page.get_by_text("unknown admin key").wait_for()
         assert await page.evaluate("sessionStorage.getItem('tandem-admin-key')") is None
         assert await page.locator("#board").is_hidden()
+
+
+async def test_an_address_with_the_key_opens_the_page_and_does_not_keep_it():
+    """Typed into a tab that shows the page already, it loads nothing."""
+    async with staged(SETTINGS) as stage, dashboard(stage) as page:
+        await page.get_by_role("button", name="Forget key").click()
+        await page.get_by_label("Key", exact=True).wait_for()
+        opened = page.url
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await page.evaluate("location.hash = 'key=root'")
+        await page.locator("#state[data-state=live]").wait_for()
+        assert page.url == opened
+        await page.evaluate("sessionStorage.clear()")
+        await page.goto("about:blank")
+        await page.goto(f"{opened.removesuffix('/')}#key=root")
+        await page.locator("#state[data-state=live]").wait_for()
+        assert page.url == opened
+        assert asked and "root" not in " ".join(asked)
+
+
+async def test_the_window_fits_the_samples_until_one_is_chosen():
+    async with staged(SETTINGS) as stage, dashboard(stage, is_paused=True) as page:
+        chosen = page.locator("#window [aria-pressed=true]")
+        assert await chosen.inner_text() == "1 min"
+        await page.get_by_role("button", name="5 min", exact=True).click()
+        stage.service.live.sample()
+        await next_answer(page)
+        assert await chosen.inner_text() == "5 min"

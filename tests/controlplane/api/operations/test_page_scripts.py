@@ -213,3 +213,30 @@ def test_a_text_that_was_edited_while_another_was_tried_is_not_applied(tmp_path:
         shown = [await tried(false), await tried(true)];
     """
     assert shown_by(tmp_path, script, plan=plan) == [False, True]
+
+
+def test_a_server_that_starts_is_no_fault_and_its_stages_are_shown(tmp_path: Path) -> None:
+    """It was shown as a missing answer, above an empty page."""
+    failure = {"message": "the server is starting (loading m for 2.0 s)", "code": "starting"}
+    answers = [
+        {"status": 503, "error": failure},
+        {"status": 503, "error": {"message": "no", "code": "other"}},
+    ]
+    script = """
+        const waiting = [...given.answers];
+        page.answer = () => waiting.shift() ?? new Promise(() => {});
+        await import("./dashboard.js");
+        const [state, starting, stages] = ["state", "starting", "stages"].map(page.part);
+        const changed = async (text) => {
+          while (state.textContent === text) await new Promise((resolve) => setTimeout(resolve, 1));
+        };
+        const look = () => [state.dataset.state, state.textContent, starting.hidden, stages.textContent];
+        await changed("");
+        shown = [look()];
+        await changed("starting");
+        shown.push(look());
+    """
+    assert shown_by(tmp_path, script, answers=answers) == [
+        ["wait", "starting", False, failure["message"]],
+        ["bad", "no answer: no", True, failure["message"]],
+    ]
