@@ -16,7 +16,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
@@ -38,6 +38,7 @@ _WALL_FACTOR = 10
 _STEPS = 32
 _STEP_FACTOR = 10
 _OBJECT = {"json_object": True}
+_SHOWN_CHARACTERS = 200
 _REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 # The engine's limit for regular expressions is of wall time, and it may run more slowly than this process.
 _REGEX_MARGIN = 4
@@ -143,6 +144,31 @@ def _answer(connection: socket.socket, check: Check, limits: CompileLimits) -> N
         os._exit(status)
 
 
+def unsupported_part(schema: Any) -> str:
+    """A sentence with the innermost part of a schema that xgrammar cannot enforce, as vLLM judges it.
+
+    Empty if there is none. vLLM's own message names no part.
+    """
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+
+    part, path = schema, ""
+    if not isinstance(part, dict) or not has_xgrammar_unsupported_json_features(part):
+        return ""
+    while inner := next(
+        (one for one in _children(part) if has_xgrammar_unsupported_json_features(one[1])), None
+    ):
+        path, part = f"{path}.{inner[0]}", inner[1]
+    return f" They are in {path[1:] or 'the schema itself'}: {json.dumps(part):.{_SHOWN_CHARACTERS}}"
+
+
+def _children(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, value in schema.items():
+        if isinstance(value, dict):
+            yield key, value
+        elif isinstance(value, list):
+            yield from ((f"{key}[{at}]", one) for at, one in enumerate(value) if isinstance(one, dict))
+
+
 class EngineGrammars:
     """Validates and compiles grammars by vLLM's own code, with the backend that the engine uses."""
 
@@ -174,7 +200,10 @@ class EngineGrammars:
             params = self._validated(stated)
             grammar = self._compiled(params)
         except refusals as error:
-            return {"refused": client_message(error)}
+            reason = client_message(error)
+            if reason.endswith("not supported by xgrammar."):
+                reason += unsupported_part(json.loads(stated["json"]))
+            return {"refused": reason}
         seconds = time.process_time()
         if stated.get("regex") and 0 < self._regex_seconds < _REGEX_MARGIN * seconds:
             limit = self._regex_seconds / _REGEX_MARGIN

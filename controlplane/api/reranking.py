@@ -90,7 +90,7 @@ async def _rerank_either(service: Service, request: ParsedRequest[EitherRerankRe
     reply = [
         {"index": index, "score": float(scores[index])}
         | ({"text": body.texts[index]} if body.return_text else {})
-        for index in _ranked(scores)
+        for index in _ranked(scores)[: body.top_n or None]
     ]
     await send_json(send, orjson.dumps(reply), ticket_headers([scored.ticket]))
 

@@ -115,7 +115,7 @@ def rerank_call(
     model: str, query: str, documents: Sequence[str], options: Options
 ) -> HttpCall[RerankedDocuments]:
     """The request of a rerank call; the caller has the documents, so they are not sent back."""
-    texts = list(documents)
+    texts = [documents] if isinstance(documents, str) else list(documents)
     fields = {"model": model, "query": query, "documents": texts, "return_documents": False}
     return _call("/v1/rerank", partial(reranked, texts), fields, options)
 

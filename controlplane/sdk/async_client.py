@@ -25,6 +25,7 @@ from controlplane.sdk.bulk_embedding import (
     MAX_CONCURRENCY,
     BulkEmbedding,
     EmbeddedBatch,
+    OnRefused,
     OpenBatch,
 )
 from controlplane.sdk.call_options import (
@@ -199,6 +200,7 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
         batch_tokens: int = BATCH_TOKENS,
         max_concurrency: int = MAX_CONCURRENCY,
         progress: Callable[[int], object] | None = None,
+        on_refused: OnRefused | None = None,
         **options: Unpack[EmbedOptions],
     ) -> AsyncIterator[EmbeddedBatch]:
         """Embeds any number of texts and yields them in order, in batches with their vectors.
@@ -215,10 +217,12 @@ class AsyncTandem(AbstractAsyncContextManager["AsyncTandem"]):
             batch_tokens: estimated tokens of a batch; a longer text is a batch of its own.
             max_concurrency: limit of open calls.
             progress: is called with the number of texts of each embedded batch, like `tqdm(...).update`.
+            on_refused: is called with the number and the error of each text that the server refuses, such as
+                an empty one. The text is left out: no batch has it. Without it such an error is raised.
             options: as of `embed`.
         """
         run = BulkEmbedding(
-            texts, model, options, self._retries, start, batch_tokens, max_concurrency, progress
+            texts, model, options, self._retries, start, batch_tokens, max_concurrency, progress, on_refused
         )
         return self._embed_batches(run)
 

@@ -5,7 +5,7 @@ No I/O: a client sends the calls that `due` returns and reports each outcome to 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from controlplane.api.protocol.requests import MAX_INPUTS, Usage
 from controlplane.sdk.api_calls import HttpCall, embed_call
 from controlplane.sdk.call_options import Options
 from controlplane.sdk.deadline import current_deadline
-from controlplane.sdk.errors import ApiError, ConnectionLost, RateLimited
+from controlplane.sdk.errors import ApiError, BadRequest, ConnectionLost, RateLimited
 from controlplane.sdk.replies import Embeddings
 from controlplane.sdk.retries import Retries, spaced
 
@@ -109,6 +109,7 @@ class OpenBatch:
 
 
 Outcome = Embeddings | BaseException
+OnRefused = Callable[[int, BadRequest], object]
 
 
 @dataclass
@@ -116,9 +117,11 @@ class BulkEmbedding:
     """State of one `embed_many`.
 
     A refused batch is repeated until it is accepted, never before its Retry-After; meanwhile new batches are
-    sent as others succeed. After another transient failure it is repeated as often as `retries` says. Any
-    other error, also of the iteration over the texts, and one after which the deadline leaves no time for the
-    wait, is raised when all earlier batches have been yielded, so that those form a prefix to resume from.
+    sent as others succeed. After another transient failure it is repeated as often as `retries` says. A batch
+    with an invalid text is divided until that text is alone; with `on_refused`, which is called with its
+    number and its error, it is left out. Any other error, also of the iteration over the texts, and one after
+    which the deadline leaves no time for the wait, is raised when all earlier batches have been yielded, so
+    that those form a prefix to resume from.
     """
 
     texts: Iterable[str]
@@ -129,6 +132,7 @@ class BulkEmbedding:
     batch_tokens: int = BATCH_TOKENS
     max_concurrency: int = MAX_CONCURRENCY
     progress: Callable[[int], object] | None = None
+    on_refused: OnRefused | None = None
     max_held_bytes: int = MAX_HELD_BYTES
     concurrency: AdaptiveConcurrency = field(init=False)
 
@@ -151,6 +155,7 @@ class BulkEmbedding:
         self._waiting: dict[int, OpenBatch] = {}
         self._finished: dict[int, EmbeddedBatch] = {}
         self._held_bytes = 0
+        self._left_out: set[int] = set()
         self._failures: dict[int, BaseException] = {}
 
     def due(self, now: float) -> Iterator[tuple[OpenBatch, HttpCall[Embeddings]]]:
@@ -194,11 +199,14 @@ class BulkEmbedding:
         try:
             text: object = next(self._left)
             if isinstance(text, str):
+                # Raises for half of a surrogate pair, which no request can have.
+                text.encode()
                 return text
             raise TypeError(f"text {number} is of type {type(text).__name__}; pass strings alone")
         except StopIteration:
             pass
         except Exception as error:
+            error.add_note(f"embed_many: text {number}")
             self._failures[number] = error
         self._is_exhausted = True
         return None
@@ -226,9 +234,26 @@ class BulkEmbedding:
             self._is_refused = True
             batch.not_before = now + wait_s
             self._waiting[batch.start] = batch
+        elif isinstance(outcome, BadRequest) and outcome.param == "input":
+            self._is_refused = False
+            self._divide(batch, outcome)
         else:
             outcome.add_note(f"embed_many: texts {batch.start} to {batch.start + len(batch.texts) - 1}")
             self._failures[batch.start] = outcome
+
+    def _divide(self, batch: OpenBatch, error: BadRequest) -> None:
+        """Replaces a batch that has an invalid text by parts of it; a single text is that text."""
+        if len(batch.texts) > 1:
+            start = batch.start
+            for texts in _parts(batch.texts):
+                self._waiting[start] = OpenBatch(start, texts)
+                start += len(texts)
+        elif self.on_refused is not None:
+            self._left_out.add(batch.start)
+            self.on_refused(batch.start, error)
+        else:
+            error.add_note(f"embed_many: text {batch.start}, {batch.texts[0]!r:.80}")
+            self._failures[batch.start] = error
 
     def _wait_after(self, batch: OpenBatch, error: BaseException) -> float | None:
         """Seconds before the batch is repeated; None for an error that is raised."""
@@ -246,17 +271,30 @@ class BulkEmbedding:
 
     def finished(self) -> Iterator[EmbeddedBatch]:
         """The next batches in order. Raises the error of the batch whose turn it is."""
-        while (batch := self._finished.pop(self._next_yield, None)) is not None:
-            self._next_yield = batch.stop
-            self._held_bytes -= batch.vectors.nbytes
-            yield batch
+        while True:
+            if (batch := self._finished.pop(self._next_yield, None)) is not None:
+                self._next_yield = batch.stop
+                self._held_bytes -= batch.vectors.nbytes
+                yield batch
+            elif self._next_yield in self._left_out:
+                self._left_out.remove(self._next_yield)
+                self._next_yield += 1
+            else:
+                break
         if self._next_yield in self._failures:
             raise self._failures[self._next_yield]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every text has been yielded."""
+        """Whether every text has been yielded or left out."""
         return self._is_exhausted and not self._carried and self._next_yield == self._next_start
+
+
+def _parts(texts: list[str]) -> list[list[str]]:
+    """Runs of empty and of other texts, because servers refuse the empty text; without both, two halves."""
+    runs = [list(run) for _, run in groupby(texts, bool)]
+    half = len(texts) // 2
+    return runs if len(runs) > 1 else [texts[:half], texts[half:]]
 
 
 def _is_in_time(wait_s: float) -> bool:

@@ -83,6 +83,17 @@ class ImageSource(TypedDict):
     data: str
 
 
+class ResultBlock(TypedDict, total=False):
+    """A block of a tool's result: a text or an image."""
+
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Required[Annotated[Literal["text", "image"], expecting(f'"text" or "image"; {_OTHERS}')]]
+    text: str
+    source: ImageSource
+    cache_control: Any
+    citations: Any
+
+
 class ContentBlock(TypedDict, total=False):
     """A block of a message: text, an image, a tool's use or result, or the thinking before them."""
 
@@ -96,7 +107,10 @@ class ContentBlock(TypedDict, total=False):
     input: dict[str, Any]
     caller: Any
     tool_use_id: Text
-    content: Texts | None
+    content: (
+        Annotated[list[ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(as_parts)]
+        | None
+    )
     is_error: bool
     thinking: str
     signature: str
@@ -195,9 +209,9 @@ class CountTokensRequest(Objectives):
         for at, message in enumerate(self.messages):
             for place, block in enumerate(message["content"]):
                 path = f"messages[{at}].content[{place}]"
-                for name in _REQUIRED[block["type"]]:
-                    if name not in block:
-                        raise conflict(f"{path}.{name}", f"a block of type {block['type']} needs it; add it")
+                _check_members(path, block)
+                for inner, part in enumerate(block.get("content") or ()):
+                    _check_members(f"{path}.content[{inner}]", part)
                 if block["type"] == "tool_use":
                     uses.add(block["id"])
                 elif block["type"] == "tool_result" and block["tool_use_id"] not in uses:
@@ -285,8 +299,18 @@ def _function(tool: ClientTool) -> dict[str, Any]:
     return stated | {"parameters": tool["input_schema"]}
 
 
-def _parts(blocks: list[TextBlock]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": block["text"]} for block in blocks]
+def _check_members(path: str, block: ContentBlock | ResultBlock) -> None:
+    for name in _REQUIRED[block["type"]]:
+        if name not in block:
+            raise conflict(f"{path}.{name}", f"a block of type {block['type']} needs it; add it")
+
+
+def _part(field: str, block: ContentBlock | ResultBlock) -> dict[str, Any]:
+    """A text or an image as a part of a chat message."""
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    source = block["source"]
+    return image_part(f"data:{source['media_type']};base64,{source['data']}", field)
 
 
 def _system_parts(texts: Iterable[str]) -> list[dict[str, str]]:
@@ -298,18 +322,17 @@ def _system_parts(texts: Iterable[str]) -> list[dict[str, str]]:
 
 
 def _chat_messages(field: str, message: InputMessage) -> Iterator[dict[str, Any]]:
-    """One chat message, and before it one for each result of a tool."""
+    """One chat message, and before it one for each result of a tool.
+
+    Chat templates take no images in a tool's result, so its images are those of the message, as in vLLM.
+    """
     made: dict[str, Any] = {"role": message["role"], "content": []}
     for at, block in enumerate(message["content"]):
         match block["type"]:
             case "text" if message["role"] == "system":
                 made["content"] += _system_parts([block["text"]])
-            case "text":
-                made["content"].append({"type": "text", "text": block["text"]})
-            case "image":
-                source = block["source"]
-                url = f"data:{source['media_type']};base64,{source['data']}"
-                made["content"].append(image_part(url, f"{field}[{at}]"))
+            case "text" | "image":
+                made["content"].append(_part(f"{field}[{at}]", block))
             case "thinking":
                 made["reasoning"] = made.get("reasoning", "") + block["thinking"]
             case "tool_use":
@@ -317,7 +340,12 @@ def _chat_messages(field: str, message: InputMessage) -> Iterator[dict[str, Any]
                 call = {"id": block["id"], "type": "function", "function": function}
                 made.setdefault("tool_calls", []).append(call)
             case "tool_result":
-                content = _parts(block.get("content") or [])
-                yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
+                parts = [
+                    _part(f"{field}[{at}].content[{inner}]", part)
+                    for inner, part in enumerate(block.get("content") or ())
+                ]
+                texts = [part for part in parts if part["type"] == "text"]
+                made["content"] += [part for part in parts if part["type"] != "text"]
+                yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": texts}
     if len(made) > 2 or made["content"]:
         yield made | {"content": made["content"] or None}

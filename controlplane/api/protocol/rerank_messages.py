@@ -36,7 +36,7 @@ KeptTokens = Annotated[
 # Fields that only one of the two bodies of /rerank has.
 _OF_TEXTS = ("raw_scores", "return_text", "truncate", "truncation_direction")
 _OF_DOCUMENTS = (
-    *("top_n", "return_documents", "use_activation"),
+    *("return_documents", "use_activation"),
     *("max_tokens_per_query", "max_tokens_per_doc"),
 )
 # vLLM's default is 0, which sets no limit.

@@ -14,6 +14,7 @@ from controlplane.api.protocol.types import (
     CLOSED,
     MAX_PARTS,
     Text,
+    as_parts,
     conflict,
     expecting,
     image_part,
@@ -112,7 +113,29 @@ def check_items(items: Sequence[InputItem]) -> None:
 
 
 def messages_of(items: Iterable[InputItem]) -> Iterable[dict[str, Any]]:
-    """Chat messages of items; consecutive items of the assistant are one message."""
+    """Chat messages of items; consecutive items of the assistant are one message.
+
+    Chat templates take no images in a tool's result, so they begin the user's message after the results.
+    """
+    seen: list[dict[str, Any]] = []
+    for message in _messages(items):
+        if message["role"] == "tool":
+            parts = message["content"]
+            if isinstance(parts, list):
+                seen += [part for part in parts if part["type"] != "text"]
+                message["content"] = [part for part in parts if part["type"] == "text"]
+        elif seen:
+            if message["role"] == "user":
+                message["content"] = [*seen, *as_parts(message["content"])]
+            else:
+                yield {"role": "user", "content": seen}
+            seen = []
+        yield message
+    if seen:
+        yield {"role": "user", "content": seen}
+
+
+def _messages(items: Iterable[InputItem]) -> Iterable[dict[str, Any]]:
     turn: dict[str, Any] | None = None
     for at, item in enumerate(items):
         kind, role, field = item.get("type", "message"), item.get("role"), f"input[{at}].content"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.vllm.grammar_compiler import CompileLimits, serve
+from backends.vllm.grammar_compiler import CompileLimits, serve, unsupported_part
 from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.grammar_process import GrammarProcess, _exchange
 from controlplane.core.errors import BackendDown, BackendFailed
@@ -148,3 +148,30 @@ async def test_the_process_ends_with_its_parent(tmp_path):
     async with served(tmp_path):
         pass
     assert multiprocessing.active_children() == []
+
+
+TAGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+SHOWN = '{"type": "array", "items": {"type": "string"}, "uniqueItems": true}'
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        (
+            {"type": "object", "properties": {"a": {"type": "string"}, "tags": TAGS}},
+            f"properties.tags: {SHOWN}",
+        ),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/t"}], "$defs": {"t": TAGS}}, f"$defs.t: {SHOWN}"),
+        ({"anyOf": [{"type": "null"}, TAGS]}, f"anyOf[1]: {SHOWN}"),
+        (TAGS, f"the schema itself: {SHOWN}"),
+    ],
+)
+def test_the_part_of_a_schema_that_xgrammar_cannot_enforce_is_named(schema: dict, found: str):
+    assert unsupported_part(schema) == f" They are in {found}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schema", [True, {}, {"type": "array", "items": {"type": "string"}}])
+def test_a_schema_that_xgrammar_enforces_has_no_such_part(schema: object):
+    assert unsupported_part(schema) == ""

@@ -132,6 +132,67 @@ async def test_images_that_other_protocols_refuse(
     assert message in error["message"]
 
 
+def of_tool(path: str, url: str = f"data:image/png;base64,{PIXEL}") -> dict[str, Any]:
+    """Two results of tools, the first with an image, and a question after them."""
+    head = {"model": CHAT_MODEL}
+    if path.startswith("/v1/responses"):
+        call = {"type": "function_call", "name": "look", "arguments": "{}"}
+        parts = [{"type": "input_text", "text": "Seen."}, {"type": "input_image", "image_url": url}]
+        result = {"type": "function_call_output"}
+        question = {"role": "user", "content": "What?"}
+        outputs = [
+            result | {"call_id": "a", "output": parts},
+            result | {"call_id": "b", "output": "Nothing."},
+        ]
+        return head | {"input": [call | {"call_id": "a"}, call | {"call_id": "b"}, *outputs, question]}
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    use = {"type": "tool_use", "name": "look", "input": {}}
+    seen = [{"type": "text", "text": "Seen."}, {"type": "image", "source": source}]
+    results = [
+        {"type": "tool_result", "tool_use_id": "a", "content": seen},
+        {"type": "tool_result", "tool_use_id": "b", "content": "Nothing."},
+        {"type": "text", "text": "What?"},
+    ]
+    turns = [
+        {"role": "assistant", "content": [use | {"id": "a"}, use | {"id": "b"}]},
+        {"role": "user", "content": results},
+    ]
+    return head | {"max_tokens": 3, "messages": turns}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_an_image_of_a_tool_follows_the_results_as_an_image_of_the_user(seeing: Stage, path: str):
+    answer = await seeing.http.post(path, json=of_tool(path))
+    assert answer.status_code == 200, answer.text
+    (run,) = seeing.generator.runs
+    assert run.request.prompt_tokens == IMAGE_TOKENS + 2
+    assert [message["role"] for message in run.chat.messages][:4] == ["assistant", "tool", "tool", "user"]
+    _, seen, nothing, *said = run.chat.messages
+    assert seen["content"] == [{"type": "text", "text": "Seen."}]
+    assert (seen["tool_call_id"], nothing["tool_call_id"]) == ("a", "b")
+    assert said[0]["content"][0] == {"type": "image"}
+    assert "What?" in repr(said[-1]["content"])
+
+
+OF_TOOLS = {"/v1/responses": "input[2].output[1]", "/v1/messages": "messages[1].content[0].content[1]"}
+
+
+@pytest.mark.parametrize(("path", "field"), OF_TOOLS.items())
+async def test_a_model_that_takes_no_images_names_the_field_of_a_tool(stage: Stage, path: str, field: str):
+    answer = await stage.http.post(path, json=of_tool(path))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, field, "invalid_value")
+    assert f"{field} is an image; only text is passed on to chat-model" in error["message"]
+
+
+async def test_an_image_of_a_tool_needs_its_source(seeing: Stage):
+    body = of_tool("/v1/messages")
+    del body["messages"][1]["content"][0]["content"][1]["source"]
+    error = (await seeing.http.post("/v1/messages", json=body)).json()["error"]
+    assert error["param"] == "messages[1].content[0].content[1].source"
+    assert "a block of type image needs it" in error["message"]
+
+
 async def test_a_chat_without_images_is_rendered_as_text(seeing: Stage):
     answer = await seeing.http.post("/v1/chat/completions", json=chat(TEXT))
     assert answer.json()["usage"]["prompt_tokens"] == len(TEXT["text"])

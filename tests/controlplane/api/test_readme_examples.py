@@ -60,4 +60,4 @@ async def test_curl_requests_succeed(curl):
 
 
 def test_examples_were_found():
-    assert (len(CURLS), len(PROGRAMS)) == (7, 5)
+    assert (len(CURLS), len(PROGRAMS)) == (7, 6)

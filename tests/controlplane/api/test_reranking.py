@@ -160,6 +160,15 @@ async def test_text_embeddings_inference_may_refuse_or_cut_left(stage: Stage):
     assert "texts[0] has 65 characters" in refused["message"]
 
 
+async def test_the_best_texts(stage: Stage):
+    """LiteLLM's provider huggingface sends top_n with texts."""
+    ask = {"query": "what", "texts": TEXTS}
+    whole = (await stage.http.post("/rerank", json=ask)).json()
+    answer = await stage.http.post("/rerank", json=ask | {"top_n": 2, "return_text": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == [one | {"text": TEXTS[one["index"]]} for one in whole[:2]]
+
+
 async def test_a_query_of_texts_has_no_limit_of_its_own(stage: Stage):
     ask = {"query": "what", "texts": TEXTS, "max_tokens_per_query": 2}
     refused = (await stage.http.post("/rerank", json=ask)).json()["error"]

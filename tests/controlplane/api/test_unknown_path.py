@@ -23,3 +23,10 @@ async def test_an_unknown_path_names_the_one_that_the_base_url_missed(
     message = (await stage.http.post(f"http://tandem.test{path}", json={})).json()["error"]["message"]
     assert ("did you mean" in message) == (meant is not None)
     assert meant is None or f"did you mean {meant}? Check the base URL" in message
+
+
+@pytest.mark.parametrize("path", ["chat", "embed"])
+async def test_a_path_of_an_older_client_of_cohere_names_the_newer_one(stage: Stage, path: str):
+    answer = await stage.http.post(f"/v1/{path}", json={}, headers={"x-fern-sdk-name": "cohere"})
+    assert answer.status_code == 404
+    assert answer.json()["message"] == f"no such path; did you mean /v2/{path}? Use Cohere's ClientV2"

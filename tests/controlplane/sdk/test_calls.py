@@ -105,6 +105,13 @@ async def test_rerank_returns_the_given_documents_in_order_of_relevance(is_async
 
 
 @BOTH
+async def test_one_document_is_not_ranked_letter_by_letter(is_async: bool):  # noqa: FBT001
+    server = Server(lambda *_: {"results": [{"index": 0, "relevance_score": 0.9}]})
+    found = await call(is_async, server, "rerank", "q", "one document", model="r")
+    assert (server.bodies[0]["documents"], found.texts) == (["one document"], ["one document"])
+
+
+@BOTH
 async def test_tokenize_takes_a_text_or_a_conversation(is_async: bool):  # noqa: FBT001
     reply = {"count": 2, "max_model_len": 256, "tokens": [5, 6], "token_strs": None}
     server = Server(lambda *_: reply)
