@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from random import Random
@@ -73,15 +74,15 @@ class RecordedTraffic:
         """Whether the output length of each request is drawn from its forecast."""
         return [row["kind"] == "generate" and row["outcome"] not in _SERVED for row in self.rows]
 
-    def offered(self, seed: int) -> list[Offered]:
-        """The requests for a simulation; `seed` decides the lengths that are drawn."""
+    def offered(self, seed: int, *, most: int | None = None) -> list[Offered]:
+        """The first `most` requests for a simulation, or all; `seed` decides the lengths that are drawn."""
         start, block = self.rows[0]["at"], self.machine.geometry.block_tokens
         return [
             replace(
                 _offer(row, number, start, block, seed),
                 host_delay=_intake_seconds(row) + self.host_delays.get(row["kind"], 0.0),
             )
-            for number, row in enumerate(self.rows)
+            for number, row in enumerate(islice(self.rows, most))
         ]
 
     def slower(self, factor: float) -> Machine:
