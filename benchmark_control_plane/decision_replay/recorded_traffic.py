@@ -6,7 +6,7 @@ after its arrival, whatever the request has got by then: patience is the client'
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,6 +68,11 @@ class RecordedTraffic:
     def middle(self) -> int:
         """The time that halves the log, in microseconds."""
         return int(self.rows[0]["at"] + self.rows[-1]["at"]) // 2
+
+    @property
+    def first_half(self) -> Sequence[Row]:
+        """The rows before `middle`."""
+        return self.rows[: bisect_left(self.rows, self.middle, key=itemgetter("at"))]
 
     @property
     def imputed(self) -> list[bool]:
