@@ -111,8 +111,7 @@ class MeasuredKind:
         total = sum(rates.values()) / boxes
         if self.simulated is None or total == 0:
             return {}
-        found = analysis.attainments(replace(self.simulated, plan=demand.part(rates)).at(total))
-        return {name: share for name, share in found.items() if share is not None and name != "overall"}
+        return analysis.class_attainments(replace(self.simulated, plan=demand.part(rates)).at(total))
 
 
 def measured_kind(

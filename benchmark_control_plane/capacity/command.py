@@ -120,7 +120,10 @@ def _facts(
         "attainment": options.attainment,
         "stability": asdict(bound),
         "simulated": [asdict(capacity) for capacity in found],
-        "attained": [{"rate": rate, **shares} for rate, shares in sorted(search.attained.items())],
+        "attained": [
+            {"rate": rate, "lowest": search.lowest(rate), "classes": shares}
+            for rate, shares in sorted(search.attained.items())
+        ],
         "assumptions": list(assumptions),
     }
 
@@ -143,7 +146,7 @@ def _print(
     )
     rows = [
         (
-            c.name,
+            "all together" if c.name is None else c.name,
             "-" if c.rate is None else f"{c.rate:.3g}",
             "-" if c.rate is None else f"{c.rate * c.share:.3g}",
             f"{100 * c.error:.1f}",

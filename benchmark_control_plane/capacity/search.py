@@ -71,17 +71,17 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class ClassCapacity:
-    """Capacity for one class, or for all together under the name `all`.
+    """Capacity for one class, or for all together.
 
     Attributes:
-        name: the class.
+        name: the class; None for all together.
         rate: highest rate of the whole mix at which the class attains the target; None if none was found.
         share: share of the class in the requests.
         error: 95 % sampling error of an attainment near the target, as a share.
         limit: what limits the rate.
     """
 
-    name: str
+    name: str | None
     rate: float | None
     share: float
     error: float
@@ -102,34 +102,44 @@ class RateSearch:
         """Searches below `bound`, with `steps` bisections for all classes together."""
         for load in LOADS:
             self._all_at(load * bound.attainable_below)
-        overall = self._highest("all", steps)
+        overall = self._highest(None, steps)
         each = [self._capacity(name, self._highest(name, 0), bound) for name in self._names()]
-        return [self._capacity("all", overall, bound), *each]
+        return [self._capacity(None, overall, bound), *each]
 
     def _names(self) -> list[str]:
         return sorted({r.planned.service_class for run in self.records.values() for r in run})
 
-    def _highest(self, name: str, steps: int) -> float | None:
-        measured = {rate: found[name] for rate, found in self.attained.items() if name in found}
+    def lowest(self, rate: float) -> float:
+        """The lowest attainment of any class at a simulated `rate`."""
+        return min(self.attained[rate].values(), default=1.0)
+
+    def _attainments(self, name: str | None) -> dict[float, float]:
+        """By rate, of a class where it had requests; without a name the lowest."""
+        if name is None:
+            return {rate: self.lowest(rate) for rate in self.attained}
+        return {rate: found[name] for rate, found in self.attained.items() if name in found}
+
+    def _highest(self, name: str | None, steps: int) -> float | None:
+        measured = self._attainments(name)
         return highest_load(measured, self.target, steps=steps, attainment_at=self._all_at)
 
     def _all_at(self, rate: float) -> float:
         """The lowest attainment of any class at `rate`."""
         records = self.simulated.at(rate)
-        shares = {n: s for n, s in analysis.attainments(records).items() if s is not None and n != "overall"}
-        self.attained[rate] = {"all": min(shares.values(), default=1.0), **shares}
+        shares = analysis.class_attainments(records)
+        self.attained[rate] = shares
         self.records[rate] = records
         self.say(f"{rate:.3g} requests/s: " + ", ".join(f"{n} {s:.1%}" for n, s in shares.items()))
-        return self.attained[rate]["all"]
+        return self.lowest(rate)
 
-    def _capacity(self, name: str, rate: float | None, bound: Stability) -> ClassCapacity:
+    def _capacity(self, name: str | None, rate: float | None, bound: Stability) -> ClassCapacity:
         run = self.records[max(self.records)]
         sizes = Counter(r.planned.service_class for r in run)
-        # The attainment of `all` is that of a class.
-        judged = self._worst(max(self.records)) if name == "all" and sizes else name
-        error = _Z95 * sqrt(self.target * (1 - self.target) / max(1, sizes[judged]))
-        count = len(run) if name == "all" else sizes[name]
-        missed = [at for at in sorted(self.attained) if self.attained[at].get(name, 1.0) < self.target]
+        # The attainment of all together is that of a class.
+        judged = self._worst(max(self.records)) if name is None and sizes else name
+        error = _Z95 * sqrt(self.target * (1 - self.target) / max(1, sizes[judged] if judged else 0))
+        count = len(run) if name is None else sizes[name]
+        missed = [at for at, share in sorted(self._attainments(name).items()) if share < self.target]
         limit = self._cause(name, missed[0]) if missed else f"no policy serves more: {bound.binding}"
         if rate is not None and rate > bound.overloaded_above and self._waits_for_ever(name):
             rate, limit = bound.overloaded_above, f"queues grow above it: {bound.binding}"
@@ -137,18 +147,18 @@ class RateSearch:
 
     def _worst(self, rate: float) -> str:
         """The class that attains least at `rate`."""
-        shares = {n: s for n, s in self.attained[rate].items() if n != "all"}
+        shares = self.attained[rate]
         return min(shares, key=lambda n: (shares[n], n))
 
-    def _waits_for_ever(self, name: str) -> bool:
-        """Whether the class, or a class of `all`, has no objective that a growing queue would break."""
-        classes = self._names() if name == "all" else [name]
+    def _waits_for_ever(self, name: str | None) -> bool:
+        """Whether the class, or any if None, has no objective that a growing queue would break."""
+        classes = self._names() if name is None else [name]
         stated = self.simulated.objectives
         return any(not stated.get(each, SloTargets()).objectives() for each in classes)
 
-    def _cause(self, name: str, rate: float) -> str:
-        """The most frequent cause of the misses at `rate`; of `all` those of the class that attains least."""
-        if name == "all":
+    def _cause(self, name: str | None, rate: float) -> str:
+        """The most frequent cause of the misses at `rate`; without a name of the class that attains least."""
+        if name is None:
             name = self._worst(rate)
             return f"{name}: {self._cause(name, rate)}"
         objective = self.simulated.objectives.get(name, SloTargets())

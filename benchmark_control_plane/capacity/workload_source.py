@@ -144,7 +144,7 @@ def _planned(
 ) -> Sequence[PlannedRequest]:
     """The first requests of the log, as many as there are at `rate` in so many seconds."""
     count = min(len(traffic.rows), round(rate * (warmup + measured)))
-    offers = traffic.offered(seed=0)[:count]
+    offers = traffic.offered(seed=0, most=count)
     stretch = (warmup + measured) / max(1e-9, offers[-1].at)
     found = []
     for number, (row, offer) in enumerate(zip(traffic.rows, offers, strict=False)):

@@ -54,8 +54,7 @@ def with_host_delays(traffic: RecordedTraffic, *, most: int | None = None) -> Re
 
 
 def _fitted(traffic: RecordedTraffic, most: int | None) -> RecordedTraffic:
-    middle = traffic.middle
-    first = replace(traffic, rows=[row for row in traffic.rows if row["at"] < middle][:most])
+    first = replace(traffic, rows=traffic.first_half[:most])
     if first.machine.sharing is not DeviceSharing.TURNS:
         first = _with_measured_times(first)
     records = replayed_records(first, first.sections)

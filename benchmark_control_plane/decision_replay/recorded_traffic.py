@@ -6,11 +6,12 @@ after its arrival, whatever the request has got by then: patience is the client'
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from random import Random
@@ -69,19 +70,24 @@ class RecordedTraffic:
         return int(self.rows[0]["at"] + self.rows[-1]["at"]) // 2
 
     @property
+    def first_half(self) -> Sequence[Row]:
+        """The rows before `middle`."""
+        return self.rows[: bisect_left(self.rows, self.middle, key=itemgetter("at"))]
+
+    @property
     def imputed(self) -> list[bool]:
         """Whether the output length of each request is drawn from its forecast."""
         return [row["kind"] == "generate" and row["outcome"] not in _SERVED for row in self.rows]
 
-    def offered(self, seed: int) -> list[Offered]:
-        """The requests for a simulation; `seed` decides the lengths that are drawn."""
+    def offered(self, seed: int, *, most: int | None = None) -> list[Offered]:
+        """The first `most` requests for a simulation, or all; `seed` decides the lengths that are drawn."""
         start, block = self.rows[0]["at"], self.machine.geometry.block_tokens
         return [
             replace(
                 _offer(row, number, start, block, seed),
                 host_delay=_intake_seconds(row) + self.host_delays.get(row["kind"], 0.0),
             )
-            for number, row in enumerate(self.rows)
+            for number, row in enumerate(islice(self.rows, most))
         ]
 
     def slower(self, factor: float) -> Machine:
@@ -129,25 +135,31 @@ def read_traffic(path: Path) -> RecordedTraffic:
     parts = _parts(log.requests, log.configs)
     run, version = _longest_part(parts, log.configs)
     config = next(row for row in log.configs if (row["run"], row["version"]) == (run, version))
-    part = [row for row, of in zip(log.requests, parts, strict=True) if of == (run, version)]
-    sound = [row for row in part if is_sound(row)]
-    if len(sound) < len(part):
-        left_out.append(
-            f"{len(part) - len(sound):,} requests with sizes or objectives that no request can have"
-        )
-    rows = [row for row in sound if _is_decided_by_policy(row)]
-    if (others := len(log.requests) - len(part) + len(sound) - len(rows)) > 0:
+    kept: list[tuple[int, int, int]] = []
+    unsound = others = 0
+    for number, (row, of) in enumerate(zip(log.requests, parts, strict=True)):
+        if of != (run, version):
+            others += 1
+        elif not is_sound(row):
+            unsound += 1
+        elif not _is_decided_by_policy(row):
+            others += 1
+        else:
+            kept.append((row["at"], int(row["id"].rpartition("-")[2]), number))
+    if unsound:
+        left_out.append(f"{unsound:,} requests with sizes or objectives that no request can have")
+    if others:
         left_out.append(
             f"{others:,} requests: of other runs or configurations than run {run}, version {version}, or "
             "rejected because an engine was down or the server shut down"
         )
-    if len(rows) < LEAST_REQUESTS:
+    if len(kept) < LEAST_REQUESTS:
         raise BadInput(
             "\n".join(
-                [f"{path}: {len(rows)} requests can be replayed and {LEAST_REQUESTS} are needed", *left_out]
+                [f"{path}: {len(kept)} requests can be replayed and {LEAST_REQUESTS} are needed", *left_out]
             )
         )
-    rows.sort(key=lambda row: (row["at"], int(row["id"].rpartition("-")[2])))
+    rows = log.requests.chosen(number for _, _, number in sorted(kept))
     steps = [row for row in log.steps if row["run"] == run]
     try:
         sharing = logged_sharing(config, left_out)
@@ -185,14 +197,14 @@ def _longest_part(parts: Sequence[tuple[str, int]], configs: Sequence[Row]) -> t
 
 def _parts(requests: Sequence[Row], configs: Sequence[Row]) -> list[tuple[str, int]]:
     """The run of each request, and the version of the configuration in force when it arrived."""
-    begun: dict[str, list[tuple[int, int]]] = {}
+    begun: dict[str, list[tuple[int, tuple[str, int]]]] = {}
     for each in sorted(configs, key=lambda row: (row["at"], row["version"])):
-        begun.setdefault(each["run"], []).append((each["at"], each["version"]))
+        begun.setdefault(each["run"], []).append((each["at"], (each["run"], each["version"])))
     found = []
     for row in requests:
         known = begun.get(row["run"], [])
         at = bisect_right(known, row["at"], key=itemgetter(0))
-        found.append((row["run"], known[at - 1][1] if at else 0))
+        found.append(known[at - 1][1] if at else (row["run"], 0))
     return found
 
 
@@ -223,7 +235,7 @@ def _offer(row: Row, number: int, start: int, block_tokens: int, seed: int) -> O
         limit,
         name,
         # Of a whole day they would be gigabytes.
-        prompt=partial(_token_ids, row, number, block_tokens),
+        prompt=partial(_token_ids, row.get("blocks", ()), row["prompt_tokens"], number, block_tokens),
         sequences=row["sequences"],
         tenant=tenant,
         objectives=objectives,
@@ -239,13 +251,15 @@ def expanded(lengths: Sequence[int], count: int) -> list[int]:
     return [lengths[round(at * last / (count - 1))] for at in range(count)]
 
 
-def _token_ids(row: Row, number: int, block_tokens: int) -> "array[int]":
+def _token_ids(
+    blocks: Sequence[Sequence[int]], prompt_tokens: int, number: int, block_tokens: int
+) -> "array[int]":
     """Token ids that are equal exactly where the log's blocks are."""
     ids = array("q")
-    for first, count in row.get("blocks", ()):
+    for first, count in blocks:
         ids.extend(range(first * block_tokens, (first + count) * block_tokens))
     own = _OWN_TOKENS + number * MOST_TOKENS
-    ids.extend(range(own, own + max(0, row["prompt_tokens"] - len(ids))))
+    ids.extend(range(own, own + max(0, prompt_tokens - len(ids))))
     return ids
 
 

@@ -51,8 +51,13 @@ def group_by(
 
 def attainments(records: Sequence[RequestRecord]) -> dict[str, float | None]:
     """Attainment over all records, under `overall`, and of each class."""
+    return {"overall": attainment(records)} | class_attainments(records)
+
+
+def class_attainments(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Attainment of each class with records."""
     classes = group_by(records, lambda r: r.planned.service_class)
-    return {"overall": attainment(records)} | {name: attainment(group) for name, group in classes.items()}
+    return {name: fmean(r.outcome is Outcome.MET for r in group) for name, group in classes.items()}
 
 
 def percentiles(records: Sequence[RequestRecord], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:

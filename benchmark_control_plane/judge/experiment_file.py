@@ -214,6 +214,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(plan: ExperimentPlan) -> Iterator[str]:
+    if "overall" in plan.classes:
+        yield "classes.overall: all requests together have this name in the results; rename the class"
     classes = ", ".join(sorted(plan.classes))
     for name, stream in plan.streams.items():
         for used in (stream.service_class, stream.embed_class):

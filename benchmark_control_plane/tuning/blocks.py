@@ -9,13 +9,12 @@ with these requests; and it ends with some that only keep the system busy. So it
 than the log needs to show it. Policies see requests that were waiting then as new ones.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
@@ -59,7 +58,8 @@ def blocks_of(traffic: RecordedTraffic) -> tuple[list[Block], list[Block]]:
 
     Raises BadInput if the log is too short for as many blocks as the second rung has.
     """
-    middle = bisect_left(traffic.rows, traffic.middle, key=_at)
+    times = _Times.of(traffic.rows)
+    middle = times.before(traffic.middle)
     halves = (0, middle), (middle, len(traffic.rows))
     size = min(JUDGED, min(end - start for start, end in halves) // RUNGS[1])
     if size < LEAST_JUDGED:
@@ -69,7 +69,6 @@ def blocks_of(traffic: RecordedTraffic) -> tuple[list[Block], list[Block]]:
             "in each half of the log's time; record more"
         )
     stays = [row["e2e_ms"] for row in traffic.rows if row.get("e2e_ms") is not None]
-    present = _present(traffic.rows)
     warm_up, tail = np.quantile(stays, (_WARM_UP_QUANTILE, _TAIL_QUANTILE)) if stays else (0.0, 0.0)
     found = []
     for start, end in halves:
@@ -77,34 +76,46 @@ def blocks_of(traffic: RecordedTraffic) -> tuple[list[Block], list[Block]]:
         firsts = [start + round(at * (end - start - size) / max(1, count - 1)) for at in range(count)]
         Random(_SEED).shuffle(firsts)
         found.append(
-            [_block(traffic, present, first, first + size, 1e3 * warm_up, 1e3 * tail) for first in firsts]
+            [_block(traffic, times, first, first + size, 1e3 * warm_up, 1e3 * tail) for first in firsts]
         )
     return found[0], found[1]
 
 
-def _present(rows: Sequence[Row]) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """The number of requests in the system when each request arrives."""
-    ends = np.sort([_end(row) for row in rows])
-    arrivals = np.array([_at(row) for row in rows])
-    return np.arange(len(rows)) - np.searchsorted(ends, arrivals, side="right")
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Microseconds at which each request arrives and ends, and the requests in the system as it arrives."""
+
+    arrivals: npt.NDArray[np.float64]
+    ends: npt.NDArray[np.float64]
+    present: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "_Times":
+        found = np.array([(row["at"], _end(row)) for row in rows])
+        arrivals, ends = found[:, 0], found[:, 1]
+        gone = np.searchsorted(np.sort(ends), arrivals, side="right")
+        return cls(arrivals, ends, np.arange(len(rows)) - gone)
+
+    def before(self, at: float) -> int:
+        """Requests that arrive before `at`."""
+        return int(np.searchsorted(self.arrivals, at))
+
+    def until(self, at: float) -> int:
+        """Requests that arrive at `at` or before."""
+        return int(np.searchsorted(self.arrivals, at, side="right"))
 
 
 def _block(
-    traffic: RecordedTraffic,
-    present: "np.ndarray[Any, np.dtype[np.int64]]",
-    first: int,
-    last: int,
-    warm_up: float,
-    tail: float,
+    traffic: RecordedTraffic, times: _Times, first: int, last: int, warm_up: float, tail: float
 ) -> Block:
     """The judged requests with those of `warm_up` microseconds or more before and `tail` after."""
-    rows, size = traffic.rows, last - first
+    rows, size, present = traffic.rows, last - first, times.present
     earliest = max(0, first - _MOST_WARM_UP * size)
-    latest = max(bisect_left(rows, rows[first]["at"] - warm_up, key=_at), earliest)
+    latest = max(times.before(times.arrivals[first] - warm_up), earliest)
     start = latest - int(np.argmin(present[earliest : latest + 1][::-1]))
-    end = min(bisect_right(rows, rows[last - 1]["at"] + tail, key=_at), last + _MOST_TAIL * size)
+    end = min(times.until(times.arrivals[last - 1] + tail), last + _MOST_TAIL * size)
     begun = rows[start]["at"]
-    resumed = [_resumed(row, begun) for row in rows[:start] if _end(row) > begun]
+    resumed = [_resumed(rows[at], begun) for at in np.flatnonzero(times.ends[:start] > begun).tolist()]
     before = len(resumed) - start
     return Block(
         replace(traffic, rows=[*resumed, *rows[start:end]], left_out=()), first + before, last + before
@@ -126,13 +137,9 @@ def _resumed(row: Row, begun: int) -> Row:
     return found
 
 
-def _at(row: Row) -> int:
-    at: int = row["at"]
-    return at
-
-
 def _end(row: Row) -> float:
-    return _at(row) + 1e3 * (row.get("e2e_ms") or 0.0)
+    end: float = row["at"] + 1e3 * (row.get("e2e_ms") or 0.0)
+    return end
 
 
 def rungs_up_to(count: int) -> Sequence[int]:

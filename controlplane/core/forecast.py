@@ -96,7 +96,10 @@ class LengthForecast:
         return (0.0, *levels), tuple(tokens)
 
     def expected_remaining(self, after: int) -> float:
-        """Mean of `remaining` without building it; called for every request in every step."""
+        """Mean output beyond `after`, at least 1; called for every request in every step.
+
+        It is up to a token less than `mean_remaining`, because the shortest of `remaining` is one token.
+        """
         piece = self.piece(after)
         if piece is None:
             return (1.0 + max(1.0, after / 2)) / 2

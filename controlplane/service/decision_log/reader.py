@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 import orjson
 
 from controlplane.service.decision_log.log_rows import KNOWN_VERSIONS, Row, logged_id
+from controlplane.service.decision_log.packed_rows import PackedRows
 from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN, segments
 
 _LONGEST_LINE = 4 * 2**20
@@ -37,8 +38,8 @@ _REQUIRED: Mapping[str, Mapping[str, Any]] = {
 class DecisionLogRows:
     """The rows of a log in the order written, by kind, and one line for each thing that was left out."""
 
-    requests: list[Row] = field(default_factory=list)
-    samples: list[Row] = field(default_factory=list)
+    requests: PackedRows = field(default_factory=PackedRows)
+    samples: PackedRows = field(default_factory=PackedRows)
     steps: list[Row] = field(default_factory=list)
     configs: list[Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -51,20 +52,21 @@ def read_log(path: Path) -> DecisionLogRows:
     """
     found = DecisionLogRows()
     last: dict[str, int] = {}
-    kinds = {
-        "request": found.requests, "sample": found.samples, "steps": found.steps, "config": found.configs,
-    }  # fmt: skip
+    many = {"request": found.requests, "sample": found.samples}
+    few = {"steps": found.steps, "config": found.configs}
     for file in segments(path) if path.is_dir() else [_existing(path)]:
         run = None
-        for row in _checked_rows(file, found.left_out):
-            if row["row"] == "segment":
+        for line, row in _checked_rows(file, found.left_out):
+            if (kind := row["row"]) == "segment":
                 run, number = row["run"], row["segment"]
                 if number != (expected := last.get(run, -1) + 1):
                     missing = f"{expected} to {number - 1}" if number > expected + 1 else f"{expected}"
                     found.left_out.append(f"run {run}: segment {missing} is missing")
                 last[run] = number
+            elif run is not None and kind in many:
+                many[kind].append(line, run)
             elif run is not None:
-                kinds[row["row"]].append({**row, "run": run})
+                few[kind].append({**row, "run": run})
     return found
 
 
@@ -106,8 +108,8 @@ def _class_section(row: Row, configs: Sequence[Row]) -> Row:
     return section
 
 
-def _checked_rows(file: Path, left_out: list[str]) -> Iterator[Row]:
-    """The rows of one segment; nothing of a segment that does not begin with a known version."""
+def _checked_rows(file: Path, left_out: list[str]) -> Iterator[tuple[bytes, Row]]:
+    """The lines and rows of one segment; nothing of one that does not begin with a known version."""
     bad = 0
     has_head = False
     for line in _lines(file, left_out):
@@ -122,7 +124,7 @@ def _checked_rows(file: Path, left_out: list[str]) -> Iterator[Row]:
         if row is None:
             bad += 1
         else:
-            yield row
+            yield line, row
     if not has_head:
         left_out.append(f"{file.name}: empty")
     if bad:

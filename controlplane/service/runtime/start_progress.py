@@ -1,6 +1,7 @@
 """Starts the parts of the service side by side, and records which stage each is in and since when.
 
-One log line is written at the end of each stage. The first failure ends the start of all parts, since another
+One log line is written at the end of each stage that took time; simulated engines start in none, and a replay
+starts them once for each simulation. The first failure ends the start of all parts, since another
 model may load for minutes.
 """
 
@@ -15,6 +16,7 @@ log = logging.getLogger("tandem.start")
 
 PREPARING = "preparing"
 """Shown while no part has begun to start, and after the last has started."""
+_LEAST_SECONDS = 0.05
 
 
 class PartStart:
@@ -58,7 +60,8 @@ class PartStart:
 
     def _end_stage(self, stage: StartStage) -> None:
         self.finished[stage] = took = self.stage_seconds
-        log.info("%s: %s took %.1f s%s", self.name, stage.value, took, self._note)
+        level = logging.INFO if took >= _LEAST_SECONDS else logging.DEBUG
+        log.log(level, "%s: %s took %.1f s%s", self.name, stage.value, took, self._note)
         self._note, self._entered = "", self._clock()
 
 

@@ -75,7 +75,7 @@ def test_traffic_and_times_of_a_log_are_a_workload(config, log, capsys):
     command = ["capacity", str(config), "--workload", str(log), "--requests", "80", "--steps", "0", "--json"]
     assert main(command) in (0, 3)
     facts = json.loads(capsys.readouterr().out)
-    assert {row["name"] for row in facts["simulated"]} == {"all", "fast", "slow"}
+    assert {row["name"] for row in facts["simulated"]} == {None, "fast", "slow"}
     assert any("Step times are those of the log." in line for line in facts["assumptions"])
     rows = sorted(read_log(log).requests, key=lambda row: row["at"])
     planned = logged_workload(log, [load(config)], requests=80).plan(40.0, 0.5, 2.0)
@@ -117,12 +117,29 @@ def test_facts_agree_with_each_other(config, capsys):
     assert bound["stable_below"] <= bound["overloaded_above"] < bound["doubled"]
     assert bound["binding"] == "requests of a step"
     rates = {row["name"]: row for row in facts["simulated"]}
-    assert set(rates) == {"all", "fast", "slow"}
-    assert rates["all"]["rate"] <= min(rates["fast"]["rate"], rates["slow"]["rate"])
+    assert set(rates) == {None, "fast", "slow"}
+    assert rates[None]["rate"] <= min(rates["fast"]["rate"], rates["slow"]["rate"])
     assert bound["overloaded_above"] < bound["attainable_below"]
     assert max(row["rate"] for row in facts["attained"]) == pytest.approx(bound["attainable_below"])
     assert main(command) == 0
     assert capsys.readouterr().out == first
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["all", "rate", "overall", "lowest"])
+def test_a_class_may_have_any_name(config, capsys, name):
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    content["classes"][name] = content["classes"].pop("fast")
+    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    command = ["capacity", str(config), "--workload", STREAMS.replace("fast", name), *TIMES, *QUICK, "--json"]
+    assert main(command) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in facts["simulated"]] == [None, *sorted([name, "slow"])]
+    assert facts["simulated"][0]["share"] == 1.0
+    for at in facts["attained"]:
+        assert at["classes"].keys() == {name, "slow"}
+        assert at["lowest"] == min(at["classes"].values())
+    assert len({at["rate"] for at in facts["attained"]}) == 5
 
 
 @pytest.mark.long

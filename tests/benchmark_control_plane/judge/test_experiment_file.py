@@ -106,6 +106,7 @@ def test_shipped_experiments_are_valid(path):
         ("systems.0.deadlines", {"state": "all"}, "systems.0.deadlines.state"),
         ("systems.0.deadlines", {"state": "remaining"}, "no stream has a deadline_ms"),
         ("classes.chat.times_unloaded", {"ttft": 3}, "state one objective twice"),
+        ("classes.overall", {"e2e_ms": 5}, "classes.overall: all requests together have this name"),
         ("systems", [], "systems"),
         ("systems.0.simulated", None, "exactly one of tandem, split"),
         ("systems.0.simulated", {"admission": {"policy": "magic"}}, "admission.policy"),

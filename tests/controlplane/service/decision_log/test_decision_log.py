@@ -101,7 +101,7 @@ def test_without_sampling_the_decisions_have_no_numbers_and_all_else_is_there(tm
         | {"decisions": [{k: v for k, v in each.items() if k != "numbers"} for each in row["decisions"]]}
         for row in run[1].requests
     ]
-    assert log.requests == plain
+    assert list(log.requests) == plain
 
 
 def test_the_log_changes_no_decision_and_is_the_same_each_time(tmp_path, run):

@@ -39,7 +39,7 @@ async def test_each_stage_has_a_line_with_its_time_and_its_note(caplog):
 
 async def test_the_restart_of_a_part_is_no_stage_of_the_start(caplog):
     """The task that supervises a worker is created during its start and inherits its context."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "tandem.start")
     progress, restarts = StartProgress(Clock()), []
 
     async def restart() -> None:
@@ -52,6 +52,18 @@ async def test_the_restart_of_a_part_is_no_stage_of_the_start(caplog):
     await progress.run({"m": start})
     await restarts[0]
     assert (progress.parts["m"].stage, caplog.messages) == (None, ["m: loading took 0.0 s"])
+
+
+async def test_a_start_in_no_time_has_no_line(caplog):
+    """`tandem tune` starts simulated engines hundreds of times, beside its progress bar."""
+    caplog.set_level(logging.INFO)
+
+    async def start() -> None:
+        enter_stage(StartStage.WARMING_UP)
+
+    progress = StartProgress(Clock())
+    await progress.run({"m": start})
+    assert (progress.parts["m"].stage, caplog.messages) == (None, [])
 
 
 async def test_the_first_failure_ends_the_other_starts():
