@@ -119,8 +119,8 @@ class Metrics(SeriesRegistry):
         )
         self._shed = self._counter(
             "requests_shed",
-            "Requests rejected before they were parsed, because the event loop was late or large bodies took "
-            "the memory for them.",
+            "Requests rejected before the gate, because the event loop was late or large requests took the "
+            "memory for them.",
             (),
         )
         self._attained = self._counter(

@@ -46,13 +46,14 @@ class ParsedRequest(Generic[Body]):
 
     `origin` has the id that the client or the middleware gave it, which need not be unique, and the time at
     which its first bytes reached the host, if the HTTP server knows it. `settings` are those it began with.
-    `headers` have lower-case names.
+    `headers` have lower-case names. `memory` counts what the request holds until it ends.
     """
 
     origin: RequestOrigin
     body: Body
     settings: ApiSettings
     headers: RawHeaders
+    memory: BodyPart
 
 
 Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
@@ -75,13 +76,16 @@ class EndpointFactory:
         """Authenticates and validates a request. Raises Problem with a 4xx or the overload status."""
         settings = settings_for(request)
         caller = caller_of(request.headers, settings)
-        with self._memory.part(caller.tenant, KIND_OF_PATH[request.scope["path"]], settings) as part:
+        part = self._memory.part(caller.tenant, KIND_OF_PATH[request.scope["path"]], settings)
+        try:
             content = await _content(request, part)
             body = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
+        finally:
+            part.free()
         headers = request.scope["headers"]
         arrival = request.scope["state"].get(ARRIVAL)
         origin = RequestOrigin(request_id_of(request), caller, hints_of(headers, body), arrival)
-        return ParsedRequest(origin, body, settings, headers)
+        return ParsedRequest(origin, body, settings, headers, part)
 
 
 async def _content(request: Request, part: BodyPart) -> bytes:
@@ -118,6 +122,8 @@ class _Endpoint(Generic[Body]):
         except ClientDisconnected:
             message = "request %s: client disconnected after %d chunks; request aborted"
             log.debug(message, parsed.origin.request_id, watch.chunks)
+        finally:
+            parsed.memory.free()
 
 
 def ticket_headers(tickets: list[Ticket]) -> RawHeaders:

@@ -1,4 +1,4 @@
-"""Bodies that are being read are bounded together, and a tenant's by half of that."""
+"""Bodies that are read, and inputs that wait, are bounded together, and a tenant's by half of that."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 
 import httpx
+import pytest
 
 from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.example_bodies import EMBED
-from tests.controlplane.api.scripted_server import EMBED_MODEL, Stage, staged
+from tests.controlplane.api.scripted_server import EMBED_MODEL, Stage, staged, until
 
 TENANTS = ("one", "other", "third")
 LIMITS = BodyLimits(inline_body=100, body_memory=4_000)
@@ -105,3 +106,34 @@ async def test_a_request_that_is_refused_or_left_holds_nothing():
         assert refused.status_code == 400
         async with uploading(stage, ("one", 200)):
             assert await status(stage, "one", 1_800) == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "large", "small"),
+    [
+        ("/v1/rerank", {"query": "q" * 60, "documents": ["d"] * 4}, {"query": "q", "documents": ["d"]}),
+        (EMBED, {"model": EMBED_MODEL, "input": ["d" * 61] * 4}, {"model": EMBED_MODEL, "input": "d"}),
+    ],
+)
+async def test_inputs_that_wait_are_counted(path: str, large: dict[str, object], small: dict[str, object]):
+    """Each of the large ones has 244 tokens, which take 1,952 bytes."""
+
+    async def ask(stage: Stage, tenant: str, body: dict[str, object]) -> httpx.Response:
+        return await stage.http.post(path, json=body, headers={"authorization": f"Bearer {tenant}"})
+
+    async with staged(SETTINGS, is_stepped=True) as stage:
+        worker = stage.reranker if path == "/v1/rerank" else stage.embedder
+        first = asyncio.create_task(ask(stage, "one", large))
+        await until(lambda: bool(worker.live))
+        async with asyncio.timeout(5):
+            assert (await ask(stage, "one", large)).json()["error"]["code"] == "overloaded"
+        others = [asyncio.create_task(ask(stage, *sent)) for sent in (("one", small), ("other", large))]
+        await until(lambda: len(stage.service.gate.tickets()) == 3)
+        while not all(task.done() for task in (first, *others)):
+            worker.allow(1)
+            await asyncio.sleep(0)
+        assert [task.result().status_code for task in (first, *others)] == [200, 200, 200]
+        again = asyncio.create_task(ask(stage, "one", large))
+        await until(lambda: bool(worker.live))
+        worker.allow(1)
+        assert (await again).status_code == 200
