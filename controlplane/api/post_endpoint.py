@@ -76,7 +76,8 @@ class EndpointFactory:
         """Authenticates and validates a request. Raises Problem with a 4xx or the overload status."""
         settings = settings_for(request)
         caller = caller_of(request.headers, settings)
-        part = self._memory.part(caller.tenant, KIND_OF_PATH[request.scope["path"]], settings)
+        kind = KIND_OF_PATH.get(request.scope["path"], Kind.GENERATE)
+        part = self._memory.part(caller.tenant, kind, settings)
         try:
             content = await _content(request, part)
             body = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
