@@ -118,7 +118,10 @@ class Metrics(SeriesRegistry):
             ("class", "outcome"),
         )
         self._shed = self._counter(
-            "requests_shed", "Requests rejected before they were parsed, because the event loop was late.", ()
+            "requests_shed",
+            "Requests rejected before the gate, because the event loop was late or large requests took the "
+            "memory for them.",
+            (),
         )
         self._attained = self._counter(
             "slo_attained", "Finished requests that met an objective.", (*labels, "objective")

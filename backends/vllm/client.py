@@ -363,16 +363,16 @@ def _load_engine() -> "type[VllmEngine]":
     """Imports vLLM, which takes seconds."""
     # Usage statistics are sent only if the operator enables them.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # On a GPU vLLM would fork a process that has many threads; the engine would share its locks, sockets
-    # and signal handlers.
+    # On a GPU vLLM would fork a process with many threads, whose locks and sockets the engine would share.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # Outputs that vLLM converts before anything else runs. With 20 alternatives of each token 16 take 50 ms.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "16")
     with paused_collection():
-        from backends.vllm import prompt_logprobs, token_texts
+        from backends.vllm import prompt_logprobs, returned_logprobs, token_texts
         from backends.vllm.engine import VllmEngine
     token_texts.remember_token_texts()
     prompt_logprobs.defer_prompt_logprobs()
+    returned_logprobs.forget_returned_logprobs()
     return VllmEngine
 
 

@@ -39,6 +39,7 @@ from controlplane.api.tei import tei_route
 from controlplane.api.tokenize_routes import tokenize_routes
 from controlplane.api.unknown_path import unknown_path
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
+from controlplane.core.request import Kind
 from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
@@ -77,7 +78,12 @@ def create_app(
 
     _add_middleware(app, service, settings or live_settings(service), access_log)
     _add_exception_handlers(app)
-    endpoints = EndpointFactory()
+
+    def count_shed(kind: Kind) -> None:
+        # The status exists from the start of the service on.
+        service.status.count_shed(kind)
+
+    endpoints = EndpointFactory(count_shed)
     app.router.routes += [
         route(service, endpoints) for route in (chat_route, completion_route, embedding_route, tei_route)
     ]

@@ -15,9 +15,11 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from controlplane.api.auth import caller_of
+from controlplane.api.body_memory import BodyMemory, BodyPart
 from controlplane.api.body_parsing import BodyParser
 from controlplane.api.errors import Problem
 from controlplane.api.middleware import request_id_of
+from controlplane.api.protocol.path_kinds import KIND_OF_PATH
 from controlplane.api.protocol.requests import (
     HEADER_DECISION,
     HEADER_PREDICTED_TTFT_MS,
@@ -26,6 +28,7 @@ from controlplane.api.protocol.requests import (
 )
 from controlplane.api.settings import ARRIVAL, ApiSettings, settings_for
 from controlplane.api.slo_headers import hints_of
+from controlplane.core.request import Kind
 from controlplane.service.request_jobs import RequestOrigin
 from controlplane.service.ticket import Ticket
 
@@ -43,13 +46,14 @@ class ParsedRequest(Generic[Body]):
 
     `origin` has the id that the client or the middleware gave it, which need not be unique, and the time at
     which its first bytes reached the host, if the HTTP server knows it. `settings` are those it began with.
-    `headers` have lower-case names.
+    `headers` have lower-case names. `memory` counts what the request holds until it ends.
     """
 
     origin: RequestOrigin
     body: Body
     settings: ApiSettings
     headers: RawHeaders
+    memory: BodyPart
 
 
 Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
@@ -59,30 +63,46 @@ Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
 class EndpointFactory:
     """Creates the routes that share authentication and parsing."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_shed: Callable[[Kind], None]) -> None:
+        """`on_shed` is called for each request that is rejected because of the memory of bodies."""
         self._bodies = BodyParser()
+        self._memory = BodyMemory(on_shed)
 
     def route(self, path: str, model: type[Body], reply: Reply[Body]) -> Route:
         """Returns the POST route at `path` for bodies of type `model`."""
         return Route(path, _Endpoint(self, model, reply), methods=["POST"])
 
     async def parse(self, request: Request, model: type[Body]) -> ParsedRequest[Body]:
-        """Authenticates and validates a request. Raises Problem with a 4xx status."""
+        """Authenticates and validates a request. Raises Problem with a 4xx or the overload status."""
         settings = settings_for(request)
         caller = caller_of(request.headers, settings)
+        kind = KIND_OF_PATH.get(request.scope["path"], Kind.GENERATE)
+        part = self._memory.part(caller.tenant, kind, settings)
         try:
-            content = await request.body()
-        except ClientDisconnect:
-            raise Problem(
-                400,
-                "the connection closed before the whole body arrived; send it again",
-                code="incomplete_body",
-            ) from None
-        body = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
+            content = await _content(request, part)
+            body = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
+        finally:
+            part.free()
         headers = request.scope["headers"]
         arrival = request.scope["state"].get(ARRIVAL)
         origin = RequestOrigin(request_id_of(request), caller, hints_of(headers, body), arrival)
-        return ParsedRequest(origin, body, settings, headers)
+        return ParsedRequest(origin, body, settings, headers, part)
+
+
+async def _content(request: Request, part: BodyPart) -> bytes:
+    """Reads the body. Raises Problem."""
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            part.grow(size)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise Problem(
+            400, "the connection closed before the whole body arrived; send it again", code="incomplete_body"
+        ) from None
+    return b"".join(chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +123,8 @@ class _Endpoint(Generic[Body]):
         except ClientDisconnected:
             message = "request %s: client disconnected after %d chunks; request aborted"
             log.debug(message, parsed.origin.request_id, watch.chunks)
+        finally:
+            parsed.memory.free()
 
 
 def ticket_headers(tickets: list[Ticket]) -> RawHeaders:

@@ -120,6 +120,7 @@ async def _scored(
 ) -> tuple[EmbedJob, Embedded]:
     """Scores the pairs; an error names the field of the document at fault."""
     job = await service.intake.pairs.job(request.origin, request.body.model, texts, truncation)
+    request.memory.hold_tokens(job.request.prompt_tokens)
     try:
         return job, await service.gate.embed(job)
     except BackendFailed as error:

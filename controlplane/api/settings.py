@@ -38,6 +38,7 @@ class BodyLimits:
 
     max_body: int = 4_800_000
     inline_body: int = 65_536
+    body_memory: int = 134_217_728
     max_depth: int = 64
     max_members: int = 20_000
     max_values: int = 400_000
@@ -102,6 +103,7 @@ def settings_of(config: Config, terms: RequestTerms | None = None, *, context_to
         limits=BodyLimits(
             max_body=limits.body_bytes(context_tokens),
             inline_body=limits.inline_body,
+            body_memory=limits.body_memory,
             max_depth=limits.max_depth,
             max_members=limits.max_members,
             max_values=limits.body_values(context_tokens),

@@ -67,9 +67,9 @@ _SERVER = (
 )  # fmt: skip
 _LIMITS = (
     "max_header_bytes", "max_headers", "header_timeout_ms", "body_timeout_ms", "idle_timeout_ms",
-    "max_queue_delay_ms", "max_body", "inline_body", "max_depth", "max_members", "max_values", "max_strings",
-    "max_name", "tokenizer_threads", "max_images", "max_image_bytes", "max_image_pixels", "max_answer_values",
-    "max_pair_tokens", "grammar_processes",
+    "max_queue_delay_ms", "max_body", "inline_body", "body_memory", "max_depth", "max_members", "max_values",
+    "max_strings", "max_name", "tokenizer_threads", "max_images", "max_image_bytes", "max_image_pixels",
+    "max_answer_values", "max_pair_tokens", "grammar_processes",
 )  # fmt: skip
 WORKERS = ("models.embeddings", "models.rerankers")
 LIVE = (

@@ -102,8 +102,8 @@ class ServiceStatus:
             )
         if self._shed_at is not None and between(self._shed_at, self._clock.now()) < _SHED_SHOWN:
             found["overload"] = (
-                "the event loop is late, and requests are rejected before they are read; they are in no "
-                "class, and tandem_requests_shed_total counts them"
+                "the event loop is late or large requests take server.limits.body_memory, and requests are "
+                "rejected before the gate; they are in no class, and tandem_requests_shed_total counts them"
             )
         if self.fail_open.is_failing:
             found["learning"] = "a predictor fails, and requests continue with its default; see the log"

@@ -60,6 +60,10 @@ def _echoed(prompts: int, choices: int) -> bytes:
     return json.dumps({"model": "tiny-llama", "prompt": ["x " * 900] * prompts, **fields}).encode()
 
 
+def _completion(**fields: object) -> bytes:
+    return json.dumps({"model": "tiny-llama", "prompt": "hi", "ignore_eos": True, **fields}).encode()
+
+
 def _keys(count: int) -> dict[str, object]:
     return {f"k{number}": 1 for number in range(count)}
 
@@ -121,6 +125,7 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
         CHAT,
         _chat("hi", n=16, logprobs=True, top_logprobs=20, max_tokens=100, ignore_eos=True),
     ),
+    "16 completions with logprobs": lambda: (TEXT, _completion(n=16, logprobs=20, max_tokens=100)),
 }
 # Name: what follows the request line and the keys' line, which are checked after the headers.
 _HEADERS: dict[str, Callable[[], bytes]] = {

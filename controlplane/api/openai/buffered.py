@@ -185,6 +185,12 @@ async def send_whole(
         counter: counts the usage.
     """
     tickets = await collect(gate, jobs, counter, lambda delta: choices[delta.index].add(delta))
-    shown = [choice.to_json(index) for index, choice in enumerate(choices)]
-    reply = {**head, "choices": shown, "usage": counter.usage()}
-    await send_json(send, orjson.dumps(reply), ticket_headers(tickets))
+    parts = [orjson.dumps(head)[:-1] + b',"choices":[']
+    for index, choice in enumerate(choices):
+        if index:
+            parts.append(b",")
+            # Choices with log probabilities are megabytes each, and several replies may end in one step.
+            await asyncio.sleep(0)
+        parts.append(orjson.dumps(choice.to_json(index)))
+    parts.append(b'],"usage":' + orjson.dumps(counter.usage()) + b"}")
+    await send_json(send, b"".join(parts), ticket_headers(tickets))

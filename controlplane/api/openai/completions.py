@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from controlplane.api.error_dialects import renamed_fields
 from controlplane.api.openai.buffered import Choice, UsageCounter, send_whole
-from controlplane.api.openai.logprobs import completion_logprobs
+from controlplane.api.openai.logprobs import CompletionLogprobs
 from controlplane.api.openai.sampling import completion_sampling
 from controlplane.api.openai.streaming import ChunkEncoder, Envelope, ending, send_stream
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
@@ -126,16 +126,19 @@ class CompletionChunkFormat:
         echo = EchoedPrompt()
         if (offset := self._offsets.get(delta.index)) is None:
             offset, echo = 0, self._echoes[delta.index // (body.n or 1)]
-        tokens = (*_prompt_tokens(delta), *delta.logprobs)
-        first = echo.first_token if delta.prompt_logprobs else None
-        # Counted from tokens, as in a buffered response: the text may lag behind them while a character or a
-        # stop string is incomplete.
-        self._offsets[delta.index] = offset + len(first or "") + sum(len(token.token) for token in tokens)
-        has_logprobs = body.logprobs is not None
+        shown = None
+        if body.logprobs is not None:
+            first = echo.first_token if delta.prompt_logprobs else None
+            logprobs = CompletionLogprobs(offset=offset, first=first)
+            logprobs.add((*_prompt_tokens(delta), *delta.logprobs))
+            # Counted from tokens, as in a buffered response: the text may lag behind them while a character
+            # or a stop string is incomplete.
+            shown, offset = logprobs.to_json(), logprobs.end
+        self._offsets[delta.index] = offset
         return {
             "index": delta.index,
             "text": echo.text + delta.text,
-            "logprobs": completion_logprobs(tokens, offset=offset, first=first) if has_logprobs else None,
+            "logprobs": shown,
             **ending(delta),
         }
 
@@ -146,13 +149,13 @@ class CompletionChoice(Choice):
     def __init__(self, body: CompletionRequest, echo: EchoedPrompt) -> None:
         super().__init__(echo.text)
         self._body = body
-        self._logprobs: list[TokenLogprob] = []
-        self._first = echo.first_token if body.echo else None
+        self._logprobs = CompletionLogprobs(first=echo.first_token if body.echo else None)
 
     def add(self, delta: Delta) -> None:
         """Appends `delta`, the first one with the log probabilities of the prompt."""
         shown = _shown(self._body, delta)
-        self._logprobs += (*_prompt_tokens(delta), *shown.logprobs)
+        if self._body.logprobs is not None:
+            self._logprobs.add((*_prompt_tokens(delta), *shown.logprobs))
         super().add(shown)
 
     def fields(self) -> dict[str, object]:
@@ -160,7 +163,5 @@ class CompletionChoice(Choice):
         has_logprobs = self._body.logprobs is not None
         return {
             "text": "".join(self.text),
-            "logprobs": completion_logprobs(self._logprobs, offset=0, first=self._first)
-            if has_logprobs
-            else None,
+            "logprobs": self._logprobs.to_json() if has_logprobs else None,
         }

@@ -78,6 +78,7 @@ async def computed_vectors(
     )
     if dimensions is not None:
         _check_dimensions(job.embedder, dimensions)
+    request.memory.hold_tokens(job.request.prompt_tokens)
     embedded = await service.gate.embed(job)
     vectors = embedded.vectors
     service.intake.remember_vectors(job, vectors)

@@ -1,7 +1,7 @@
 """Log probabilities in OpenAI's two formats: chat and completions.
 
-An entry of a chat is encoded as soon as its token is there: twenty alternatives for each token of a long
-answer are megabytes of JSON, which would stop the event loop at the answer's end.
+The alternatives of a token are encoded as soon as it is there: twenty for each token of a long answer are
+megabytes of JSON, which would stop the event loop at the answer's end.
 """
 
 from collections.abc import Iterable
@@ -57,29 +57,42 @@ def _text_fields(text: str, unknown: bytes) -> bytes:
     return b'{"token":%b,"bytes":%b' % (orjson.dumps(text), known_bytes)
 
 
-def completion_logprobs(
-    tokens: Iterable[TokenLogprob], *, offset: int, first: str | None = None
-) -> dict[str, object]:
-    """The `logprobs` object of a completion choice.
+class CompletionLogprobs:
+    """The `logprobs` object of a completion choice, which grows with its tokens."""
 
-    Args:
-        tokens: the tokens of the choice.
-        offset: number of characters before these tokens.
-        first: text of the first token of an echoed prompt, which precedes `tokens` and has no probability.
-    """
-    tokens = tuple(tokens)
-    opening = () if first is None else (first,)
-    texts = [*opening, *(token.token for token in tokens)]
-    unknown = [None] * len(opening)
-    return {
-        "tokens": texts,
-        "token_logprobs": [*unknown, *map(bounded_logprob, tokens)],
-        "top_logprobs": [
-            *unknown,
-            *(
-                {token.token: bounded_logprob(token)} | {text: max(lp, _FLOOR) for text, lp in token.top}
-                for token in tokens
-            ),
-        ],
-        "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)) if texts else [],
-    }
+    def __init__(self, *, offset: int = 0, first: str | None = None) -> None:
+        """Begins before the first token.
+
+        Args:
+            offset: number of characters before the tokens.
+            first: text of the first token of an echoed prompt, which precedes them and has no probability.
+        """
+        opening = [] if first is None else [first]
+        self._offset = offset
+        self._texts = opening
+        self._logprobs: list[float | None] = [None] * len(opening)
+        self._top: list[orjson.Fragment | None] = [None] * len(opening)
+
+    def add(self, tokens: Iterable[TokenLogprob]) -> None:
+        """Appends the tokens."""
+        for token in tokens:
+            logprob = bounded_logprob(token)
+            likely = {token.token: logprob} | {text: max(lp, _FLOOR) for text, lp in token.top}
+            self._texts.append(token.token)
+            self._logprobs.append(logprob)
+            self._top.append(orjson.Fragment(orjson.dumps(likely)))
+
+    @property
+    def end(self) -> int:
+        """Number of characters up to the end of the last token."""
+        return self._offset + sum(map(len, self._texts))
+
+    def to_json(self) -> dict[str, object]:
+        """The object so far."""
+        offsets = list(accumulate(map(len, self._texts[:-1]), initial=self._offset)) if self._texts else []
+        return {
+            "tokens": self._texts,
+            "token_logprobs": self._logprobs,
+            "top_logprobs": self._top,
+            "text_offset": offsets,
+        }

@@ -170,6 +170,10 @@ class ItemEncoder(ABC):
     def answer(self) -> Mapping[str, object]:
         """The complete answer as JSON."""
 
+    def add(self, delta: Delta) -> None:
+        """Adds `delta` to an answer that is sent as a whole. Raises BackendFailed."""
+        self.output.add(delta)
+
     def encode(self, delta: Delta) -> bytes:
         """The events of the items that `delta` opens, continues and completes."""
         return b"".join(self.changed(change, is_last=False) for change in self.output.add(delta))
@@ -206,7 +210,7 @@ async def serve_chat(
             status = request.settings.overload_status
             await send_stream(send, service.gate, [job], encoder=built, overload_status=status)
             return
-        tickets = await collect(service.gate, [job], counter, built.output.add)
+        tickets = await collect(service.gate, [job], counter, built.add)
         built.output.close()
         await send_json(send, orjson.dumps(built.answer()), ticket_headers(tickets))
 

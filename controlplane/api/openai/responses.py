@@ -22,6 +22,7 @@ from controlplane.api.openai.output_items import (
 )
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json
 from controlplane.api.protocol.responses_messages import InputTokensRequest, ResponsesRequest
+from controlplane.core.generation import Delta
 from controlplane.service.service import Service
 
 # Chat's names of fields, in errors, and those of this protocol.
@@ -66,10 +67,23 @@ class ResponseEncoder(ItemEncoder):
         self._request_id = request_id
         self._number = 0
         self._head = _head(f"resp_{request_id}", body)
+        self._entries: dict[int, list[orjson.Fragment]] = {}
+        """Encoded log probabilities of each text so far, by the index of its item."""
 
     def answer(self) -> dict[str, object]:
         """The complete response."""
         return self._snapshot(self._status)
+
+    def add(self, delta: Delta) -> None:
+        """Adds `delta` to a response that is sent as a whole."""
+        for change in self.output.add(delta):
+            self._encoded(change.item)
+
+    def _encoded(self, item: OutputItem) -> list[orjson.Fragment]:
+        """The log probabilities of a text, each encoded once: four events at a stream's end have all."""
+        entries = self._entries.setdefault(item.index, [])
+        entries += response_entries(item.logprobs[len(entries) :])
+        return entries
 
     def begin(self) -> bytes:
         """The events that announce the response."""
@@ -126,7 +140,7 @@ class ResponseEncoder(ItemEncoder):
             arguments = "" if is_begun else item.text
             call = {"call_id": item.call_id, "name": item.name, "arguments": arguments}
             return {"type": "function_call"} | fields | call
-        content = [] if is_begun else [_part(item)]
+        content = [] if is_begun else [self._part(item)]
         if item.kind == "reasoning":
             return {"type": "reasoning"} | fields | {"summary": [], "content": content}
         return {"type": "message"} | fields | {"role": "assistant", "content": content}
@@ -138,35 +152,38 @@ class ResponseEncoder(ItemEncoder):
         within = at | {"item_id": self._id(item)} | ({} if item.kind == "call" else {"content_index": 0})
         match change.step:
             case "grown":
-                logprobs = {"logprobs": response_entries(change.logprobs)} if item.kind == "text" else {}
+                entries = self._encoded(item)
+                new = entries[len(entries) - len(change.logprobs) :]
+                logprobs = {"logprobs": new} if item.kind == "text" else {}
                 return self._event(f"{kind}.delta", **within, delta=change.piece, **logprobs)
             case "opened":
                 events = self._event("output_item.added", **at, item=self._item(item, "", is_begun=True))
                 if item.kind != "call":
-                    events += self._event("content_part.added", **within, part=_part(item, is_empty=True))
+                    events += self._event(
+                        "content_part.added", **within, part=self._part(item, is_empty=True)
+                    )
                 return events
             case "closed":
                 shown = self._item(item, self._status if is_last else "completed", is_begun=False)
                 if item.kind == "call":
                     done = self._event(f"{kind}.done", **within, name=item.name, arguments=item.text)
                 else:
-                    part = _part(item)
+                    part = self._part(item)
                     texts = {name: part[name] for name in ("text", "logprobs") if name in part}
                     done = self._event(f"{kind}.done", **within, **texts)
                     done += self._event("content_part.done", **within, part=part)
                 return done + self._event("output_item.done", **at, item=shown)
 
+    def _part(self, item: OutputItem, *, is_empty: bool = False) -> dict[str, Any]:
+        text = "" if is_empty else item.text
+        part = {"type": _KINDS[item.kind], "text": text}
+        if item.kind == "reasoning":
+            return part
+        return part | {"annotations": [], "logprobs": [] if is_empty else self._encoded(item)}
+
     def _event(self, name: str, /, **fields: object) -> bytes:
         self._number += 1
         return event(f"response.{name}", sequence_number=self._number - 1, **fields)
-
-
-def _part(item: OutputItem, *, is_empty: bool = False) -> dict[str, Any]:
-    text = "" if is_empty else item.text
-    part = {"type": _KINDS[item.kind], "text": text}
-    if item.kind == "reasoning":
-        return part
-    return part | {"annotations": [], "logprobs": [] if is_empty else response_entries(item.logprobs)}
 
 
 def _head(response_id: str, body: ResponsesRequest) -> dict[str, object]:

@@ -13,6 +13,7 @@ from controlplane.core.ports import Reranker, TruncationSide
 from controlplane.core.request import Kind
 from controlplane.core.text_limits import TextLimit
 from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.fair_slots import FairSlots
 from controlplane.service.gate.prompt_limits import bounded_texts, least_embed_job, truncation_limit
 from controlplane.service.gate.prompt_preparation import PromptTokenizer
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
@@ -39,6 +40,8 @@ class PairIntake:
         self._served = served
         self._requests = requests
         self._tokenizer = tokenizer
+        # Joining holds the interpreter lock: the event loop competes with one thread, not with many.
+        self._joining = FairSlots(1)
 
     async def job(
         self, origin: RequestOrigin, model: str | None, texts: TextPairs, truncation: TruncationRequest | None
@@ -83,7 +86,8 @@ class PairIntake:
         most = self._requests.terms_of(fields.origin.caller).max_pair_tokens
         join = partial(self._joined, reranker, texts, queries, documents, limit, side, max_tokens=most)
         is_short = sum(map(len, token_ids)) + len(documents) * len(queries[0]) <= _TOKENS_INLINE
-        pairs = join() if is_short else await asyncio.to_thread(join)
+        tenant, in_thread = fields.origin.caller.tenant, partial(asyncio.to_thread, join)
+        pairs = join() if is_short else await self._joining.run(tenant, in_thread)
         return self._job(fields, reranker, pairs, charged)
 
     def of_sizes(self, origin: RequestOrigin, model: str, sizes: Sequence[int]) -> EmbedJob:

@@ -22,7 +22,7 @@ with socket.create_server(("127.0.0.1", 0)) as taken:
     embedder = ScriptedEmbedder(model="m")
     service = build_service(config, [], [embedder], workspace_bytes=embedder.workspace_bytes)
     assert host_forever(service, config) == 1
-print(resource.getrlimit(resource.RLIMIT_NOFILE))
+print(resource.getrlimit(resource.RLIMIT_NOFILE), round(sys.getswitchinterval(), 6))
 """
 
 
@@ -32,4 +32,5 @@ def test_the_limit_is_raised_as_far_as_it_may_be(hard: int):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", _SCRIPT, str(hard)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=60)
-    assert found.stdout.strip() == str((min(hard, 65_536), hard))
+    # A thread gives the interpreter lock back to the event loop soon.
+    assert found.stdout.strip() == f"{(min(hard, 65_536), hard)} 0.0002"

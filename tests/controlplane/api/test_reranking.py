@@ -1,6 +1,8 @@
 """Reranking and scoring in the shapes of Cohere, Jina, vLLM and text-embeddings-inference."""
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -334,3 +336,30 @@ async def test_a_request_whose_client_left_ends():
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
+
+
+async def test_pairs_of_large_requests_are_joined_in_one_thread(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """Threads that hold the interpreter lock in turn keep the event loop waiting for each of them."""
+    threads: set[threading.Thread] = set()
+    has_begun, may_end, join = asyncio.Event(), threading.Event(), stage.reranker.pair
+    loop = asyncio.get_running_loop()
+
+    def pair(*arguments: Any) -> Sequence[int]:
+        if (thread := threading.current_thread()) is not threading.main_thread():
+            threads.add(thread)
+            loop.call_soon_threadsafe(has_begun.set)
+            may_end.wait(5)
+        return join(*arguments)
+
+    monkeypatch.setattr(stage.reranker, "pair", pair)
+    large = {"query": "q" * 60, "documents": ["d"] * 300}
+    first, second = (asyncio.create_task(stage.http.post("/v1/rerank", json=large)) for _ in range(2))
+    await has_begun.wait()
+    # It comes after the second large request.
+    short = await stage.http.post("/v1/rerank", json={"query": "q", "documents": ["d"]})
+    assert (short.status_code, len(threads)) == (200, 1)
+    may_end.set()
+    answers = await asyncio.gather(first, second)
+    assert [len(answer.json()["results"]) for answer in answers] == [300, 300]

@@ -34,9 +34,9 @@ UNCONDITIONAL = {
     "scheduling.engine": "ordering",
     "server": "admin_key_sha256 cors drain_ms health_port host limits metrics_key_sha256 open "
     "overload_status port router_key_sha256 stalled_client_ms vllm_metric_names",
-    "server.limits": "body_timeout_ms grammar_memory grammar_ms grammar_processes grammar_step_ms "
-    "header_timeout_ms idle_timeout_ms inline_body max_answer_values max_body max_depth max_grammar "
-    "max_image_bytes max_image_pixels max_images "
+    "server.limits": "body_memory body_timeout_ms grammar_memory grammar_ms grammar_processes "
+    "grammar_step_ms header_timeout_ms idle_timeout_ms inline_body max_answer_values max_body max_depth "
+    "max_grammar max_image_bytes max_image_pixels max_images "
     "max_grammar_choices max_grammar_properties max_grammar_repeat max_header_bytes max_headers max_members "
     "max_name max_pair_tokens max_queue_delay_ms max_schema max_strings max_values tokenizer_threads",
     "tenants.NAME": "api_keys_sha256 classes requests_per_minute tokens_per_minute",

@@ -9,9 +9,9 @@ from controlplane.api.openai.buffered import UsageCounter
 from controlplane.api.openai.chat import ChatChoice, ChatChunkFormat, ShownParts
 from controlplane.api.openai.completions import CompletionChoice, CompletionChunkFormat, EchoedPrompt
 from controlplane.api.openai.logprobs import (
+    CompletionLogprobs,
     chat_entries,
     chat_logprobs,
-    completion_logprobs,
     response_entries,
 )
 from controlplane.api.openai.streaming import Envelope
@@ -194,12 +194,21 @@ def test_response_logprobs_have_no_null_bytes():
 
 
 def test_completion_logprobs():
-    assert completion_logprobs(_PROBABLE, offset=3) == {
+    found = CompletionLogprobs(offset=3)
+    found.add(_PROBABLE)
+    assert orjson.loads(orjson.dumps(found.to_json())) == {
         "tokens": ["é", "\ufffd"],
         "token_logprobs": [-0.5, -9999.0],
         "top_logprobs": [{"é": -0.5, "e": -1.5}, {"\ufffd": -9999.0}],
         "text_offset": [3, 4],
     }
+
+
+def test_the_alternatives_of_a_completion_are_encoded_before_its_end():
+    choice = CompletionChoice(CompletionRequest(model="m", prompt="p", logprobs=1), EchoedPrompt())
+    choice.add(Delta(0, "e", (1,), logprobs=_PROBABLE[:1]))
+    shown: Any = choice.to_json(0)
+    assert [type(alternatives) for alternatives in shown["logprobs"]["top_logprobs"]] == [orjson.Fragment]
 
 
 def test_cached_tokens_are_counted_once_per_prompt():

@@ -1,0 +1,139 @@
+"""Bodies that are read, and inputs that wait, are bounded together, and a tenant's by half of that."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+
+import httpx
+import pytest
+
+from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
+from controlplane.service.request_jobs import Caller
+from tests.controlplane.api.example_bodies import EMBED
+from tests.controlplane.api.scripted_server import EMBED_MODEL, Stage, staged, until
+
+TENANTS = ("one", "other", "third")
+LIMITS = BodyLimits(inline_body=100, body_memory=4_000)
+SETTINGS = ApiSettings(
+    api_keys=tuple(ApiKey(sha256(name.encode()).hexdigest(), Caller(name, None)) for name in TENANTS),
+    limits=LIMITS,
+)
+
+
+def body_of(size: int) -> bytes:
+    body = b'{"model":"%b","input":"hi"' % EMBED_MODEL.encode()
+    return body + b" " * (size - len(body) - 1) + b"}"
+
+
+class SlowUpload:
+    """A request whose client sends the first part of its body at once, and the rest after `finish`."""
+
+    def __init__(self, stage: Stage, tenant: str, size: int) -> None:
+        self._body = body_of(size)
+        self._is_read, self._may_finish = asyncio.Event(), asyncio.Event()
+        self._answer = asyncio.create_task(send(stage, tenant, self._chunks()))
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        yield self._body[:-1]
+        # The server asks for more.
+        self._is_read.set()
+        await self._may_finish.wait()
+        yield self._body[-1:]
+
+    async def begun(self) -> "SlowUpload":
+        await self._is_read.wait()
+        return self
+
+    async def finish(self) -> httpx.Response:
+        self._may_finish.set()
+        return await self._answer
+
+
+async def send(stage: Stage, tenant: str, body: bytes | AsyncIterator[bytes]) -> httpx.Response:
+    return await stage.http.post(EMBED, content=body, headers={"authorization": f"Bearer {tenant}"})
+
+
+async def status(stage: Stage, tenant: str, size: int) -> int:
+    return (await send(stage, tenant, body_of(size))).status_code
+
+
+@asynccontextmanager
+async def uploading(stage: Stage, *uploads: tuple[str, int]) -> AsyncIterator[None]:
+    begun = [await SlowUpload(stage, tenant, size).begun() for tenant, size in uploads]
+    yield
+    assert [(await upload.finish()).status_code for upload in begun] == [200] * len(begun)
+
+
+async def test_a_tenant_has_half_of_the_memory():
+    async with staged(SETTINGS) as stage:
+        async with uploading(stage, ("one", 1_500)):
+            refused = await send(stage, "one", body_of(1_000))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+            assert refused.headers["retry-after"] == "1"
+            assert "body_memory=4,000" in refused.json()["error"]["message"]
+            assert await status(stage, "one", 400) == 200
+            assert await status(stage, "other", 1_900) == 200
+        assert await status(stage, "one", 1_900) == 200
+        metrics = (await stage.http.get("/metrics")).text
+        assert "tandem_requests_shed_total 1.0" in metrics
+
+
+async def test_all_tenants_together_have_the_memory():
+    async with staged(SETTINGS) as stage, uploading(stage, ("one", 1_900), ("other", 1_500)):
+        assert await status(stage, "other", 450) == 200
+        async with uploading(stage, ("other", 450)):
+            assert await status(stage, "other", 200) == 429
+
+
+async def test_the_only_body_of_a_tenant_is_always_read():
+    async with staged(SETTINGS) as stage, uploading(stage, ("one", 1_900), ("other", 1_900)):
+        assert await status(stage, "third", 3_900) == 200
+
+
+async def test_small_bodies_are_not_counted():
+    async with staged(SETTINGS) as stage, uploading(stage, ("one", 2_000)):
+        assert await status(stage, "one", LIMITS.inline_body) == 200
+        assert await status(stage, "one", LIMITS.inline_body + 1) == 429
+
+
+async def test_a_request_that_is_refused_or_left_holds_nothing():
+    async with staged(SETTINGS) as stage:
+        upload = await SlowUpload(stage, "one", 1_900).begun()
+        upload._answer.cancel()
+        await asyncio.gather(upload._answer, return_exceptions=True)
+        refused = await send(stage, "one", body_of(1_900)[:-1])
+        assert refused.status_code == 400
+        async with uploading(stage, ("one", 200)):
+            assert await status(stage, "one", 1_800) == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "large", "small"),
+    [
+        ("/v1/rerank", {"query": "q" * 60, "documents": ["d"] * 4}, {"query": "q", "documents": ["d"]}),
+        (EMBED, {"model": EMBED_MODEL, "input": ["d" * 61] * 4}, {"model": EMBED_MODEL, "input": "d"}),
+    ],
+)
+async def test_inputs_that_wait_are_counted(path: str, large: dict[str, object], small: dict[str, object]):
+    """Each of the large ones has 244 tokens, which take 1,952 bytes."""
+
+    async def ask(stage: Stage, tenant: str, body: dict[str, object]) -> httpx.Response:
+        return await stage.http.post(path, json=body, headers={"authorization": f"Bearer {tenant}"})
+
+    async with staged(SETTINGS, is_stepped=True) as stage:
+        worker = stage.reranker if path == "/v1/rerank" else stage.embedder
+        first = asyncio.create_task(ask(stage, "one", large))
+        await until(lambda: bool(worker.live))
+        async with asyncio.timeout(5):
+            assert (await ask(stage, "one", large)).json()["error"]["code"] == "overloaded"
+        others = [asyncio.create_task(ask(stage, *sent)) for sent in (("one", small), ("other", large))]
+        await until(lambda: len(stage.service.gate.tickets()) == 3)
+        while not all(task.done() for task in (first, *others)):
+            worker.allow(1)
+            await asyncio.sleep(0)
+        assert [task.result().status_code for task in (first, *others)] == [200, 200, 200]
+        again = asyncio.create_task(ask(stage, "one", large))
+        await until(lambda: bool(worker.live))
+        worker.allow(1)
+        assert (await again).status_code == 200
