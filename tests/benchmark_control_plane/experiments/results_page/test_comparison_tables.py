@@ -108,7 +108,7 @@ def test_a_class_that_gives_way_states_what_all_requests_have() -> None:
 
 
 def test_the_rate_is_relative_to_the_best_baseline_of_each_seed() -> None:
-    content = results(BEHIND)
+    content = results({**BEHIND, "tandem": BEHIND["tandem"] | {"overall": 0.95}})
     rates = {"tandem": [3.0, 3.0, 3.0], "plain": [2.0, 1.0, 1.0], "static-split": [1.0, 1.5, 1.5]}
     content["max_goodput_rate"] = [
         {"system": name, "target": 0.9, "rps": sorted(found)[1], "per_seed": found, "seeds": [1, 2, 3]}
@@ -120,6 +120,12 @@ def test_the_rate_is_relative_to_the_best_baseline_of_each_seed() -> None:
     assert "| unknown: a baseline has no valid runs near it |" in "".join(
         comparison_tables.ahead_table(compared(content))
     )
+
+
+def test_a_comparison_that_is_lost_at_every_load_is_not_among_the_wins() -> None:
+    assert len(comparison_tables.ahead_table(compared(results(BEHIND)))) == len(["head", "line", "end"])
+    ahead = {**BEHIND, "tandem": BEHIND["tandem"] | {"overall": 0.95}}
+    assert LINK in comparison_tables.ahead_table(compared(results(ahead)))[2]
 
 
 def test_a_mechanism_that_costs_is_negative() -> None:

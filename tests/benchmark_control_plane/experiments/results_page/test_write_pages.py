@@ -10,6 +10,7 @@ import pytest
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.experiments.results_page import (
+    comparison_tables,
     component_page,
     kept_results,
     matrix_table,
@@ -50,6 +51,15 @@ def test_every_link_leads_to_a_committed_file(pages: dict[Path, str]) -> None:
             assert target.is_file(), path
             if target in (write_pages.PAGE, write_pages.COMPONENTS):
                 assert anchor in _headings(pages[target]) | {""}
+
+
+@pytest.mark.long
+def test_each_stated_reason_is_of_a_lost_cell(pages: dict[Path, str]) -> None:
+    """A reason must go when the cell is measured again and won."""
+    lost = pages[write_pages.PAGE].partition("## Where Tandem loses")[2].partition("## ")[0]
+    for (name, load), reason in comparison_tables.REASONS.items():
+        rows = [row for row in lost.splitlines() if row.startswith(f"| [{name}](#") and reason in row]
+        assert any(f"{formats.load(load)} load: -" in row for row in rows), (name, load)
 
 
 def _headings(page: str) -> set[str]:
@@ -199,7 +209,7 @@ def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
 
 def test_no_lead_is_stated_over_baselines_of_which_one_was_not_measured(tmp_path: Path) -> None:
     file, lead = tmp_path / "mix-memory.json", "| [mix-memory](#mix-memory) |"
-    content = experiments.results(loads=(1.0,), partial=True)
+    content = experiments.results(loads=(1.5,), partial=True)
     file.write_text(json.dumps(content))
     assert lead in write_pages.results_page(tmp_path).partition("## Where Tandem wins")[2]
     missing = next(system["name"] for system in content["systems"] if system["kind"] == "baseline")
