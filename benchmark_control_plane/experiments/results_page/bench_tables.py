@@ -22,7 +22,7 @@ def full(results: Results, picture: str | None, link: str, judged: str = aggrega
     # Ablations may have been run under one load only.
     names = [system["name"] for system in ordered["systems"]][:1]
     own = [run for run in ordered["runs"] if run["system"] in names]
-    loads = _loads_of_all_seeds(own)
+    loads = loads_of_all_seeds(own)
     first = [headline(ordered)] if judged == aggregates.OVERALL else []
     chart = [f"![Attainment against load]({picture})", ""] if picture else []
     table = _systems_table(ordered, loads, judged) if loads else []
@@ -30,7 +30,7 @@ def full(results: Results, picture: str | None, link: str, judged: str = aggrega
     return "\n".join((*first, "", *chart, *table, wrapped(" ".join(remarks)), ""))
 
 
-def _loads_of_all_seeds(runs: Sequence[RunFigures]) -> list[float]:
+def loads_of_all_seeds(runs: Sequence[RunFigures]) -> list[float]:
     """Without those that a search for a rate offered on some seeds only."""
     counted = Counter(run["load"] for run in runs)
     return sorted(load for load, count in counted.items() if count == max(counted.values()))

@@ -7,7 +7,11 @@ here. A cell is one load of one experiment.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table, not_measured
+from benchmark_control_plane.experiments.results_page.bench_tables import (
+    loads_of_all_seeds,
+    markdown_table,
+    not_measured,
+)
 from benchmark_control_plane.experiments.results_page.other_losses import Loss
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import ratio_text
@@ -16,6 +20,7 @@ from benchmark_control_plane.report.schema import FrontierRow, Results, SystemIn
 
 _DOCUMENTS = "only documents are lost: {} of {} are rejected, with the split {}; as many answers are in time"
 REASONS: Mapping[tuple[str, float], str] = {
+    ("predictors", 0.75): "one seed of an interrupted run",
     ("memory-splits", 0.5): _DOCUMENTS.format(3, 104, 0),
     ("memory-splits", 1.0): _DOCUMENTS.format(26, 210, 4),
     ("memory-splits", 1.5): _DOCUMENTS.format(62, 330, 14),
@@ -42,6 +47,7 @@ class BaselineComparison:
         is_live: whether it ran on real engines.
         own: name of the system of kind tandem.
         others: names of the baselines.
+        loads: at which the system was measured on all seeds; at some a baseline may not have been.
     """
 
     label: str
@@ -51,6 +57,7 @@ class BaselineComparison:
     results: Results
     own: str
     others: Sequence[str]
+    loads: Sequence[float]
     leads: Sequence[Lead]
 
     @property
@@ -64,15 +71,25 @@ class BaselineComparison:
         """The name, linked to the section of the experiment."""
         return f"[{self.name}](#{self.anchor})"
 
-    def baselines_at(self, lead: Lead) -> int:
-        """How many of the baselines were measured at this load, on a seed of the system's."""
+    def incomplete(self, lead: Lead) -> str:
+        """Of how many baselines, or seeds, the lead is, where it lacks a baseline or most of the seeds."""
+        if self.has_few_seeds(lead):
+            return f" ({len(lead.seeds)} of {self._seeds_at(lead.load)} seeds)"
         overall = aggregates.OVERALL
         found = (lead_over(self.results, self.own, other, lead.load, overall) for other in self.others)
-        return sum(each is not None for each in found)
+        measured = sum(each is not None and not self.has_few_seeds(each) for each in found)
+        return f" ({measured} of {len(self.others)} baselines)" if measured < len(self.others) else ""
+
+    def has_few_seeds(self, lead: Lead) -> bool:
+        """Whether the other system was measured on less than half of the seeds."""
+        return 2 * len(lead.seeds) < self._seeds_at(lead.load)
+
+    def _seeds_at(self, load: float) -> int:
+        return len(aggregates.runs_of(self.results, self.own, load))
 
     def is_complete(self, lead: Lead) -> bool:
         """Whether the best baseline at this load is the best of all."""
-        return self.baselines_at(lead) == len(self.others)
+        return not self.incomplete(lead)
 
     @property
     def ablations(self) -> list[SystemInfo]:
@@ -101,10 +118,11 @@ def comparisons(
     missing = not_measured(results)
     for own, others in pairings(results):
         runs = [run for run in results["runs"] if run["system"] == own]
-        loads = aggregates.common_loads({**results, "runs": runs}) if runs else []
-        leads = [lead for load in loads if (lead := lead_over_best(results, own, others, load))]
+        common = aggregates.common_loads({**results, "runs": runs}) if runs else []
+        leads = [lead for load in common if (lead := lead_over_best(results, own, others, load))]
+        loads = loads_of_all_seeds(runs)
         if leads and not set(others) & set(missing):
-            yield BaselineComparison(label, anchor, rules, is_live, results, own, others, leads)
+            yield BaselineComparison(label, anchor, rules, is_live, results, own, others, loads, leads)
 
 
 def losses(compared: Iterable[BaselineComparison]) -> Iterator[Loss]:
@@ -117,8 +135,9 @@ def losses(compared: Iterable[BaselineComparison]) -> Iterator[Loss]:
 
 
 def _reason(each: BaselineComparison, lead: Lead) -> str:
-    runs = aggregates.runs_of(each.results, each.own, lead.load)
-    offered = sum(run["offered_rps"] * run["duration_s"] for run in runs)
+    ours, theirs = (aggregates.runs_of(each.results, name, lead.load) for name in (each.own, lead.other))
+    seeds = {run["seed"] for run in theirs}
+    offered = sum(run["offered_rps"] * run["duration_s"] for run in ours if run["seed"] in seeds)
     requests = round(abs(lead.points) / 100 * offered)
     size = f"{requests} of {offered:,.0f} requests{', ahead on some seeds' if lead.changes_sign else ''}"
     is_small = requests <= _FEW and -lead.points <= _LARGE_POINTS
@@ -139,10 +158,7 @@ def points(each: BaselineComparison) -> str:
     """Points ahead at each load, and of how many baselines where not all were measured."""
 
     def at(lead: Lead) -> str:
-        known = (
-            "" if each.is_complete(lead) else f" ({each.baselines_at(lead)} of {len(each.others)} baselines)"
-        )
-        return f"{formats.load(lead.load)}: {_signed(lead.points)}{known}"
+        return f"{formats.load(lead.load)}: {_signed(lead.points)}{each.incomplete(lead)}"
 
     return ", ".join(map(at, each.leads))
 
@@ -201,10 +217,10 @@ def mechanisms_table(compared: Iterable[BaselineComparison]) -> list[str]:
     for each in compared:
         for system in each.ablations:
             found = (
-                lead_over(each.results, each.own, system["name"], lead.load, aggregates.OVERALL)
-                for lead in each.leads
+                lead_over(each.results, each.own, system["name"], load, aggregates.OVERALL)
+                for load in each.loads
             )
-            leads = [lead for lead in found if lead is not None]
+            leads = [lead for lead in found if lead is not None and not each.has_few_seeds(lead)]
             if any(lead.points >= _LARGE_POINTS or lead.points <= -_SHOWN_POINTS for lead in leads):
                 by_load = ", ".join(f"{formats.load(lead.load)}: {_signed(lead.points)}" for lead in leads)
                 stated = f" ({system['description']})" if system["description"] else ""
@@ -219,7 +235,7 @@ def mechanisms_table(compared: Iterable[BaselineComparison]) -> list[str]:
 def summary(compared: Sequence[BaselineComparison]) -> str:
     """In how many cells Tandem is ahead and behind, on real engines and simulated.
 
-    Only cells in which every baseline was measured count as such; the others are stated apart.
+    Only cells with every baseline, on half of the seeds or more, count as such; the others are stated apart.
     """
     parts = []
     for words, is_live in (("on real engines", True), ("on the simulated device", False)):
@@ -231,7 +247,9 @@ def summary(compared: Sequence[BaselineComparison]) -> str:
         worst = f", by at most {-min(lead.points for lead in whole):.1f} points" if behind else ""
         text = f"ahead in {_ahead(whole)} of {len(whole)} cells {words} and behind in {behind}{worst}"
         if rest := [lead for each, lead in cells if not each.is_complete(lead)]:
-            text += f" (of {len(rest)} more, in which a baseline was not measured, ahead in {_ahead(rest)})"
+            text += (
+                f" (of {len(rest)} more, which lack a baseline or most of the seeds, ahead in {_ahead(rest)})"
+            )
         parts.append(text)
     return "; ".join(parts)
 

@@ -40,7 +40,8 @@ CURRENT = frozenset(
     (
         "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies", "fleet-retries",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "hostile-input", "memory-splits", "mix-compute", "mix-memory", "soak", "traces-code", "victims",
+        "hostile-input", "memory-splits", "mix-compute", "mix-memory", "predictors", "soak", "traces-code",
+        "victims",
     )
 )  # fmt: skip
 """Results of the present rules."""

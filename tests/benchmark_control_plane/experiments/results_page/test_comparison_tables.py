@@ -80,8 +80,35 @@ def test_a_cell_in_which_a_baseline_was_not_measured_is_marked_and_counted_apart
     assert comparison_tables.points(both[0]) == "50 %: -2.0, 100 %: +40.0 (1 of 2 baselines)"
     assert comparison_tables.summary(both) == (
         "ahead in 0 of 1 cells on real engines and behind in 1, by at most 2.0 points "
-        "(of 1 more, in which a baseline was not measured, ahead in 1)"
+        "(of 1 more, which lack a baseline or most of the seeds, ahead in 1)"
     )
+
+
+def test_a_baseline_with_fewer_than_half_of_the_seeds_is_not_measured() -> None:
+    content = results(BEHIND)
+    (whole,) = compared(content)
+    assert whole.is_complete(whole.leads[0])
+    content["runs"] = [run for run in content["runs"] if (run["system"], run["seed"] > 1) != ("plain", True)]
+    (partial,) = compared(content)
+    assert comparison_tables.points(partial) == "50 %: -2.0 (1 of 3 seeds)"
+    better = {**BEHIND, "static-split": BEHIND["plain"] | {"overall": 0.93}}
+    content = results(better)
+    content["runs"] = [run for run in content["runs"] if (run["system"], run["seed"] > 1) != ("plain", True)]
+    (partial,) = compared(content)
+    assert comparison_tables.points(partial) == "50 %: -3.0 (1 of 2 baselines)"
+
+
+def test_a_mechanism_is_compared_at_loads_without_a_baseline() -> None:
+    content = results(BEHIND)
+    baselines = ("plain", "static-split")
+    content["runs"] += [run | {"load": 1.0} for run in content["runs"] if run["system"] not in baselines]
+    lines = comparison_tables.mechanisms_table(compared(content))
+    assert "| 50 %: -1.0, 100 %: -1.0 |" in lines[2]
+    kept = [
+        run for run in content["runs"] if run["load"] < 1.0 or run["seed"] == 1 or run["system"] == "tandem"
+    ]
+    lines = comparison_tables.mechanisms_table(compared({**content, "runs": kept}))
+    assert "| 50 %: -1.0 |" in lines[2]
 
 
 def test_losses_with_one_reason_share_a_row_the_largest_first() -> None:
