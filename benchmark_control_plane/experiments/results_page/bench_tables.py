@@ -37,8 +37,11 @@ def loads_of_all_seeds(runs: Sequence[RunFigures]) -> list[float]:
 
 
 def wrapped(text: str) -> str:
-    """The text in lines of the page's width."""
-    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    """The text, or item of a list, in lines of the page's width."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(
+        text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _systems_table(results: Results, loads: Sequence[float], judged: str) -> list[str]:

@@ -12,6 +12,7 @@ from benchmark_control_plane.experiments.results_page import (
     proposal_table,
     result_age,
 )
+from benchmark_control_plane.experiments.results_page.bench_tables import wrapped
 from benchmark_control_plane.experiments.results_page.kept_results import Measured
 from benchmark_control_plane.report.schema import Results
 
@@ -58,9 +59,9 @@ def front(
         decisions: folder of the decisions.
     """
     summary = comparison_tables.summary(compared)
-    state = f"Against the best baseline, Tandem is {summary}." if summary else ""
+    state = wrapped(f"Against the best baseline, Tandem is {summary}.") if summary else ""
     sections = (
-        ("What was measured", _measured(folder, found, cells, live)),
+        ("What was measured", [_TERMS, *_measured(folder, found, cells, live)]),
         ("Where Tandem loses", [state, "", *_lost(folder, compared)]),
         ("Classes that give way", comparison_tables.classes_table(compared)),
         ("Where Tandem wins", comparison_tables.ahead_table(compared)),
@@ -79,7 +80,7 @@ def _measured(
     live: Sequence[str],
 ) -> list[str]:
     real = [each for each in found if each.files[0].name in live]
-    lines = [_TERMS]
+    lines = []
     by_machine: dict[str, list[str]] = {}
     for each in real:
         by_machine.setdefault(_machine(each), []).append(f"[{each.name}](#{each.anchor})")
@@ -94,7 +95,7 @@ def _measured(
     )
     if missing := proposal_table.missing(folder):
         lines.append(f"- Not measured: {', '.join(missing)}.")
-    return [*lines, "", "On real engines the server knows how long each answer will be.", ""]
+    return [*map(wrapped, lines), "", "On real engines the server knows how long each answer will be.", ""]
 
 
 def _machine(measured: Measured) -> str:
