@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmark_control_plane.report.schema import FrontierRow, HindsightBound, Results, RunFigures, SystemInfo
@@ -168,9 +168,8 @@ def _is_highest(results: Results, row: FrontierRow, rate: float | None) -> bool:
     return bool(rate and capacity and loads and rate >= 0.999 * max(loads) * capacity)
 
 
-def best_baseline(results: Results, target: float) -> FrontierRow | None:
-    """The baseline with the highest rate at this target; None if no baseline reached it."""
-    names = {system["name"] for system in results["systems"] if system["kind"] == "baseline"}
+def best_baseline(results: Results, target: float, names: Collection[str]) -> FrontierRow | None:
+    """That of the baselines `names` with the highest rate at this target; None if none reached it."""
     rows = [row for row in results["max_goodput_rate"] if row["system"] in names and row["target"] == target]
     reached = [row for row in rows if row["rps"] is not None]
     return max(reached, key=lambda row: row["rps"] or 0.0, default=None)

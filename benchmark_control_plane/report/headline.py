@@ -1,6 +1,9 @@
 """Writes the finding of an experiment in one sentence, and the key figures shown below it."""
 
+from collections.abc import Sequence
+
 from benchmark_control_plane.report import aggregates, formats
+from benchmark_control_plane.report.leads import comparable
 from benchmark_control_plane.report.schema import FrontierRow, Results
 
 
@@ -19,14 +22,15 @@ def _by_rate(results: Results) -> str | None:
     own = aggregates.frontier(results, system["name"], target)
     if own is None:
         return None
-    best = aggregates.best_baseline(results, target)
+    names = comparable(results, system["name"])
+    best = aggregates.best_baseline(results, target, names)
     goal = f"{formats.share(target)} attainment"
     if own["rps"] is None:
         finding = f"{system['name']} reaches {goal} at no offered rate"
         return f"{finding}; {best['system']} does at {_rate(results, best)}." if best else f"{finding}."
     finding = f"At {goal}, {system['name']} serves {_rate(results, own)}"
     if best is None or not best["rps"]:
-        return f"{finding}{_baselines_without_rate(results, target)}."
+        return f"{finding}{_baselines_without_rate(results, target, names)}."
     baseline = f"the best baseline ({best['system']}, {_rate(results, best)})"
     if (ratio := ratio_text(results, own, best)) is not None:
         return f"{finding}: {ratio} {baseline}."
@@ -83,9 +87,8 @@ def _by_attainment(results: Results) -> str:
     return f"{finding}; second is {ranked[1]} with {formats.share(attained[ranked[1]])}."
 
 
-def _baselines_without_rate(results: Results, target: float) -> str:
+def _baselines_without_rate(results: Results, target: float, names: Sequence[str]) -> str:
     """Says how often the baselines reach the target whose median rate is none; nothing without baselines."""
-    names = [system["name"] for system in results["systems"] if system["kind"] == "baseline"]
     rows = {name: aggregates.frontier(results, name, target) for name in names}
     if unknown := [name for name, row in rows.items() if row is None]:
         return f"; the rate of {', '.join(unknown)} is not known"
@@ -107,7 +110,8 @@ def cards(results: Results) -> list[tuple[str, str, str]]:
 def _rate_cards(results: Results, system: str) -> list[tuple[str, str, str]]:
     cards = []
     for goal in aggregates.targets(results):
-        own, best = aggregates.frontier(results, system, goal), aggregates.best_baseline(results, goal)
+        own = aggregates.frontier(results, system, goal)
+        best = aggregates.best_baseline(results, goal, comparable(results, system))
         if own and own["rps"]:
             note = "no baseline reached it"
             if best and best["rps"]:

@@ -56,6 +56,12 @@ def pairings(results: Results) -> Iterator[tuple[str, list[str]]]:
                 yield name, same
 
 
+def comparable(results: Results, own: str) -> list[str]:
+    """The baselines of the same condition; all where no condition is stated."""
+    every = [system["name"] for system in results["systems"] if system["kind"] == "baseline"]
+    return dict(pairings(results)).get(own, every)
+
+
 def condition(name: str) -> str:
     """The condition that the name of a system states, in an experiment with several."""
     return name.partition(", ")[2]

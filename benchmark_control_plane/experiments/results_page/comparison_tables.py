@@ -1,39 +1,63 @@
-"""The first tables of docs/results.md: where Tandem is behind, where it is ahead, what each mechanism earns.
+"""The first tables of docs/results.md: where Tandem loses, where it wins, what each mechanism earns.
 
 All are computed from the committed results of `tandem bench run`; only the reasons in `REASONS` are written
-here. A cell is one system at one load of one experiment.
+here. A cell is one load of one experiment.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table, not_measured
+from benchmark_control_plane.experiments.results_page.bench_tables import (
+    loads_of_all_seeds,
+    markdown_table,
+    not_measured,
+)
+from benchmark_control_plane.experiments.results_page.other_losses import Loss
 from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import ratio_text
 from benchmark_control_plane.report.leads import Lead, condition, lead_over, lead_over_best, pairings
 from benchmark_control_plane.report.schema import FrontierRow, Results, SystemInfo
 
-REASONS: Mapping[str, str] = {}
-"""Why Tandem is behind over all requests, by the name of an experiment of which that was examined."""
+_DOCUMENTS = "only documents are lost: {} of {} are rejected, with the split {}; as many answers are in time"
+REASONS: Mapping[tuple[str, float], str] = {
+    ("predictors", 0.75): "one seed of an interrupted run",
+    ("memory-splits", 0.5): _DOCUMENTS.format(3, 104, 0),
+    ("memory-splits", 1.0): _DOCUMENTS.format(26, 210, 4),
+    ("memory-splits", 1.5): _DOCUMENTS.format(62, 330, 14),
+}
+"""Why Tandem is behind over all requests, by the name of the comparison and the load, where it was examined.
 
+The name is that of the experiment, or of several with the same runs, and the condition: `burstiness, CV 6`.
+"""
 _NOT_EXAMINED, _TOO_FEW, _FEW = "not examined", "too few to tell a reason", 5
+_LARGE_POINTS = 1.0
+"""A mechanism is listed from this difference on, and a loss beyond it is never too small for a reason."""
 _SHOWN_POINTS = 0.5
-"""A class, or a system without a mechanism, is listed from this difference on, in points."""
-
-Source = Callable[[Path], str]
-"""Link to a results file."""
+"""A class, or a mechanism that costs, is listed from this difference on, in points."""
 
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """One system of kind tandem of an experiment, and its lead over the best baseline at each load."""
+    """One system of kind tandem of an experiment, and its lead over the best baseline at each load.
 
-    file: Path
+    Attributes:
+        label: name of the experiment, or of several with the same runs, or of a cell of a matrix.
+        anchor: where docs/results.md has the experiment.
+        rules: the decision that the result precedes, or that it is of the present rules.
+        is_live: whether it ran on real engines.
+        own: name of the system of kind tandem.
+        others: names of the baselines.
+        loads: at which the system was measured on all seeds; at some a baseline may not have been.
+    """
+
     label: str
+    anchor: str
+    rules: str
+    is_live: bool
     results: Results
     own: str
     others: Sequence[str]
+    loads: Sequence[float]
     leads: Sequence[Lead]
 
     @property
@@ -41,6 +65,31 @@ class BaselineComparison:
         """Name of the experiment, with the condition if there are several."""
         stated = condition(self.own)
         return f"{self.label}, {stated}" if stated else self.label
+
+    @property
+    def link(self) -> str:
+        """The name, linked to the section of the experiment."""
+        return f"[{self.name}](#{self.anchor})"
+
+    def incomplete(self, lead: Lead) -> str:
+        """Of how many baselines, or seeds, the lead is, where it lacks a baseline or most of the seeds."""
+        if self.has_few_seeds(lead):
+            return f" ({len(lead.seeds)} of {self._seeds_at(lead.load)} seeds)"
+        overall = aggregates.OVERALL
+        found = (lead_over(self.results, self.own, other, lead.load, overall) for other in self.others)
+        measured = sum(each is not None and not self.has_few_seeds(each) for each in found)
+        return f" ({measured} of {len(self.others)} baselines)" if measured < len(self.others) else ""
+
+    def has_few_seeds(self, lead: Lead) -> bool:
+        """Whether the other system was measured on less than half of the seeds."""
+        return 2 * len(lead.seeds) < self._seeds_at(lead.load)
+
+    def _seeds_at(self, load: float) -> int:
+        return len(aggregates.runs_of(self.results, self.own, load))
+
+    def is_complete(self, lead: Lead) -> bool:
+        """Whether the best baseline at this load is the best of all."""
+        return not self.incomplete(lead)
 
     @property
     def ablations(self) -> list[SystemInfo]:
@@ -62,57 +111,56 @@ class BaselineComparison:
                 yield found
 
 
-def comparisons(found: Iterable[tuple[Path, str, Results]]) -> list[BaselineComparison]:
-    """Of all experiments, given as (file, name, results), whose baselines were all measured."""
-    made = []
-    for file, label, results in found:
-        missing = not_measured(results)
-        for own, others in pairings(results):
-            runs = [run for run in results["runs"] if run["system"] == own]
-            loads = aggregates.common_loads({**results, "runs": runs}) if runs else []
-            leads = [lead for load in loads if (lead := lead_over_best(results, own, others, load))]
-            if leads and not set(others) & set(missing):
-                made.append(BaselineComparison(file, label, results, own, others, leads))
-    return made
+def comparisons(
+    label: str, anchor: str, rules: str, results: Results, *, is_live: bool
+) -> Iterator[BaselineComparison]:
+    """Those of an experiment; none if a baseline of it was not measured at all."""
+    missing = not_measured(results)
+    for own, others in pairings(results):
+        runs = [run for run in results["runs"] if run["system"] == own]
+        common = aggregates.common_loads({**results, "runs": runs}) if runs else []
+        leads = [lead for load in common if (lead := lead_over_best(results, own, others, load))]
+        loads = loads_of_all_seeds(runs)
+        if leads and not set(others) & set(missing):
+            yield BaselineComparison(label, anchor, rules, is_live, results, own, others, loads, leads)
 
 
-def lost_rows(compared: Sequence[BaselineComparison], source: Source) -> Iterator[list[str]]:
-    """What Tandem is behind in over all requests: (where, points, against, reason, source)."""
+def losses(compared: Iterable[BaselineComparison]) -> Iterator[Loss]:
+    """The cells that Tandem is behind in over all requests."""
     for each in compared:
         for lead in each.leads:
             if lead.is_lost:
-                where = f"{each.name}, {formats.load(lead.load)} load"
-                yield [where, _points(lead), lead.other, _reason(each, lead), source(each.file)]
+                where = f"{formats.load(lead.load)} load"
+                yield Loss(each.link, where, lead.points, _points(lead), lead.other, _reason(each, lead))
 
 
 def _reason(each: BaselineComparison, lead: Lead) -> str:
-    runs = aggregates.runs_of(each.results, each.own, lead.load)
-    offered = sum(run["offered_rps"] * run["duration_s"] for run in runs)
+    ours, theirs = (aggregates.runs_of(each.results, name, lead.load) for name in (each.own, lead.other))
+    seeds = {run["seed"] for run in theirs}
+    offered = sum(run["offered_rps"] * run["duration_s"] for run in ours if run["seed"] in seeds)
     requests = round(abs(lead.points) / 100 * offered)
     size = f"{requests} of {offered:,.0f} requests{', ahead on some seeds' if lead.changes_sign else ''}"
-    unknown = _TOO_FEW if requests <= _FEW else _NOT_EXAMINED
-    return f"{size}; {REASONS.get(each.file.stem, unknown)}"
+    is_small = requests <= _FEW and -lead.points <= _LARGE_POINTS
+    unknown = _TOO_FEW if is_small else _NOT_EXAMINED
+    return f"{size}; {REASONS.get((each.name, lead.load), unknown)}"
 
 
-def ahead_table(compared: Sequence[BaselineComparison], source: Source) -> list[str]:
-    """A row for each comparison: its rate relative to the best baseline, and its lead at each load."""
-    rows = (
-        [
-            each.name,
-            _rates(each),
-            points(each),
-            source(each.file),
-        ]
-        for each in compared
-    )
-    relative = "req/s at 90 %, relative to the best baseline of each seed"
-    head = ["experiment", relative, "points ahead at each load", "source"]
+def ahead_table(compared: Iterable[BaselineComparison]) -> list[str]:
+    """A row for each comparison with a load that is won: the relative rate, and the lead at each load."""
+    won = (each for each in compared if _ahead(each.leads))
+    rows = ([each.link, _rates(each), points(each), each.rules] for each in won)
+    relative = "req/s at 90 % attainment, relative to a virtual best baseline"
+    head = ["experiment", relative, "points ahead at each load", "rules"]
     return markdown_table(head, rows, has_texts=True)
 
 
 def points(each: BaselineComparison) -> str:
-    """Points ahead at each load."""
-    return ", ".join(f"{formats.load(lead.load)}: {_signed(lead.points)}" for lead in each.leads)
+    """Points ahead at each load, and of how many baselines where not all were measured."""
+
+    def at(lead: Lead) -> str:
+        return f"{formats.load(lead.load)}: {_signed(lead.points)}{each.incomplete(lead)}"
+
+    return ", ".join(map(at, each.leads))
 
 
 def _rates(each: BaselineComparison) -> str:
@@ -124,7 +172,8 @@ def _rates(each: BaselineComparison) -> str:
         return "unknown: a baseline has no valid runs near it"
     if best["rps"] is not None:
         return ratio_text(each.results, own, best) or "the loads were too low to compare them"
-    return "no baseline reaches it" if own["rps"] else "no system reaches it"
+    least = formats.load(min(run["load"] for run in each.results["runs"]))
+    return f"no {'baseline' if own['rps'] else 'system'} reaches it at {least} load or more"
 
 
 def _virtual_best(each: BaselineComparison, target: float) -> FrontierRow | None:
@@ -140,67 +189,73 @@ def _virtual_best(each: BaselineComparison, target: float) -> FrontierRow | None
     }  # fmt: skip
 
 
-def classes_table(compared: Sequence[BaselineComparison], source: Source) -> list[str]:
-    """Classes behind the best baseline at a load, and what the other classes have of it there."""
+def classes_table(compared: Iterable[BaselineComparison]) -> list[str]:
+    """Classes behind the best baseline, and all requests at the highest of these loads."""
     rows = []
     for each in compared:
-        for name in aggregates.classes(each.results):
-            behind = []
-            for lead in each.leads:
-                by_class = {found.requests: found for found in each.class_leads(lead)}
-                if name in by_class and by_class[name].points <= -_SHOWN_POINTS:
-                    behind.append((lead, by_class))
-            if behind:
-                by_load = ", ".join(
-                    f"{formats.load(lead.load)}: {_signed(found[name].points)}" for lead, found in behind
-                )
-                rows.append([each.name, name, by_load, _gains(name, *behind[-1]), source(each.file)])
-    head = ["experiment", "class", "points at each load", "the others at the last of these", "source"]
+        found: dict[str, list[str]] = {}
+        last = None
+        for lead in each.leads:
+            for of_class in each.class_leads(lead):
+                if of_class.points <= -_SHOWN_POINTS:
+                    behind = f"{formats.load(lead.load)}: {_signed(of_class.points)}"
+                    found.setdefault(of_class.requests, []).append(behind)
+                    last = lead
+        if last is not None:
+            by_class = "; ".join(f"{name} {', '.join(behind)}" for name, behind in found.items())
+            rows.append([each.link, by_class, f"{formats.load(last.load)}: {_signed(last.points)}"])
+    head = ["experiment", "classes behind the best baseline, points at each load", "all requests"]
     return markdown_table(head, rows, has_texts=True)
 
 
-def _gains(name: str, lead: Lead, by_class: Mapping[str, Lead]) -> str:
-    others = (f"{other} {_signed(found.points)}" for other, found in by_class.items() if other != name)
-    return ", ".join([*others, f"all {_signed(lead.points)}"])
+def mechanisms_table(compared: Iterable[BaselineComparison]) -> list[str]:
+    """What is lost without each mechanism at each load, in points; negative: it is better without.
 
-
-def mechanisms_table(compared: Sequence[BaselineComparison], source: Source) -> list[str]:
-    """What is lost without each mechanism at each load, in points; negative: it is better without."""
-    rows = []
+    Mechanisms of less than a point at every load are named below the table.
+    """
+    rows, small = [], []
     for each in compared:
         for system in each.ablations:
-            loads = [lead.load for lead in each.leads]
             found = (
-                lead_over(each.results, each.own, system["name"], load, aggregates.OVERALL) for load in loads
+                lead_over(each.results, each.own, system["name"], load, aggregates.OVERALL)
+                for load in each.loads
             )
-            leads = [lead for lead in found if lead is not None]
-            by_load = ", ".join(f"{formats.load(lead.load)}: {_signed(lead.points)}" for lead in leads)
-            what = f"{system['name']} ({system['description']})" if system["description"] else system["name"]
-            rows.append([each.name, what, by_load, source(each.file)])
-    head = ["experiment", "without a mechanism", "points lost at each load", "source"]
-    return markdown_table(head, rows, has_texts=True)
+            leads = [lead for lead in found if lead is not None and not each.has_few_seeds(lead)]
+            if any(lead.points >= _LARGE_POINTS or lead.points <= -_SHOWN_POINTS for lead in leads):
+                by_load = ", ".join(f"{formats.load(lead.load)}: {_signed(lead.points)}" for lead in leads)
+                stated = f" ({system['description']})" if system["description"] else ""
+                rows.append([f"{system['name']}{stated}", by_load, each.link])
+            elif leads:
+                small.append(f"{system['name']} ({each.link})")
+    head = ["without a mechanism", "points lost at each load", "experiment"]
+    lines = markdown_table(head, rows, has_texts=True)
+    return [*lines, f"Less than a point at every load: {', '.join(small)}.", ""] if small else lines
 
 
-def summary(compared: Sequence[BaselineComparison], live: Collection[str]) -> str:
-    """In how many cells Tandem is ahead and behind, in the files `live` of real engines and simulated."""
+def summary(compared: Sequence[BaselineComparison]) -> str:
+    """In how many cells Tandem is ahead and behind, on real engines and simulated.
+
+    Only cells with every baseline, on half of the seeds or more, count as such; the others are stated apart.
+    """
     parts = []
-    for words, chosen in (
-        ("on real engines", [each for each in compared if each.file.name in live]),
-        ("on the simulated device", [each for each in compared if each.file.name not in live]),
-    ):
-        cells = [lead for each in chosen for lead in each.leads]
-        ahead = sum(round(lead.points, 1) > 0 for lead in cells)
-        behind = sum(lead.is_lost for lead in cells)
-        if cells:
-            worst = f", by at most {-min(lead.points for lead in cells):.1f} points" if behind else ""
-            parts.append(f"ahead in {ahead} of {len(cells)} cells {words} and behind in {behind}{worst}")
+    for words, is_live in (("on real engines", True), ("on the simulated device", False)):
+        cells = [(each, lead) for each in compared if each.is_live is is_live for lead in each.leads]
+        whole = [lead for each, lead in cells if each.is_complete(lead)]
+        if not whole:
+            continue
+        behind = sum(lead.is_lost for lead in whole)
+        worst = f", by at most {-min(lead.points for lead in whole):.1f} points" if behind else ""
+        text = f"ahead in {_ahead(whole)} of {len(whole)} cells {words} and behind in {behind}{worst}"
+        if rest := [lead for each, lead in cells if not each.is_complete(lead)]:
+            text += (
+                f" (of {len(rest)} more, which lack a baseline or most of the seeds, ahead in {_ahead(rest)})"
+            )
+        parts.append(text)
     return "; ".join(parts)
 
 
-def live_rates(compared: Sequence[BaselineComparison], live: Collection[str]) -> str:
-    """The rates at 90 % attainment relative to the best baseline of each seed, on real engines."""
-    rates = (f"{each.name} {_rates(each)}" for each in compared if each.file.name in live)
-    return "; ".join(rates)
+def _ahead(leads: Iterable[Lead]) -> int:
+    return sum(round(lead.points, 1) > 0 for lead in leads)
 
 
 def _points(lead: Lead) -> str:

@@ -1,4 +1,4 @@
-"""Quotes of the fault suite, of overload by new connections and of hostile bodies for docs/results.md."""
+"""Quotes of the fault suite, of overload by new connections and of hostile bodies for the results page."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,32 +6,57 @@ from statistics import median
 from typing import Any
 
 from benchmark_control_plane.experiments.faults.trial import HEALTH_WITHIN_MS, MOST_GROWTH_MB
-from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
+from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table, wrapped
 from benchmark_control_plane.report import formats
 
 Rows = Iterator[tuple[str, str]]
 
 
 def fault_table(content: Mapping[str, Any], link: str) -> str:
-    """A table with one line for each fault: the sums of its trials, and the worst of the times."""
+    """A table with one line for each fault: the worst of the times of its trials.
+
+    Faults without a figure are named below it, as are requests that were lost and memory that stayed held.
+    """
     trials: dict[str, list[Mapping[str, Any]]] = {}
     for trial in content["trials"]:
         trials.setdefault(trial["row"], []).append(trial)
     head = [
-        "fault under load", "runs", "lost of all requests", "bytes held after", "MB more, at most",
-        "MB more after", "`/ready` 503 after", "200 again after", "`/health` on its own port", "on the API's",
-        "chat of another tenant",
+        "fault under load", "MB more, at most", "MB more after", "`/ready` 503 after", "200 again after",
+        "`/health` on its own port", "on the API's", "chat of another tenant",
     ]  # fmt: skip
-    lines = markdown_table(head, ([row, *_fault_cells(found)] for row, found in trials.items()))
+    rows = {row: list(_fault_cells(found)) for row, found in trials.items()}
+    without = [row for row, cells in rows.items() if set(cells) == {formats.ABSENT}]
+    lines = markdown_table(head, ([row, *cells] for row, cells in rows.items() if row not in without))
     found = content["trials"]
     slow = sum(bool(trial["slow"]) for trial in found)
     broken = sum(bool(trial["failures"]) for trial in found)
+    each = formats.spread(*(extreme(len(runs) for runs in trials.values()) for extreme in (min, max)))
     remarks = (
-        f"Waits are the longest. In {slow} of {len(found)} runs `/health` waited longer than "
-        f"{HEALTH_WITHIN_MS:.0f} ms on its own port, or memory grew by more than {MOST_GROWTH_MB:.0f} MB; in "
-        f"{broken} another claim did not hold. The requests ended as {_endings(found)}. ({link}.)"
+        f"{each} runs of each fault; waits are the longest. In {slow} of {len(found)} runs `/health` waited "
+        f"longer than {HEALTH_WITHIN_MS:.0f} ms on its own port, or memory grew by more than "
+        f"{MOST_GROWTH_MB:.0f} MB; in {broken} another claim did not hold. Lost requests: "
+        f"{_lost(trials)}. Memory still held after: {_held(trials)}. "
+        f"The requests ended as {_endings(found)}."
     )
-    return "\n".join([*lines, remarks, ""])
+    if without:
+        remarks += f" Without load: {', '.join(without)}."
+    return "\n".join([*lines, wrapped(f"{remarks} ({link}.)"), ""])
+
+
+def _lost(trials: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Of all requests, and by fault."""
+    sent = sum(trial["sent"] for found in trials.values() for trial in found)
+    by_fault = {row: sum(trial["lost"] for trial in found) for row, found in trials.items()}
+    named = [f"{row} {lost}" for row, lost in by_fault.items() if lost]
+    stated = f" ({', '.join(named)})" if named else ""
+    return f"{sum(by_fault.values())} of {sent:,}{stated}"
+
+
+def _held(trials: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """The most bytes after each fault that left some."""
+    most = {row: max(trial["after"]["held_bytes"] or 0 for trial in found) for row, found in trials.items()}
+    named = [f"{row} {held:,.0f} bytes" for row, held in most.items() if held]
+    return ", ".join(named) or "none"
 
 
 def _fault_cells(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -40,9 +65,7 @@ def _fault_cells(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return f"{formats.figure(max(known))} {unit}".strip() if known else formats.ABSENT
 
     after, sent = [trial["after"] for trial in trials], sum(trial["sent"] for trial in trials)
-    yield f"{len(trials)}"
-    yield f"{sum(trial['lost'] for trial in trials)} of {sent:,}" if sent else formats.ABSENT
-    for key in ("held_bytes", "peak_growth_mb", "growth_mb"):
+    for key in ("peak_growth_mb", "growth_mb"):
         yield worst((state[key] for state in after), "")
     for key in ("not_ready_s", "back_s"):
         yield worst((trial[key] for trial in trials), "s")

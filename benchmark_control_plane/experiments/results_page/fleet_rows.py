@@ -1,37 +1,10 @@
-"""Quotes of the studies of routing, of the fleet's simulator and of load reports for docs/results.md."""
+"""Quotes of the fleet's simulator, of autoscaling and of load reports for docs/component-results.md."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Rows = Iterator[tuple[str, str]]
 Found = Sequence[Mapping[str, Any]]
-
-
-def policies(content: Mapping[str, Any]) -> Rows:
-    for cell, found in _groups(content["rows"], "cell"):
-        yield f"Routing on {_fleet(content)}, {cell}: requests that met their objectives", _by_policy(found)
-
-
-def staleness(content: Mapping[str, Any]) -> Rows:
-    for period, found in _groups(content["rows"], "period"):
-        reports = "policies without reports" if period is None else f"reports every {period:g} s"
-        yield f"Routing on {_load(content)}, {reports}: requests that met their objectives", _by_policy(found)
-
-
-def choices(content: Mapping[str, Any]) -> Rows:
-    for period, found in _groups(content["rows"], "period"):
-        compared = (f"{row['choices']} boxes {row['met_percent']:.1f} %" for row in found)
-        yield f"Boxes compared on {_load(content)}, reports every {period:g} s: met", ", ".join(compared)
-
-
-def routers(content: Mapping[str, Any]) -> Rows:
-    for choices, compared in _groups(content["rows"], "choices"):
-        for period, found in _groups(compared, "period"):
-            by_routers = (f"{row['routers']}: {row['met_percent']:.1f} %" for row in found)
-            yield (
-                f"Routers of {_load(content)}, {choices} boxes compared, reports every {period:g} s: met",
-                ", ".join(by_routers),
-            )
 
 
 def autoscaling(content: Mapping[str, Any]) -> Rows:
@@ -51,32 +24,6 @@ def retries(content: Mapping[str, Any]) -> Rows:
         yield (
             f"Second try after a refusal on {_fleet(content)}, {rate:g} requests/s and box: met",
             ", ".join(both),
-        )
-
-
-def faults(content: Mapping[str, Any]) -> Rows:
-    down = content["rows"][0]["boxes_down"]
-    yield (
-        f"{down} of {_fleet(content)} down for a third of the time: requests that met their objectives",
-        _by_policy(content["rows"]),
-    )
-
-
-def router_lost(content: Mapping[str, Any]) -> Rows:
-    for is_lost, found in _groups(content["rows"], "router_lost"):
-        routers = "one of four routers down for a third of the time" if is_lost else "four routers"
-        yield f"Routing on {_load(content)}, {routers}: requests that met their objectives", _by_policy(found)
-
-
-def capacity(content: Mapping[str, Any]) -> Rows:
-    for policy, found in _groups(content["rows"], "policy"):
-        yield (
-            f"Rate per box at which 90 % met their objectives, {_name(policy)}, simulated",
-            ", ".join(f"{_boxes(row['boxes'])} {row['rate_per_box']:.1f}/s" for row in found),
-        )
-        yield (
-            f"Requests lost to routing there, against one router with fresh reports, {_name(policy)}",
-            ", ".join(f"{_boxes(row['boxes'])} {row['lost_to_routing_points']:.1f} points" for row in found),
         )
 
 
@@ -130,20 +77,8 @@ def _groups(rows: Found, key: str) -> Iterator[tuple[Any, Found]]:
         yield value, [row for row in rows if row[key] == value]
 
 
-def _by_policy(rows: Iterable[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{_name(row['policy'])} {row['met_percent']:.1f} %" for row in rows)
-
-
-def _name(policy: str) -> str:
-    return policy.replace("_", " ").lower()
-
-
 def _fleet(content: Mapping[str, Any]) -> str:
     return f"{content['boxes'][0]} simulated boxes"
-
-
-def _load(content: Mapping[str, Any]) -> str:
-    return f"{_fleet(content)} at {content['rate_per_box']:g} requests/s"
 
 
 def _boxes(count: int) -> str:

@@ -1,15 +1,38 @@
-"""What Tandem is behind in, of results that are no experiment of `tandem bench run`, with the reason.
+"""What Tandem is behind in, of results that are not compared load by load, with the reason.
 
-Each function reads one results file and yields (where, by how much, against, reason). A cell that was lost
-and is not known to any of them is not listed, so a new kind of result needs one.
+Each function reads one results file. A cell that was lost and is not known to any of them is not listed, so a
+new kind of result needs one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from statistics import fmean
+from typing import Any, NamedTuple
 
+from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
 from benchmark_control_plane.report import formats
 
-Losses = Iterator[tuple[str, str, str, str]]
+
+class Loss(NamedTuple):
+    """One cell that another system is ahead in.
+
+    Attributes:
+        subject: what was measured.
+        where: under which condition; empty if there is one only.
+        points: difference in points, negative; None for another figure.
+        size: the difference as a text.
+        against: the system that is ahead.
+        reason: why.
+    """
+
+    subject: str
+    where: str
+    points: float | None
+    size: str
+    against: str
+    reason: str
+
+
+Losses = Iterator[Loss]
 
 _TWO_CHOICES = (
     "two boxes are compared, which leaves boxes unequal where all are nearly full "
@@ -46,24 +69,24 @@ def policies(content: Mapping[str, Any]) -> Losses:
             reason = "less than the range of the seeds"
         elif key == "period" and value >= _STALE_S:
             reason = _ROUTERS_APART
-        where = f"routing on {content['boxes'][0]} simulated boxes, {_condition(key, value, content)}"
-        yield where, f"{points:+.1f} points", best["policy"].replace("_", " ").lower(), reason
+        where = f"{content['boxes'][0]} boxes at {content['rate_per_box']:g}/s, {_condition(key, value)}"
+        against = best["policy"].replace("_", " ").lower()
+        yield Loss("routing on simulated boxes", where, points, f"{points:+.1f}", against, reason)
 
 
-def _condition(key: str, value: object, content: Mapping[str, Any]) -> str:
+def _condition(key: str, value: object) -> str:
     if key == "cell":
         return str(value)
     routers = "one of four routers lost" if value else "four routers"
-    what = f"reports every {value:g} s" if key == "period" else routers
-    return f"{content['rate_per_box']:g} requests/s, {what}"
+    return f"reports every {value:g} s" if key == "period" else routers
 
 
 def second_try(content: Mapping[str, Any]) -> Losses:
     met = {(row["rate_per_box"], row["retries"]): row["met_percent"] for row in content["rows"]}
     for rate in dict.fromkeys(rate for rate, _ in met):
         if (points := met[rate, True] - met[rate, False]) < 0:
-            yield (
-                f"second try after a refusal, {rate:g} requests/s and box", f"{points:+.2f} points",
+            yield Loss(
+                "second try after a refusal", f"{rate:g} requests/s and box", points, f"{points:+.2f}",
                 "no second try",
                 "within the range of the seeds; kept for boxes that refuse while others have room",
             )  # fmt: skip
@@ -75,19 +98,21 @@ def interference(content: Mapping[str, Any]) -> Losses:
             continue
         own, pair = (cell[name]["burst_attainment"] for name in ("tandem", "naive"))
         if own < pair:
+            points = 100 * (own - pair)
             tpot = formats.times(cell["tandem_over_naive"]["p99_tpot_ms"])
-            yield (
-                f"bursts of passages in time beside chat at {key.split('_')[1]}/s",
-                f"{100 * (own - pair):+.1f} points", "two independent servers",
-                f"passes wait for decode steps; chat has {tpot} the pair's P99 TPOT",
+            yield Loss(
+                "bursts of passages in time", f"beside chat at {key.split('_')[1]}/s", points,
+                f"{points:+.1f}", "two independent servers",
+                f"passages wait for decode steps; chat has {tpot} the pair's P99 TPOT",
             )  # fmt: skip
 
 
 def embedding_throughput(content: Mapping[str, Any]) -> Losses:
     for texts in ("queries", "passages"):
         if (ratio := content[texts]["ratios"]["tandem_http_over_encode"]) < 1:
-            yield (
-                f"throughput on {texts} over HTTP", formats.times(ratio), "`encode` on all texts at once",
+            yield Loss(
+                f"throughput on {texts} over HTTP", "", None, formats.times(ratio),
+                "`encode` on all texts at once",
                 f"a request for each text, by {content['clients']} clients; the engine alone has "
                 f"{formats.times(content[texts]['ratios']['engine_over_encode'])}",
             )  # fmt: skip
@@ -97,8 +122,9 @@ def simulated_mix(content: Mapping[str, Any]) -> Losses:
     policies = content["summary"]["policies"]
     own, free = policies["dynamic"]["both"], policies["no quota"]
     if own < free["both"]:
-        yield (
-            "adaptive quotas, mean of 45 mixes and loads", f"{100 * (own - free['both']):+.1f} points",
+        points = 100 * (own - free["both"])
+        yield Loss(
+            "adaptive quotas, mean of 45 mixes and loads", "", points, f"{points:+.1f}",
             "no quotas", f"without them {free['failed_batches']:,} batches failed for lack of memory",
         )  # fmt: skip
 
@@ -108,19 +134,91 @@ def output_length(content: Mapping[str, Any]) -> Losses:
         others = {key: each["pinball"] for key, each in methods.items() if not key.startswith("learned")}
         best = min(others, key=others.__getitem__)
         if (ratio := methods["learned"]["pinball"] / others[best]) >= 1.005:
-            yield f"pinball loss of output lengths, {name} alone", formats.times(ratio), best, "not examined"
+            yield Loss(
+                "pinball loss of output lengths", f"{name} alone", None, formats.times(ratio), best,
+                "not examined",
+            )  # fmt: skip
 
 
-LOSSES: Mapping[str, Callable[[Mapping[str, Any]], Losses]] = {
-    "fleet-policies.json": policies,
-    "fleet-staleness.json": policies,
-    "fleet-staleness-90.json": policies,
-    "fleet-router-lost.json": policies,
-    "fleet-traces.json": policies,
-    "fleet-retries.json": second_try,
-    "collocation.json": interference,
-    "embedding-throughput.json": embedding_throughput,
-    "collocated-mix.json": simulated_mix,
-    "prediction.json": output_length,
+_LOADS = {"half": "at half of vLLM's rate", "nine_tenths": "at 90 % of it", "saturated": "saturated"}
+_RATIOS = (("median_ttft_ratio", "TTFT"), ("median_tpot_ratio", "TPOT"), ("throughput_ratio", "throughput"))
+
+
+def http_overhead(content: Mapping[str, Any]) -> Losses:
+    """Times above those of vLLM's own server and throughput below, by what two digits show."""
+    for load, words in _LOADS.items():
+        for key, name in _RATIOS:
+            found = content["server_ratios"][load][key]
+            ratio = round(found["median"], 2)
+            if ratio < 1 if key == "throughput_ratio" else ratio > 1:
+                is_open = found["min"] < 1 < found["max"]
+                yield Loss(
+                    "a tiny model's server", f"{name} {words}", None, formats.times(found["median"]),
+                    "vLLM's own server",
+                    "either is ahead in some of the runs" if is_open else "not examined",
+                )  # fmt: skip
+
+
+def workflows(content: Mapping[str, Any]) -> Losses:
+    """Workflows kept with what the Python client states, against the best budgets."""
+    own = next(each["name"] for each in content["systems"] if "answer()" in each["description"])
+    budgets = [each["name"] for each in content["systems"] if each["kind"] == "baseline"]
+    arrivals = "RAGPulse" if "trace" in content["experiment"]["name"] else "Poisson arrivals"
+    for load in sorted({run["load"] for run in content["runs"]}):
+        kept: dict[str, list[float]] = {}
+        for run in content["runs"]:
+            if run["load"] == load and run["valid"]:
+                kept.setdefault(run["system"], []).append(run["attainment"]["answers"])
+        if own not in kept or not (others := [name for name in budgets if name in kept]):
+            continue
+        best = max(others, key=lambda name: fmean(kept[name]))
+        if (points := 100 * (fmean(kept[own]) - fmean(kept[best]))) <= -0.05:
+            is_open = max(kept[own]) >= min(kept[best])
+            yield Loss(
+                f"workflows kept with {own}", f"{arrivals}, {formats.load(load)} load", points,
+                f"{points:+.1f}", best,
+                "the ranges over the seeds overlap; the best budgets are known only afterwards"
+                if is_open else "not examined",
+            )  # fmt: skip
+
+
+LOSSES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Losses]]] = {
+    "fleet-policies.json": ("component-results.md#fleet", policies),
+    "fleet-staleness.json": ("component-results.md#fleet", policies),
+    "fleet-staleness-90.json": ("component-results.md#fleet", policies),
+    "fleet-router-lost.json": ("component-results.md#fleet", policies),
+    "fleet-traces.json": ("component-results.md#fleet", policies),
+    "fleet-retries.json": ("component-results.md#fleet", second_try),
+    "collocation.json": ("component-results.md#collocation", interference),
+    "embedding-throughput.json": ("component-results.md#collocation", embedding_throughput),
+    "collocated-mix.json": ("component-results.md#collocation", simulated_mix),
+    "prediction.json": ("component-results.md#prediction", output_length),
+    "http-overhead.json": ("component-results.md#gate", http_overhead),
+    "workflow.json": ("#workflow", workflows),
+    "workflow-trace.json": ("#workflow-trace", workflows),
 }
-"""By the name of a results file."""
+"""Section and losses by the name of a results file."""
+
+
+def table(losses: Iterable[Loss]) -> list[str]:
+    """The cells of one subject with the same reason in a row, the largest difference in points first."""
+    rows: dict[tuple[str, str], list[Loss]] = {}
+    for loss in losses:
+        rows.setdefault((loss.subject, loss.reason), []).append(loss)
+    worst_first = sorted(
+        rows.values(), key=lambda found: min(0.0 if loss.points is None else loss.points for loss in found)
+    )
+    lines = ([found[0].subject, _cells(found), found[0].reason] for found in worst_first)
+    return markdown_table(["what", "by how much: points, or a ratio", "reason"], lines, has_texts=True)
+
+
+def _cells(found: Iterable[Loss]) -> str:
+    """Condition, difference and system of each; a system, or what conditions begin with, only once."""
+    by_system: dict[str, list[str]] = {}
+    before = ""
+    for loss in found:
+        first, _, rest = loss.where.partition(", ")
+        where = rest if rest and first == before else loss.where
+        before = first
+        by_system.setdefault(loss.against, []).append(f"{where}: {loss.size}" if where else loss.size)
+    return "; ".join(f"{', '.join(sizes)} against {against}" for against, sizes in by_system.items())

@@ -1,4 +1,4 @@
-"""The table of docs/results.md that says where each experiment of the project's proposal is measured."""
+"""The table of docs/results.md that states where each experiment of the project's proposal is measured."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,19 +67,21 @@ _MEASURED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 """What was asked, the results that answer it, and how."""
 
 
-def table(folder: Path, link: Callable[[Path], str]) -> list[str]:
-    """A row for each question; a result that is not committed is named as not measured."""
+def table(folder: Path, link: Callable[[str], str]) -> list[str]:
+    """A row for each question; a result that is not kept in `folder` is named as not measured.
+
+    `link` makes the link to the result of this name.
+    """
     rows = []
     for question, names, how in _MEASURED:
-        files = [folder / f"{name}.json" for name in names]
-        found = [link(file) for file in files if file.exists()]
-        missing = [file.stem for file in files if not file.exists()]
+        found = [link(name) for name in names if (folder / f"{name}.json").exists()]
+        missing = [name for name in names if not (folder / f"{name}.json").exists()]
         state = [*found, *([f"**not measured:** {', '.join(missing)}"] if missing else [])]
         rows.append([question, "; ".join(state) or "**not measured**", how])
     return markdown_table(["experiment", "results", "how"], rows, has_texts=True)
 
 
 def missing(folder: Path) -> list[str]:
-    """Names of the results that are not committed."""
+    """Names of the results that are not kept."""
     names = dict.fromkeys(name for _, asked, _ in _MEASURED for name in asked)
     return [name for name in names if not (folder / f"{name}.json").exists()]

@@ -3,8 +3,10 @@
 A result is repeated only when there is time for it, so that each names the first decision that it precedes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
 
 _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0028": (
@@ -38,27 +40,39 @@ CURRENT = frozenset(
     (
         "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies", "fleet-retries",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "hostile-input", "mix-compute", "mix-memory", "soak", "victims",
+        "hostile-input", "memory-splits", "mix-compute", "mix-memory", "predictors", "soak", "traces-code",
+        "victims",
     )
 )  # fmt: skip
 """Results of the present rules."""
 PRECEDES: Mapping[str, str] = {name: number for number, names in _PRECEDES.items() for name in names}
 
 
-def explanation(decisions: str) -> str:
-    """The sentence that explains the remarks; `decisions` is the link to all decisions."""
-    return (
-        "*Before 0058* beside a source means that the result precedes that decision and some of the later "
-        f"[decisions]({decisions}),\nwhich changed the rules of admission, order or embedding passes."
-    )
+def rules(name: str) -> str:
+    """Of which rules a result is: the decision that it precedes, or the present ones."""
+    if (number := PRECEDES.get(name)) is not None:
+        return f"before {number}"
+    return "no rules" if name in INDEPENDENT else "present rules"
 
 
-def remark(name: str, decisions: Path, link: str) -> str:
-    """The remark after the link to a result; empty for one that no later rule changes.
+def table(names: Iterable[str], decisions: Path, link: str) -> str:
+    """The results by the first decision that they precede, then those of the present rules and of none.
 
     `decisions` is the folder of the decisions, and `link` leads to it from the page.
     """
-    if (number := PRECEDES.get(name)) is None:
-        return ""
-    (file,) = decisions.glob(f"{number}-*.md")
-    return f", before [{number}]({link}/{file.name})"
+    by_rules: dict[str, list[str]] = {}
+    for name in sorted(names):
+        by_rules.setdefault(rules(name), []).append(name)
+    rows = []
+    for number in sorted(set(PRECEDES.values())):
+        if older := by_rules.get(f"before {number}"):
+            (file,) = decisions.glob(f"{number}-*.md")
+            title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix(f"# {number} ")
+            rows.append([f"before [{number}]({link}/{file.name}): {title}", ", ".join(older)])
+    for key, words in (
+        ("present rules", "present rules"),
+        ("no rules", "no rule of admission or order applies"),
+    ):
+        if found := by_rules.get(key):
+            rows.append([words, ", ".join(found)])
+    return "\n".join(markdown_table(["rules", "results"], rows, has_texts=True))

@@ -1,7 +1,6 @@
-"""Question and result of every committed results file, as docs/results.md quotes them.
+"""Question and result of the committed results files that docs/component-results.md quotes.
 
-Each function reads one results file and yields rows (question, result). The questions of `tandem bench run`
-are written here too, since the `question` field of a results file is that of its experiment.
+Each function reads one results file and yields rows (question, result).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,45 +25,6 @@ GATE, ENGINE, COLLOCATION, PREDICTION = "Gate", "Engine", "Collocation", "Predic
 HIDDEN_CACHE, ROUND_MODEL, CLIENT = "Hidden-state cache", "Round model", "Accuracy of the client"
 FAULTS, FLEET = "Faults", "Fleet"
 HEADINGS = (GATE, FAULTS, ENGINE, COLLOCATION, PREDICTION, FLEET, HIDDEN_CACHE, ROUND_MODEL, CLIENT)
-
-BENCH_QUESTIONS: Mapping[str, tuple[str, str]] = {
-    "load": (GATE, "SLO attainment at 50 to 150 % load, with the gate and without"),
-    "admission": (GATE, "Effect of memory look-ahead, immediate rejection and queue bounds, each ablated"),
-    "ordering": (GATE, "Effect of the order of the waiting queue"),
-    "burstiness": (GATE, "SLO attainment as arrivals become burstier"),
-    "memory-pressure": (GATE, "SLO attainment with a KV cache of 16, 8, 4 and 2 GiB"),
-    "tpot": (GATE, "SLO attainment with ample memory and a short TPOT objective"),
-    "traces": (GATE, "SLO attainment on recorded arrivals and lengths"),
-    "scaling": (GATE, "Highest rate on devices of one, two and four times the speed and memory"),
-    "quota": (COLLOCATION, "Fixed and adaptive split of 4 GiB between KV cache and embedding workspace"),
-    "forecast": (PREDICTION, "Effect of length forecasts"),
-    "mix-memory": (COLLOCATION, "Chat, batch and document embeddings on real engines, KV-cache memory short"),
-    "mix-compute": (COLLOCATION, "Chat, batch and document embeddings on real engines, computing time short"),
-    "mix-light": (COLLOCATION, "Chat, batch and document embeddings on real engines, small requests"),
-    "mix-bursty": (COLLOCATION, "Chat, batch and document embeddings on real engines, in bursts"),
-    "mix-documents": (COLLOCATION, "Chat, batch and long documents on real engines"),
-    "mix-memory-tuned": (
-        COLLOCATION,
-        "The same as mix-memory against baselines with queue limits and with small embedding batches",
-    ),
-    "head-to-head": (COLLOCATION, "Chat, batch and document embeddings against tuned baselines"),
-    "mix-compute-strict": (COLLOCATION, "The same with objectives half as long"),
-    "one-gpu": (
-        COLLOCATION,
-        "Chat, batch and document embeddings on one GPU, models of real sizes with random weights",
-    ),
-    "simulated-mix-memory": (
-        GATE,
-        "The default arrangement without one mechanism each, KV-cache memory short",
-    ),
-    "simulated-mix-compute": (
-        GATE,
-        "The default arrangement without one mechanism each, computing time short",
-    ),
-    "simulated-mix-light": (GATE, "The default arrangement without one mechanism each, small requests"),
-}
-"""Heading and question by the name of an experiment of `tandem bench run`."""
-
 
 _RATES = (
     ("half", "at half of the rate that vLLM sustains"),
@@ -173,28 +133,6 @@ def plugin_cost(content: Mapping[str, Any]) -> Rows:
         "where slots are short (256 running) and where memory is",
         f"{', '.join(costs)}; vLLM's own step {' and '.join(f'{ms:.1f}' for ms in own)} ms",
     )
-
-
-def workflows(content: Mapping[str, Any]) -> Rows:
-    """The attainment of the class `answers`, which is judged from the start of the query."""
-    arrivals = "RAGPulse" if "trace" in content["experiment"]["name"] else "Poisson arrivals"
-    for load in sorted({run["load"] for run in content["runs"]}):
-        kept: dict[str, list[float]] = {}
-        for run in content["runs"]:
-            if run["load"] == load and run["valid"]:
-                kept.setdefault(run["system"], []).append(run["attainment"]["answers"])
-        best_first = sorted(kept.items(), key=lambda found: -fmean(found[1]))
-        shares = [
-            f"{name}: {formats.share(fmean(found))} ({formats.share(min(found))} to "
-            f"{formats.share(max(found))})"
-            for name, found in best_first
-        ]
-        seeds = formats.several(len(best_first[0][1]), "seed")
-        yield (
-            "Workflows of query, reranking and answer that keep one deadline, by what the stages state of it "
-            f"({arrivals}, {formats.load(load)} load, mean of {seeds} and range)",
-            "<br>".join(shares),
-        )
 
 
 _FRONTIERS = (
@@ -351,8 +289,6 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),
     "soak.json": (FAULTS, fault_rows.soak),
-    "workflow.json": (GATE, workflows),
-    "workflow-trace.json": (GATE, workflows),
     "engine-frontier.json": (ENGINE, engine_frontier),
     "plugin-cost.json": (ENGINE, plugin_cost),
     "collocation.json": (COLLOCATION, collocation_rows.interference),
@@ -362,16 +298,8 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "prediction.json": (PREDICTION, prediction_rows.output_length),
     "prediction-goodput.json": (PREDICTION, prediction_rows.prediction_goodput),
     "ttft-forecast.json": (PREDICTION, prediction_rows.ttft_forecast),
-    "fleet-policies.json": (FLEET, fleet_rows.policies),
-    "fleet-staleness*.json": (FLEET, fleet_rows.staleness),
-    "fleet-choices.json": (FLEET, fleet_rows.choices),
-    "fleet-routers.json": (FLEET, fleet_rows.routers),
     "fleet-retries.json": (FLEET, fleet_rows.retries),
-    "fleet-faults.json": (FLEET, fleet_rows.faults),
-    "fleet-router-lost.json": (FLEET, fleet_rows.router_lost),
-    "fleet-traces.json": (FLEET, fleet_rows.policies),
     "fleet-autoscaling.json": (FLEET, fleet_rows.autoscaling),
-    "fleet-capacity.json": (FLEET, fleet_rows.capacity),
     "fleet-accuracy*.json": (FLEET, fleet_rows.accuracy),
     "fleet-order.json": (FLEET, fleet_rows.order),
     "fleet-scale.json": (FLEET, fleet_rows.scale),

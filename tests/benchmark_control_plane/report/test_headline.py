@@ -32,6 +32,20 @@ def test_the_ratio_is_relative_to_the_best_baseline() -> None:
     assert "plain, 7 req/s" in text_of(with_rates(9.0, 5.0, 7.0))
 
 
+def test_a_condition_is_compared_with_its_own_baseline() -> None:
+    content = with_rates(4.0, 8.0, 3.0)
+    names = {"tandem": "tandem, one", "tandem-no-forecast": "tandem, two", "plain": "plain, one",
+             "static-split": "plain, two"}  # fmt: skip
+    for entry in [*content["systems"], *content["runs"], *content["max_goodput_rate"]]:
+        key = "name" if "name" in entry else "system"
+        entry[key] = names[entry[key]]
+        if entry.get("kind") == "ablation":
+            entry["kind"] = "tandem"
+    assert "(plain, one, 3 req/s)" in text_of(content)
+    notes = {note for *_, note in cards(content) if "plain" in note}
+    assert notes == {"1.33\N{MULTIPLICATION SIGN} (the same over 3 seeds) plain, one"}
+
+
 def test_an_unsaturated_rate_is_a_lower_bound() -> None:
     # The highest load of the experiment is twice 8 req/s.
     sentence = text_of(with_rates(16.0, 8.0))

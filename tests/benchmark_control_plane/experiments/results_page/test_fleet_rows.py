@@ -1,6 +1,6 @@
-"""Quotes of the fleet's studies."""
+"""Quotes and tables of the fleet's studies."""
 
-from benchmark_control_plane.experiments.results_page import fleet_rows
+from benchmark_control_plane.experiments.results_page import fleet_rows, fleet_tables
 
 LOAD = {"boxes": [8], "rate_per_box": 37.0}
 
@@ -9,70 +9,58 @@ def row(**values: object) -> dict[str, object]:
     return {"policy": "ROUND_ROBIN", "met_percent": 98.04, **values}
 
 
-def test_staleness_has_a_row_for_each_period_and_one_without_reports() -> None:
-    rows = [row(period=0.2), row(policy="TANDEM", period=0.2), row(policy="RANDOM", period=None)]
-    assert list(fleet_rows.staleness({**LOAD, "rows": rows})) == [
-        (
-            "Routing on 8 simulated boxes at 37 requests/s, reports every 0.2 s: "
-            "requests that met their objectives",
-            "round robin 98.0 %, tandem 98.0 %",
-        ),
-        (
-            "Routing on 8 simulated boxes at 37 requests/s, policies without reports: "
-            "requests that met their objectives",
-            "random 98.0 %",
-        ),
+def test_routing_has_a_row_for_each_condition_and_one_without_reports() -> None:
+    stale = [row(period=0.2), row(policy="TANDEM", period=0.2), row(policy="RANDOM", period=None)]
+    found = {
+        "[a]": {**LOAD, "rows": stale},
+        "[b]": {"boxes": [8], "rows": [row(cell="equal boxes")]},
+        "[c]": {**LOAD, "rows": [row(boxes_down=3)]},
+        "[d]": {**LOAD, "rows": [row(router_lost=True)]},
+    }
+    assert [line.strip("| ").split(" | ") for line in fleet_tables.routing(found)[2:-1]] == [
+        ["8 boxes at 37/s, reports every 0.2 s", "98.0", "—", "98.0", "—", "—", "—", "—", "[a]"],
+        ["8 boxes at 37/s, without reports", "—", "—", "—", "—", "98.0", "—", "—", "[a]"],
+        ["8 boxes, equal boxes", "—", "—", "98.0", "—", "—", "—", "—", "[b]"],
+        ["8 boxes at 37/s, 3 of them down for a third of the time", "—", "—", "98.0", "—", "—", "—", "—",
+         "[c]"],
+        ["8 boxes at 37/s, one of four routers down for a third of the time", "—", "—", "98.0", "—", "—",
+         "—", "—", "[d]"],
+    ]  # fmt: skip
+
+
+def test_boxes_compared_and_routers_are_columns() -> None:
+    choices = {**LOAD, "rows": [row(choices=2, period=1.0), row(choices=8, period=1.0)]}
+    routers = {**LOAD, "rows": [row(choices=2, period=1.0, routers=count) for count in (1, 16)]}
+    lines = [
+        line for line in fleet_tables.compared_boxes({"[a]": choices, "[b]": routers}) if "--" not in line
+    ]
+    assert lines == [
+        "| 8 boxes at 37/s: met, % | 2 boxes compared | 8 boxes compared | data |",
+        "| reports every 1 s | 98.0 | 98.0 | [a] |",
+        "",
+        "| 8 boxes at 37/s: met, % | 1 router | 16 routers | data |",
+        "| 2 boxes compared, reports every 1 s | 98.0 | 98.0 | [b] |",
+        "",
     ]
 
 
-def test_each_study_names_what_it_varies() -> None:
-    quoted = [
-        *fleet_rows.choices({**LOAD, "rows": [row(choices=2, period=1.0), row(choices=8, period=1.0)]}),
-        *fleet_rows.routers(
-            {**LOAD, "rows": [row(choices=2, period=1.0, routers=1), row(choices=2, period=1.0, routers=16)]}
-        ),
-        *fleet_rows.retries({**LOAD, "rows": [row(retries=True, rate_per_box=48.1)]}),
-        *fleet_rows.faults({**LOAD, "rows": [row(boxes_down=3)]}),
-        *fleet_rows.router_lost({**LOAD, "rows": [row(router_lost=True)]}),
-        *fleet_rows.capacity(
-            {
-                "rows": [
-                    row(boxes=1, rate_per_box=28.9, lost_to_routing_points=0),
-                    row(boxes=64, rate_per_box=41, lost_to_routing_points=1.23),
-                ]
-            }
-        ),
+def test_the_rate_per_box_and_what_routing_costs_are_rows() -> None:
+    rows = [
+        row(boxes=1, rate_per_box=28.9, lost_to_routing_points=0),
+        row(boxes=1_024, rate_per_box=41, lost_to_routing_points=1.23),
     ]
-    assert quoted == [
-        (
-            "Boxes compared on 8 simulated boxes at 37 requests/s, reports every 1 s: met",
-            "2 boxes 98.0 %, 8 boxes 98.0 %",
-        ),
-        (
-            "Routers of 8 simulated boxes at 37 requests/s, 2 boxes compared, reports every 1 s: met",
-            "1: 98.0 %, 16: 98.0 %",
-        ),
-        (
-            "Second try after a refusal on 8 simulated boxes, 48.1 requests/s and box: met",
-            "with 98.04 %",
-        ),
-        (
-            "3 of 8 simulated boxes down for a third of the time: requests that met their objectives",
-            "round robin 98.0 %",
-        ),
-        (
-            "Routing on 8 simulated boxes at 37 requests/s, one of four routers down for a third of the "
-            "time: requests that met their objectives",
-            "round robin 98.0 %",
-        ),
-        (
-            "Rate per box at which 90 % met their objectives, round robin, simulated",
-            "1 box 28.9/s, 64 boxes 41.0/s",
-        ),
-        (
-            "Requests lost to routing there, against one router with fresh reports, round robin",
-            "1 box 0.0 points, 64 boxes 1.2 points",
-        ),
+    lines = fleet_tables.capacity({"[a]": {"rows": rows}})
+    assert lines[0].endswith(" | 1 | 1,024 | data |")
+    assert lines[2:-1] == [
+        "| round robin, requests/s and box at 90 % | 28.9 | 41.0 | [a] |",
+        "| round robin, points lost to routing there | 0.0 | 1.2 | [a] |",
+    ]
+
+
+def test_a_second_try_is_compared_with_none() -> None:
+    rows = [row(retries=True, rate_per_box=48.1)]
+    assert list(fleet_rows.retries({**LOAD, "rows": rows})) == [
+        ("Second try after a refusal on 8 simulated boxes, 48.1 requests/s and box: met", "with 98.04 %")
     ]
 
 

@@ -1,4 +1,4 @@
-"""docs/results.md and README.md: every committed result is quoted, with its losses and its source."""
+"""The pages of results and README.md: every committed result is quoted, with its losses and its source."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,11 @@ import pytest
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.experiments.results_page import (
+    comparison_tables,
+    component_page,
+    kept_results,
     matrix_table,
     result_age,
-    result_rows,
     write_pages,
 )
 from benchmark_control_plane.report import formats
@@ -39,22 +41,47 @@ def test_written_pages_match_the_committed_results(pages: dict[Path, str]) -> No
 
 @pytest.mark.long
 def test_every_link_leads_to_a_committed_file(pages: dict[Path, str]) -> None:
-    for file, least in ((write_pages.PAGE, len(result_rows.QUOTES)), (write_pages.README, 2 * 5)):
+    for file, least in ((write_pages.PAGE, 100), (write_pages.COMPONENTS, 40), (write_pages.README, 2 * 6)):
         text = pages[file]
-        links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
+        links = [part.partition(")")[0] for part in text.split("](")[1:]]
+        links += [part.partition("\n")[0] for part in text.split("]: ")[1:]]
         assert len(links) >= least
-        # An empty one is a heading of the page itself.
-        assert [link for link in links if link and not (file.parent / link).is_file()] == []
+        for path, _, anchor in (link.partition("#") for link in links if "://" not in link):
+            target = file.parent / path if path else file
+            assert target.is_file(), path
+            if target in (write_pages.PAGE, write_pages.COMPONENTS):
+                assert anchor in _headings(pages[target]) | {""}
 
 
 @pytest.mark.long
-def test_the_readme_quotes_six_results_and_links_existing_headings(pages: dict[Path, str]) -> None:
+def test_each_stated_reason_is_of_a_lost_cell(pages: dict[Path, str]) -> None:
+    """A reason must go when the cell is measured again and won."""
+    lost = pages[write_pages.PAGE].partition("## Where Tandem loses")[2].partition("## ")[0]
+    for (name, load), reason in comparison_tables.REASONS.items():
+        rows = [row for row in lost.splitlines() if row.startswith(f"| [{name}](#") and reason in row]
+        assert any(f"{formats.load(load)} load: -" in row for row in rows), (name, load)
+
+
+def _headings(page: str) -> set[str]:
+    return {line[3:].lower().replace(" ", "-") for line in page.splitlines() if line.startswith("## ")}
+
+
+@pytest.mark.long
+def test_each_result_that_the_parts_quote_is_linked(pages: dict[Path, str]) -> None:
+    page = pages[write_pages.COMPONENTS]
+    for file in write_pages.RESULTS.glob("*.json"):
+        linked = f"[{file.stem}]: " in page
+        assert linked is (component_page.section_of(file) is not None)
+        assert not linked or f"| [{file.stem}]" in page or f"([{file.stem}]" in page
+
+
+@pytest.mark.long
+def test_the_readme_quotes_six_results_in_at_most_twelve_lines(pages: dict[Path, str]) -> None:
     block = pages[write_pages.README].partition("<!-- Measured")[2].partition("<!-- End")[0]
     rows = [line for line in block.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == 6
-    page = pages[write_pages.PAGE].lower()
-    headings = {line[3:].replace(" ", "-") for line in page.splitlines() if line.startswith("## ")}
-    assert {row.partition("results.md#")[2].partition(")")[0] for row in rows} <= headings
+    assert len([line for line in block.splitlines()[1:] if line]) <= 12
+    assert all("results.md#" in row for row in rows)
 
 
 def test_each_result_states_which_rules_it_precedes() -> None:
@@ -63,8 +90,12 @@ def test_each_result_states_which_rules_it_precedes() -> None:
     assert len(listed) == len(set(listed))
     assert {file.stem for file in write_pages.RESULTS.glob("*.json")} <= set(listed)
     for name, number in result_age.PRECEDES.items():
-        assert f", before [{number}](" in result_age.remark(name, write_pages.DECISIONS, "decisions")
-    assert result_age.remark("fault-suite", write_pages.DECISIONS, "decisions") == ""
+        assert result_age.rules(name) == f"before {number}"
+    assert result_age.rules("fault-suite") == "present rules"
+    table = result_age.table(["traces", "soak", "mcsf-table"], write_pages.DECISIONS, "decisions")
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert [row.split(" | ")[1] for row in rows] == ["traces |", "soak |", "mcsf-table |"]
+    assert rows[0].startswith("| before [0064](decisions/0064-")
 
 
 def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
@@ -73,15 +104,16 @@ def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -
     page = write_pages.results_page(tmp_path).partition("## Mix-memory")[2]
     head = next(line for line in page.splitlines() if line.startswith("| system |"))
     assert head == (
-        "| system | req/s at 90 % | req/s at 60 % | met at 200 % load | interactive | batch | embedding "
-        "| rejected | evicted |"
+        "| system | req/s at 90 % | req/s at 60 % | 50 % load | 100 % load | 150 % load | 200 % load "
+        "| interactive | batch | embedding | rejected | evicted |"
     )
-    rows = [line for line in page.partition("Mean")[0].splitlines() if line.startswith("| ")][1:]
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
     order = ("tandem", "static-split", "plain", "tandem-no-forecast")
-    described = {name: f"| {name} ({text})" for name, text, *_ in experiments.SYSTEMS}
-    assert [row.split(" | ")[0] for row in rows] == [described[name] for name in order]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in order]
+    words = " ".join(page.split())
+    assert all(f"*{name}*: {text}" in words for name, text, *_ in experiments.SYSTEMS)
     assert rows[0].split(" | ")[1:3] == ["11.8 (11.4 to 12.2)", "at least 16"]
-    assert "1 of 48 runs not valid and left out" in page
+    assert "1 of 48 runs not valid and left out" in words
     assert {len(row.split(" | ")) for row in rows} == {len(head.split(" | "))}
 
 
@@ -89,9 +121,12 @@ def test_the_page_begins_with_what_is_lost_and_what_is_won(tmp_path: Path) -> No
     (tmp_path / "mix-memory.json").write_text(json.dumps(experiments.results()))
     page = write_pages.results_page(tmp_path)
     headings = [line for line in page.splitlines() if line.startswith("## ")]
-    assert headings[:2] == ["## Where Tandem is behind", "## Where Tandem is ahead"]
-    assert "Against it, Tandem is ahead in " in page.partition("## ")[0]
-    assert "Not measured: matrix-sizes, " in page.partition("## ")[0]
+    assert headings[:5] == [
+        "## What was measured", "## Where Tandem loses", "## Classes that give way", "## Where Tandem wins",
+        "## What each mechanism earns",
+    ]  # fmt: skip
+    assert "Not measured: matrix-sizes, " in page.partition("## Where Tandem loses")[0]
+    assert "Against the best baseline, Tandem is ahead in " in page.partition("## Classes")[0]
 
 
 def test_a_range_states_seeds_without_a_rate_and_seeds_without_a_limit(tmp_path: Path) -> None:
@@ -106,16 +141,17 @@ def test_each_system_is_listed_with_its_mean_under_each_load(tmp_path: Path) -> 
     content = experiments.results()
     content["runs"] = [run for run in content["runs"] if (run["system"], run["load"]) != ("plain", 2.0)]
     (tmp_path / "mix-memory.json").write_text(json.dumps(content))
-    below = write_pages.results_page(tmp_path).partition("Mean attainment over the seeds at each load")[2]
+    below = write_pages.results_page(tmp_path).partition("## Mix-memory")[2]
     head, _, *rows = [line.strip("| ").split(" | ") for line in below.splitlines() if line.startswith("|")]
-    assert head == ["system", "50 % load", "100 % load", "150 % load", "200 % load"]
+    assert head[3:7] == ["50 % load", "100 % load", "150 % load", "200 % load"]
     ours = [
         run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 1.5) and run["valid"]
     ]
     attained = [run["attainment"]["overall"] for run in ours]
     assert rows[0][0] == "tandem"
-    assert rows[0][3] == f"{formats.share(sum(attained) / len(ours))} ({formats.share(min(attained))})"
-    assert [row[4] for row in rows if row[0] == "plain"] == [formats.ABSENT]
+    mean, lowest = (formats.share(share).removesuffix(" %") for share in (fmean(attained), min(attained)))
+    assert rows[0][5] == f"{mean} ({lowest})"
+    assert [row[6] for row in rows if row[0] == "plain"] == [formats.ABSENT]
     means = {
         name: fmean(
             run["attainment"]["overall"]
@@ -125,16 +161,17 @@ def test_each_system_is_listed_with_its_mean_under_each_load(tmp_path: Path) -> 
         for name in ("tandem", *(s["name"] for s in content["systems"] if s["kind"] == "baseline"))
     }
     best = max(mean for name, mean in means.items() if name != "tandem")
-    assert rows[-1][0] == "tandem less the best baseline at this load, points"
-    assert rows[-1][3] == f"{100 * (means['tandem'] - best):+.1f}"
+    page = write_pages.results_page(tmp_path)
+    assert f", 150 %: {100 * (means['tandem'] - best):+.1f}, " in page.partition("## Where Tandem wins")[2]
+    assert " (1 of 2 baselines) |" in page
 
 
 def test_the_chart_is_a_complete_svg_file(tmp_path: Path) -> None:
     (tmp_path / "mix-memory.json").write_text(json.dumps(experiments.results()))
     front = tmp_path / "README.md"
     front.write_text(f"{write_pages.BEGIN}{write_pages.END}")
-    page = tmp_path / "results.md"
-    written = write_pages.expected_files(front, page, tmp_path)
+    page, parts = tmp_path / "results.md", tmp_path / "component-results.md"
+    written = write_pages.expected_files(front, page, parts, tmp_path)
     assert "(../benchmark_control_plane/results/mix-memory.svg)" in written[page]
     assert "](benchmark_control_plane/results/mix-memory.json)" in written[front]
     drawing = ElementTree.fromstring(written[tmp_path / "mix-memory.svg"])
@@ -149,8 +186,8 @@ def test_an_experiment_on_changed_sources_is_marked(tmp_path: Path) -> None:
     for commit, is_marked in (("0123abc", False), ("0123abc, changed since", True)):
         content["environment"]["commit"] = commit
         file.write_text(json.dumps(content))
-        page = write_pages.results_page(tmp_path)
-        assert ("working tree with changes that the commit lacks" in page) is is_marked
+        words = " ".join(write_pages.results_page(tmp_path).split())
+        assert ("working tree with changes that the commit lacks" in words) is is_marked
 
 
 def test_an_experiment_states_what_other_processes_used(tmp_path: Path) -> None:
@@ -158,28 +195,45 @@ def test_an_experiment_states_what_other_processes_used(tmp_path: Path) -> None:
     for number, run in enumerate(content["runs"]):
         run["other_cores"] = 0.5 if number == 0 else 0.0
     (tmp_path / "mix-memory.json").write_text(json.dumps(content))
-    page = write_pages.results_page(tmp_path)
-    assert "; other processes used 0.04 cores, at most 0.50 in a run; " in page
+    words = " ".join(write_pages.results_page(tmp_path).split())
+    assert "; other processes used 0.04 cores, at most 0.50 in a run; " in words
 
 
 def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
-    for name, remark in (("mix-memory", "**partial: the experiment"), ("other", "seeds; **partial**:")):
-        file = tmp_path / f"{name}.json"
-        file.write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
-        assert remark in write_pages.results_page(tmp_path)
-        file.unlink()
+    file = tmp_path / "mix-memory.json"
+    file.write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
+    page = " ".join(write_pages.results_page(tmp_path).split())
+    assert "**partial: the experiment was interrupted**" in page
+    assert "interrupted and in no count below: [mix-memory](#mix-memory)" in page
 
 
 def test_no_lead_is_stated_over_baselines_of_which_one_was_not_measured(tmp_path: Path) -> None:
-    file, lead = tmp_path / "mix-memory.json", "less the best baseline at this load"
-    content = experiments.results(loads=(1.0,), partial=True)
+    file, lead = tmp_path / "mix-memory.json", "| [mix-memory](#mix-memory) |"
+    content = experiments.results(loads=(1.5,), partial=True)
     file.write_text(json.dumps(content))
-    assert lead in write_pages.results_page(tmp_path)
+    assert lead in write_pages.results_page(tmp_path).partition("## Where Tandem wins")[2]
     missing = next(system["name"] for system in content["systems"] if system["kind"] == "baseline")
     content["runs"] = [run for run in content["runs"] if run["system"] != missing]
     file.write_text(json.dumps(content))
     page = write_pages.results_page(tmp_path)
-    assert lead not in page and f"**not measured: {missing}**" in page
+    assert lead not in page and f"**not measured: {missing}**" in " ".join(page.split())
+
+
+def test_experiments_that_share_all_runs_of_tandem_are_one(tmp_path: Path) -> None:
+    one, other = experiments.results(), experiments.results()
+    for content, left_out in ((one, "plain"), (other, "tandem-no-forecast")):
+        for key, name in (("systems", "name"), ("runs", "system"), ("max_goodput_rate", "system")):
+            content[key] = [entry for entry in content[key] if entry[name] != left_out]  # type: ignore[literal-required]
+    found = [(tmp_path / "a.json", one), (tmp_path / "b.json", other)]
+    (merged,) = kept_results.merged(found)
+    assert (merged.name, merged.anchor) == ("a and b", "a-and-b")
+    assert {system["name"] for system in merged.results["systems"]} == {
+        name for name, *_ in experiments.SYSTEMS
+    }
+    assert {run["system"] for run in merged.results["runs"]} == {name for name, *_ in experiments.SYSTEMS}
+    other["runs"][-1]["attainment"]["overall"] = 0.123
+    other["runs"][-1]["system"] = "tandem"
+    assert [each.name for each in kept_results.merged(found)] == ["a", "b"]
 
 
 def test_a_cell_compares_the_seeds_that_both_systems_have() -> None:
@@ -195,16 +249,16 @@ def test_a_cell_compares_the_seeds_that_both_systems_have() -> None:
     assert "1 run not valid; shares are of the seeds that both systems have" in table
 
 
-def test_an_unknown_experiment_is_quoted_by_its_rates(tmp_path: Path) -> None:
-    content = experiments.results()
+def test_a_class_judges_an_experiment_of_workflows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_pages, "JUDGED", {"other": "batch"})
+    content = experiments.results(loads=(1.0,))
     (tmp_path / "other.json").write_text(json.dumps(content))
-    runs = [run for run in content["runs"] if (run["system"], run["load"]) == ("tandem", 2.0)]
-    met = formats.share(sorted(run["attainment"]["overall"] for run in runs)[1])
-    page = write_pages.results_page(tmp_path)
-    assert "rate at 90 % attainment (attainment at 200 % load), 3 seeds:<br>" in page
-    rates = f"<br>tandem (the whole control plane): 11.8 req/s ({met})<br>static-split (vLLM and "
-    assert rates in page
-    assert "## Other experiments" in page
+    section = write_pages.results_page(tmp_path).partition("## Other")[2]
+    runs = [run for run in content["runs"] if run["system"] == "tandem"]
+    kept = fmean(run["attainment"]["batch"] or 0.0 for run in runs)
+    head = "| system | 100 % load | interactive | embedding | rejected | evicted |"
+    assert head in section and "attainment, tandem serves" not in section
+    assert f"| tandem | {formats.share(kept).removesuffix(' %')} (" in section
 
 
 def test_engine_rates_are_quoted_with_the_wait_of_requests_that_missed(tmp_path: Path) -> None:
@@ -222,9 +276,10 @@ def test_engine_rates_are_quoted_with_the_wait_of_requests_that_missed(tmp_path:
     studies = [study("stock-fcfs", seed, 1.0, 10.0 + seed) for seed in (1, 2)]
     studies += [study("tandem", seed, 2.0, 1_000.0 + seed) for seed in (1, 2)]
     (tmp_path / "engine-frontier.json").write_text(json.dumps({"studies": studies}))
-    quoted = write_pages.results_page(tmp_path)
+    quoted = component_page.page(tmp_path, "results")
     assert "2.00\N{MULTIPLICATION SIGN} (2.00 to 2.00) at 90 %" in quoted
     assert "missed their SLO at 90 %: 1,002 s in the worst seed (vLLM's FCFS 12 s) |" in quoted
+    assert "[engine-frontier]: results/engine-frontier.json" in quoted
 
 
 def test_the_committed_form_is_smaller_and_yields_the_same_tables(tmp_path: Path) -> None:

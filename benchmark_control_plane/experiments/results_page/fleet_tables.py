@@ -1,0 +1,116 @@
+"""Tables of the studies of routing for docs/component-results.md."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
+from benchmark_control_plane.report import formats
+
+Found = Mapping[str, Mapping[str, Any]]
+"""Contents of the results files by link."""
+
+_POLICIES = (
+    "TANDEM", "TANDEM_REPORT_ONLY", "ROUND_ROBIN", "LEAST_CONNECTIONS", "RANDOM", "BEST_OF_ALL",
+    "PREFIX_STICKY",
+)  # fmt: skip
+
+
+def routing(found: Found) -> list[str]:
+    """Requests that met their objectives by policy: a row for each condition of each study."""
+    rows = []
+    for link, content in found.items():
+        for condition, met in _conditions(content):
+            shares = (f"{met[policy]:.1f}" if policy in met else formats.ABSENT for policy in _POLICIES)
+            rows.append([condition, *shares, link])
+    head = ["requests that met their objectives, %", *map(_name, _POLICIES), "data"]
+    return markdown_table(head, rows)
+
+
+def _conditions(content: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Condition, and the share of each policy in percent; one without reports is stated apart."""
+    first = content["rows"][0]
+    boxes = f"{content['boxes'][0]} boxes"
+    rate = f" at {content['rate_per_box']:g}/s" if "rate_per_box" in content else ""
+    for key, words in _KEYS.items():
+        if key in first:
+            for value in dict.fromkeys(row[key] for row in content["rows"]):
+                met = {row["policy"]: row["met_percent"] for row in content["rows"] if row[key] == value}
+                yield f"{boxes}{rate}, {words(value)}", met
+
+
+def _router_lost(value: Any) -> str:
+    return "one of four routers down for a third of the time" if value else "four routers"
+
+
+_KEYS: Mapping[str, Callable[[Any], str]] = {
+    "cell": str,
+    "period": lambda value: "without reports" if value is None else f"reports every {value:g} s",
+    "router_lost": _router_lost,
+    "boxes_down": lambda value: f"{value} of them down for a third of the time",
+}
+"""What a study varies, and how the page states a value of it."""
+
+
+def compared_boxes(found: Found) -> list[str]:
+    """Tandem by the number of boxes that a router compares, the age of the reports and the routers."""
+    lines = []
+    for link, content in found.items():
+        column = "routers" if "routers" in content["rows"][0] else "choices"
+        rows: dict[str, dict[int, float]] = {}
+        for row in content["rows"]:
+            compared = f"{row['choices']} boxes compared, " if column == "routers" else ""
+            where = f"{compared}reports every {row['period']:g} s"
+            rows.setdefault(where, {})[row[column]] = row["met_percent"]
+        values = list(dict.fromkeys(row[column] for row in content["rows"]))
+        of = "router" if column == "routers" else "box"
+        head = [
+            f"{content['boxes'][0]} boxes at {content['rate_per_box']:g}/s: met, %",
+            *(f"{value} {_plural(of, value)}{'' if of == 'router' else ' compared'}" for value in values),
+            "data",
+        ]
+        cells = ([where, *(f"{met[value]:.1f}" for value in values), link] for where, met in rows.items())
+        lines += markdown_table(head, cells)
+    return lines
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else {"box": "boxes"}.get(word, f"{word}s")
+
+
+def capacity(found: Found) -> list[str]:
+    """The rate per box at which 90 % met their objectives, and what routing cost there, by boxes."""
+    lines = []
+    for link, content in found.items():
+        boxes = list(dict.fromkeys(row["boxes"] for row in content["rows"]))
+        rows = []
+        for policy in dict.fromkeys(row["policy"] for row in content["rows"]):
+            by_boxes = {row["boxes"]: row for row in content["rows"] if row["policy"] == policy}
+            rates = (f"{by_boxes[count]['rate_per_box']:.1f}" for count in boxes)
+            lost = (f"{by_boxes[count]['lost_to_routing_points']:.1f}" for count in boxes)
+            rows.append([f"{_name(policy)}, requests/s and box at 90 %", *rates, link])
+            rows.append([f"{_name(policy)}, points lost to routing there", *lost, link])
+        head = [
+            "by boxes; lost against one router with fresh reports",
+            *(f"{count:,}" for count in boxes),
+            "data",
+        ]
+        lines += markdown_table(head, rows)
+    return lines
+
+
+def _name(policy: str) -> str:
+    return policy.replace("_", " ").lower()
+
+
+TABLES: Sequence[tuple[Sequence[str], Callable[[Found], Iterable[str]]]] = (
+    (
+        (
+            "fleet-policies.json", "fleet-traces.json", "fleet-staleness.json", "fleet-staleness-90.json",
+            "fleet-router-lost.json", "fleet-faults.json",
+        ),
+        routing,
+    ),
+    (("fleet-choices.json", "fleet-routers.json"), compared_boxes),
+    (("fleet-capacity.json",), capacity),
+)  # fmt: skip
+"""File names, and the table of those of them that are kept."""
