@@ -2,11 +2,61 @@
 
 Affinity is soft: it makes the box one of those compared, and shortens the prompt in its forecast. A box that
 is too busy loses the comparison. Each model has a cache of its own, and so its own sessions and prefixes.
+
+A prefix that a request names has homes instead, on which all routers agree without a message: the boxes that
+win a draw by the hash of prefix and box (rendezvous hashing, Thaler and Ravishankar 1998).
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import NamedTuple
+
+import numpy as np
+
+from controlplane.fleet.routing_rules import HOMES
+
+_KEPT = 10_000
+
+
+def _hashed(name: str) -> np.uint64:
+    return np.uint64(int.from_bytes(blake2b(name.encode(), digest_size=8).digest()))
+
+
+class PrefixHomes:
+    """The homes of named prefixes.
+
+    A box is the first home of a share of all prefixes in proportion to its weight. If a box comes or goes,
+    only the homes that it gains or had are others.
+
+    Args:
+        names: of the boxes; equal names have equal homes in all processes.
+        weights: of the boxes, positive.
+    """
+
+    def __init__(self, names: Sequence[str], weights: Sequence[float]) -> None:
+        self._names = names
+        self._hashes = np.array([_hashed(name) for name in names], np.uint64)
+        self._weights = np.array(weights, np.float64)
+        self._kept: dict[str, list[str]] = {}
+
+    def of(self, prefix: str | None) -> list[str]:
+        """The boxes that are to have the prefix, the first home first; none for None."""
+        if prefix is None:
+            return []
+        if (found := self._kept.get(prefix)) is None:
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            found = self._kept[prefix] = [self._names[at] for at in self._drawn(prefix)]
+        return found
+
+    def _drawn(self, prefix: str) -> list[int]:
+        mixed = (self._hashes ^ _hashed(prefix)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
+        uniform = ((mixed >> np.uint64(11)) + 0.5) / 2.0**53
+        # The earliest of exponential times whose rates are the weights.
+        first: list[int] = np.argsort(-np.log(uniform) / self._weights)[:HOMES].tolist()
+        return first
 
 
 class Affinity(NamedTuple):

@@ -1,10 +1,11 @@
 """Chooses one of two boxes by predicted TTFT, and at most one other box after a refusal.
 
-Two boxes are drawn by weight; the last box of the request's session or prefix takes the place of the first.
+Two boxes are drawn by weight; the last box of the request's session or blocks takes the place of the first.
 The one with the shorter predicted TTFT is chosen: the forecast of its last report, plus the work that this
 router sent to it since, plus the tokens of the prompt that it does not have cached. Two choices need far less
 fresh reports than more choices do, because routers that share a stale report then do not all choose the same
-box (Mitzenmacher 2001, "The power of two choices").
+box (Mitzenmacher 2001, "The power of two choices"). A prefix that the request names has two homes, on which
+all routers agree: the first one that is not much busier than the box found so is chosen instead.
 
 Admission stays in the box. A refusal (429) is a report too, and may be followed by one more try.
 """
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 
-from controlplane.fleet.affinity import AffinityTable
+from controlplane.fleet.affinity import AffinityTable, PrefixHomes
 from controlplane.fleet.load_report import LoadReport, ModelLoad
 from controlplane.fleet.prefix_digest import PrefixDigest
 from controlplane.fleet.routing_rules import (
+    PREFIX_WORTH,
     REQUEST_TOKENS,
     drawn_box,
     drawn_other,
@@ -62,6 +64,8 @@ class RoutedRequest:
         session: identifies a conversation.
         blocks: hashes of the prompt's blocks (`controlplane.core.prefix_index.block_hashes`), if known.
         block_tokens: tokens of a block.
+        prefix: names the leading tokens, if many prompts have these, such as a system prompt or a document.
+        prefix_tokens: how many these are.
     """
 
     model: str
@@ -71,6 +75,8 @@ class RoutedRequest:
     session: str | None = None
     blocks: Sequence[int] = ()
     block_tokens: int = 16
+    prefix: str | None = None
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +152,12 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Boxes that serve a model, by name, with the running sums of their weights."""
+    """Boxes that serve a model, by name, with the running sums of their weights, and homes of prefixes."""
 
     names: tuple[str, ...]
     places: Mapping[str, int]
     cumulative: tuple[float, ...]
+    homes: PrefixHomes
 
 
 class Router:
@@ -242,7 +249,22 @@ class Router:
         if place is None or not self._boxes[pool.names[place]].keeps_prompts(request.model):
             place = drawn_box(pool.cumulative, draws[0])
         other = drawn_other(pool.cumulative, place, draws[1])
-        return self._better(pool.names[place], pool.names[other], request, now)
+        best = self._better(pool.names[place], pool.names[other], request, now)
+        for home in pool.homes.of(request.prefix):
+            if self._keeps_home(home, best.box, request, now):
+                return self._choice(home, request)
+        return best
+
+    def _keeps_home(self, home: str, other: str, request: RoutedRequest, now: float) -> bool:
+        """Whether a home is chosen although the other box may be less busy."""
+        box = self._boxes[home]
+        if not box.keeps_prompts(request.model):
+            return False
+        load = box.load_of(request.model)
+        worth = 0.0 if load is None else PREFIX_WORTH * load.per_token * request.prefix_tokens
+        age, missing, ttft = self._standing(home, request, now)
+        standing = self._standing(other, request, now)
+        return not is_better(*standing, age, missing, ttft - worth, self.options.useful_for)
 
     def sent(self, request: RoutedRequest, choice: ChosenBox, now: float) -> None:
         """Records that a request is sent to the box that was chosen for it."""
@@ -301,10 +323,12 @@ class Router:
         if (known := self._pools.get(model)) is not None:
             return known
         names = [name for name in self._names if self._may_serve(self._boxes[name], model)]
+        weights = [self._boxes[name].weight for name in names]
         pool = _Pool(
             tuple(names),
             {name: at for at, name in enumerate(names)},
-            tuple(accumulate(self._boxes[name].weight for name in names)),
+            tuple(accumulate(weights)),
+            PrefixHomes(names, weights),
         )
         # A name that no box serves may be any text that a client sent.
         if any(box.load_of(model) is not None for box in self._boxes.values()):
@@ -351,11 +375,20 @@ class Router:
         return ChosenBox(name, self._ttft(name, request), work)
 
     def _cached_tokens(self, name: str, request: RoutedRequest) -> int:
-        """Leading tokens that the box has: by its digest, or if it sent none, by what it was sent last."""
+        """Leading tokens that the box has: by its digest, or if it sent none, by what it was sent last.
+
+        A home is taken to have the named prefix, because all routers send it there.
+        """
         if not self._boxes[name].keeps_prompts(request.model):
             return 0
         prefixes = self._boxes[name].prefixes.get(request.model)
         if prefixes is not None and request.blocks:
             return prefixes.cached_tokens(request.blocks)
         last = self._affinity.find(request.model, request.session, request.blocks)
-        return last.tokens if last is not None and last.box == name else 0
+        remembered = last.tokens if last is not None and last.box == name else 0
+        return max(remembered, self._prefix_tokens(name, request))
+
+    def _prefix_tokens(self, name: str, request: RoutedRequest) -> int:
+        """Tokens of the named prefix if the box is a home of it, and keeps prompts."""
+        is_home = name in self._pool(request.model).homes.of(request.prefix)
+        return request.prefix_tokens if is_home and self._boxes[name].keeps_prompts(request.model) else 0

@@ -10,6 +10,16 @@ REQUEST_TOKENS = 32
 """Prompt tokens whose work a request costs in addition to its prompt: it lengthens the decode steps."""
 
 
+HOMES = 2
+"""Boxes that are to have a named prefix in their cache."""
+
+PREFIX_WORTH = 3.0
+"""How much busier than another box a home may be before it is left, in times of computing the prefix.
+
+A prefix that is computed once more takes time from all requests there, and memory from other prefixes.
+"""
+
+
 class RunningSums(Protocol):
     """A sequence of numbers, or an array."""
 

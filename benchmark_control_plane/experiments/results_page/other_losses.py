@@ -43,13 +43,7 @@ _ROUTERS_APART = (
     "([fleet](fleet.md#what-the-studies-found))"
 )
 _REASONS = {
-    "shared prefixes": (
-        "each of four routers remembers a box of its own for a prefix, and leaves it when it is busy"
-    ),
     "recorded code completions": "arrivals in bursts of milliseconds at this scale; not shown",
-    "recorded answers over passages, with shared prefixes": (
-        "each of four routers remembers a box of its own for a prefix; likely and not shown"
-    ),
 }
 _STALE_S = 1.0
 

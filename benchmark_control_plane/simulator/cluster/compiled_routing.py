@@ -18,6 +18,7 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     RoutingPolicy,
 )
 from controlplane.fleet import routing_rules
+from controlplane.fleet.affinity import PrefixHomes
 from controlplane.fleet.router import RoutingOptions
 
 predicted_ttft = compiled(routing_rules.predicted_ttft)
@@ -26,7 +27,7 @@ drawn_other = compiled(routing_rules.drawn_other)
 is_better = compiled(routing_rules.is_better)
 may_retry = compiled(routing_rules.may_retry)
 
-REQUEST_TOKENS = routing_rules.REQUEST_TOKENS
+REQUEST_TOKENS, PREFIX_WORTH = routing_rules.REQUEST_TOKENS, routing_rules.PREFIX_WORTH
 _ROUND_ROBIN, _LEAST_CONNECTIONS = int(RoutingPolicy.ROUND_ROBIN), int(RoutingPolicy.LEAST_CONNECTIONS)
 _RANDOM, _BEST_OF_ALL = int(RoutingPolicy.RANDOM), int(RoutingPolicy.BEST_OF_ALL)
 _PREFIX_STICKY = int(RoutingPolicy.PREFIX_STICKY)
@@ -41,7 +42,7 @@ class RouterArrays(NamedTuple):
     `intercept`, `free` and `described_at` are of the last report, which all routers hear; `next_intercept`
     and `next_free` of the one on its way. `sent` and `sent_tokens` are own sends that the report does not
     count, in seconds of prefill and in tokens of memory; `sent_since` and `sent_tokens_since` are those
-    since the report that is on its way.
+    since the report that is on its way. `homes` are those of each shared prefix, whose number names it.
     """
 
     per_token: Floats
@@ -57,7 +58,7 @@ class RouterArrays(NamedTuple):
     sent_tokens_since: Floats
     open: npt.NDArray[np.int32]
     turn: Ints
-    last_box: npt.NDArray[np.int32]
+    homes: npt.NDArray[np.int32]
     budget: Floats
 
 
@@ -93,7 +94,8 @@ def new_routers(scenario: FleetScenario, workload: FleetWorkload) -> RouterArray
     boxes, routers = scenario.boxes, scenario.routers
     speeds = np.array(scenario.speeds or np.ones(boxes), np.float64)
     weights = speeds if scenario.knows_speeds else np.ones(boxes)
-    groups = int(workload.group.max(initial=-1)) + 1
+    homes = PrefixHomes([str(box) for box in range(boxes)], weights.tolist())
+    groups = range(max(1, int(workload.group.max(initial=-1)) + 1))
     pairs = (boxes, routers)
     return RouterArrays(
         scenario.box.per_prompt_token / speeds,
@@ -109,7 +111,7 @@ def new_routers(scenario: FleetScenario, workload: FleetWorkload) -> RouterArray
         np.zeros(pairs),
         np.zeros(pairs, np.int32),
         np.zeros(routers, np.int64),
-        np.full((routers, max(1, groups)), -1, np.int32),
+        np.array([[int(box) for box in homes.of(str(group))] for group in groups], np.int32),
         np.full(routers, RoutingOptions().retry_burst),
     )
 
@@ -133,9 +135,13 @@ def router_of(numbers: RoutingNumbers, routers: int, request: int, now: float) -
 
 
 @compiled
-def cached_tokens(routers: RouterArrays, r: int, box: int, group: int, shared: int) -> int:
-    """Leading tokens that the box has by what this router sent to it last."""
-    return shared if group >= 0 and routers.last_box[r, group] == box else 0
+def cached_tokens(routers: RouterArrays, box: int, group: int, shared: int) -> int:
+    """Leading tokens that the box is taken to have, as a home of the prefix."""
+    if group >= 0:
+        for at in range(routers.homes.shape[1]):
+            if routers.homes[group, at] == box:
+                return shared
+    return 0
 
 
 @compiled
@@ -156,16 +162,16 @@ def _missing(routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, p
 @compiled
 def _is_preferred(
     routers: RouterArrays, numbers: RoutingNumbers, r: int, other: int, first: int, prompt: int, group: int,
-    shared: int, now: float,
+    shared: int, now: float, bonus: float = 0.0,
 ) -> bool:  # fmt: skip
-    """Whether the box `other` is better than `first`."""
+    """Whether the box `other` is better than `first`, by more than a bonus in seconds."""
     return is_better(
         now - routers.described_at[other],
         _missing(routers, numbers, r, other, prompt),
-        forecast(routers, numbers, r, other, prompt, cached_tokens(routers, r, other, group, shared)),
+        forecast(routers, numbers, r, other, prompt, cached_tokens(routers, other, group, shared)),
         now - routers.described_at[first],
         _missing(routers, numbers, r, first, prompt),
-        forecast(routers, numbers, r, first, prompt, cached_tokens(routers, r, first, group, shared)),
+        forecast(routers, numbers, r, first, prompt, cached_tokens(routers, first, group, shared)) - bonus,
         numbers.useful_for,
     )
 
@@ -181,12 +187,8 @@ def best_of_drawn(
     shared: int,
     now: float,
 ) -> int:
-    """The choice of Tandem's router, which draws two boxes; of more in a study, up to all."""
-    first = -1
-    if group >= 0:
-        first = routers.last_box[r, group]
-    if first < 0:
-        first = drawn_box(routers.cumulative, uniform(numbers.seed, request, 0))
+    """The best of two boxes that are drawn; of more in a study, up to all."""
+    first = drawn_box(routers.cumulative, uniform(numbers.seed, request, 0))
     other = drawn_other(routers.cumulative, first, uniform(numbers.seed, request, 1))
     best = first
     if other != first and _is_preferred(routers, numbers, r, other, first, prompt, group, shared, now):
@@ -236,12 +238,19 @@ def choose(
             if numbers.policy == _LEAST_CONNECTIONS:
                 cost = float(routers.open[box, r])
             else:
-                cached = cached_tokens(routers, r, box, group, shared)
+                cached = cached_tokens(routers, box, group, shared)
                 cost = forecast(routers, numbers, r, box, prompt, cached)
             if cost < least:
                 best, least = box, cost
         return best
-    return best_of_drawn(routers, numbers, r, request, prompt, group, shared, now)
+    best = best_of_drawn(routers, numbers, r, request, prompt, group, shared, now)
+    if group >= 0:
+        for at in range(routers.homes.shape[1]):
+            home = routers.homes[group, at]
+            bonus = PREFIX_WORTH * routers.per_token[home] * shared
+            if not _is_preferred(routers, numbers, r, best, home, prompt, group, shared, now, bonus):
+                return home
+    return best
 
 
 @compiled
@@ -249,15 +258,13 @@ def record_send(
     routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, prompt: int, group: int, shared: int
 ) -> None:
     """Counts a request that router `r` sends to a box."""
-    tokens = REQUEST_TOKENS + max(1, prompt - cached_tokens(routers, r, box, group, shared))
+    tokens = REQUEST_TOKENS + max(1, prompt - cached_tokens(routers, box, group, shared))
     work = routers.per_token[box] * tokens
     routers.sent[box, r] += work
     routers.sent_since[box, r] += work
     routers.sent_tokens[box, r] += prompt
     routers.sent_tokens_since[box, r] += prompt
     routers.open[box, r] += 1
-    if group >= 0:
-        routers.last_box[r, group] = box
 
 
 @compiled

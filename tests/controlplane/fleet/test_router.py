@@ -230,6 +230,39 @@ def test_a_known_prefix_shortens_the_prompt_by_its_blocks() -> None:
     assert found.ttft == pytest.approx(0.1 + 1e-4 * (1_000 - 320))
 
 
+def test_all_routers_send_a_named_prefix_to_the_same_box() -> None:
+    named = replace(ASK, prefix="manual", prefix_tokens=800)
+    routers = [fleet(*[0.1] * 10) for _ in range(2)]
+    found = [chosen(r, named, draws=(at / 7, at / 7)) for r in routers for at in range(7)]
+    assert len({each.box for each in found}) == 1
+    assert [each.ttft for each in found] == pytest.approx([0.1 + 1e-4 * 200] * 14)
+
+
+def test_a_home_is_left_where_it_is_busier_than_the_prefix_is_worth() -> None:
+    """The second home is next, then the better of two drawn boxes."""
+    router = fleet(*[0.1] * 10)
+    named = replace(ASK, prefix="manual", prefix_tokens=800)
+    first = chosen(router, named).box
+    router.heard(first, report(0.41, number=2), 0.0)
+    assert chosen(router, named).box == first
+    router.heard(first, report(0.43, number=3), 0.0)
+    second = chosen(router, named)
+    assert second.box != first
+    assert second.ttft == pytest.approx(0.1 + 1e-4 * 200)
+    router.heard(second.box, report(0.43, number=2), 0.0)
+    third = chosen(router, named)
+    assert third.box not in (first, second.box)
+    assert third.ttft == pytest.approx(0.2)
+
+
+def test_a_prefix_that_an_embedding_names_is_computed_anew() -> None:
+    router = fleet(*[0.1] * 10)
+    embed = RoutedRequest("embed", "interactive", 1_000, prefix="manual", prefix_tokens=800)
+    boxes = [chosen(router, embed, draws=(at / 7, at / 7)) for at in range(7)]
+    assert len({each.box for each in boxes}) > 1
+    assert [each.ttft for each in boxes] == pytest.approx([0.1 + 1e-5 * 1_000] * 7)
+
+
 def test_a_digest_overrules_what_the_router_remembers_and_outlives_reports_without_one() -> None:
     router = fleet(0.1, 0.12)
     blocks = block_hashes(range(960), 16)

@@ -67,8 +67,8 @@ def test_choices_are_those_of_the_library(
             now += 0.01
         else:
             prompt, group = int(one), int(two)
-            blocks = tuple(hash((group, at)) for at in range(SHARED // 16)) if group >= 0 else ()
-            request = RoutedRequest("m", "c", prompt, 1.0, None, blocks, 16)
+            prefix = str(group) if group >= 0 else None
+            request = RoutedRequest("m", "c", prompt, 1.0, prefix=prefix, prefix_tokens=SHARED)
             draws = (compiled.uniform(seed, number, 0), compiled.uniform(seed, number, 1))
             choice = router.choose(request, now, draws)
             shared = SHARED if group >= 0 else 0
