@@ -11,9 +11,9 @@ from predictors.timing.online_step_time import ObservedPace, ReportedPace, clipp
 
 # A full embedding batch, which gives the time per token under load: texts, and tokens of each.
 _PASSAGES, _PASSAGE_TOKENS = 32, 512
-# Variance of the sizes of passes, relative to their mean square, from which on they show a constant part.
-_LEAST_VARIANCE = 0.01
 _UNCLIPPED_PASSES = 5
+# Without noise, sizes that differ by less than rounding show no time per token.
+_LEAST_BELIEF = 1e-9
 
 
 class PassPace(ObservedPace):
@@ -21,30 +21,37 @@ class PassPace(ObservedPace):
 
     A pass takes a constant time, which holds the steps of the LLM before and after it, and a time per token.
     Both are fitted by least squares over about the last `memory` passes, each time clipped to within a factor
-    of four of the expected one. Work of more than one pass has the constant time once per `limit` tokens, so
-    its share of that is part of the time per token.
+    of four of the expected one. The time per token has a normal prior: that of an idle device, with a
+    standard deviation of the same size. Where steps of the LLM vary by more than the passes do, it decides.
+    Work of more than one pass has the constant time once per `limit` tokens, so its share of that is part of
+    the time per token.
 
     Args:
         limit: most tokens of a pass.
+        idle_per_token: ns per token on an idle device; 0: unknown, the mean time per token takes its place.
         memory: passes in the exponential means.
     """
 
-    def __init__(self, limit: int, *, memory: int = 64) -> None:
+    def __init__(self, limit: int, *, idle_per_token: float = 0.0, memory: int = 64) -> None:
         super().__init__(memory=memory)
         self.limit = limit
-        # Decayed sums of 1, x, y, x^2 and x*y for passes of x tokens that took y ns.
-        self._sums = [0.0] * 5
+        self.idle_per_token = idle_per_token
+        # Decayed sums of 1, x, y, x^2, x*y and y^2 for passes of x tokens that took y ns.
+        self._sums = [0.0] * 6
 
     @property
     def pace(self) -> Pace | None:
-        """Times of a pass; None before the first. From passes of one size, all of it is time per token."""
-        count, x, y, xx, xy = self._sums
+        """Times of a pass; None before the first."""
+        count, x, y, xx, xy, yy = self._sums
         if not count:
             return None
-        variance = xx / count - (x / count) ** 2
-        if variance <= _LEAST_VARIANCE * xx / count:
-            return Pace(Duration(0), Duration(round(y / x)))
-        per_token = max(0.0, (xy / count - x * y / count**2) / variance)
+        prior = self.idle_per_token or y / x
+        varied = max(0.0, xx - x * x / count)
+        shared = xy - x * y / count
+        noise = max(0.0, yy - y * y / count - (shared * shared / varied if varied else 0.0)) / count
+        # Weight of the prior in `varied`: variance of a pass over that of the prior.
+        believed = max(noise / prior**2, _LEAST_BELIEF * xx)
+        per_token = max(0.0, (shared + believed * prior) / (varied + believed))
         fixed = (y - per_token * x) / count
         if fixed < 0.0:
             fixed, per_token = 0.0, xy / xx
@@ -58,7 +65,7 @@ class PassPace(ObservedPace):
         if (pace := self.pace) is not None and self._prefills > _UNCLIPPED_PASSES:
             seen = clipped(seen, float(pace.step + pace.per_prompt_token * prompt_tokens))
         self._prefills += 1
-        new = (1.0, prompt_tokens, seen, prompt_tokens**2, prompt_tokens * seen)
+        new = (1.0, prompt_tokens, seen, prompt_tokens**2, prompt_tokens * seen, seen**2)
         self._sums = [(1 - self._rate) * old + part for old, part in zip(self._sums, new, strict=True)]
 
 
@@ -77,10 +84,12 @@ class ModelPaces(PassPace):
         The start-up profile counts as one observation only, because it was measured on an idle device, and a
         token takes longer while an LLM runs.
         """
-        self._of[embedder.model] = PassPace(embedder.pass_tokens)
+        self._of[embedder.model] = pace = PassPace(embedder.pass_tokens)
         self.limit = max(self.limit, embedder.pass_tokens)
         lengths = [min(_PASSAGE_TOKENS, embedder.max_input_tokens)] * _PASSAGES
         if took := embedder.batch_time(lengths):
+            pace.idle_per_token = took / sum(lengths)
+            self.idle_per_token = max(self.idle_per_token, pace.idle_per_token)
             self.observe_prefill(lengths[0], Duration(took // _PASSAGES), model=embedder.model)
 
     def pace_of(self, model: str) -> Pace | None:

@@ -79,3 +79,31 @@ def test_embedding_models_start_from_their_profile():
     assert pace_estimators(None, [ScriptedEmbedder()])[Owner.EMBEDDING].pace is None, (
         "nothing is known of its time"
     )
+
+
+def test_steps_of_the_llm_that_vary_more_than_the_passes_leave_the_time_per_token_of_an_idle_device():
+    random, errors = Random(5), []
+    for _ in range(40):
+        pace = PassPace(LIMIT, idle_per_token=float(milliseconds(TOKEN_MS)))
+        for _ in range(64):
+            size, step_ms = random.randint(1_000, 8_000), random.expovariate(1 / 80)
+            pace.observe_prefill(size, milliseconds(step_ms + TOKEN_MS * size))
+        found = pace.pace
+        errors.append(abs(found.per_prompt_token - found.step / LIMIT - milliseconds(TOKEN_MS)))
+    # Least squares alone is wrong by more than the time per token on average.
+    assert sum(errors) / len(errors) < 0.4 * milliseconds(TOKEN_MS)
+
+
+def test_a_token_that_takes_longer_beside_the_llm_is_learned():
+    random, pace = Random(6), PassPace(LIMIT, idle_per_token=float(milliseconds(TOKEN_MS)))
+    for _ in range(64):
+        size = random.randint(100, 8_000)
+        pace.observe_prefill(size, milliseconds(FIXED_MS + 3 * TOKEN_MS * size + random.gauss(0, 3)))
+    assert pace.pace.per_prompt_token == pytest.approx(milliseconds(3 * TOKEN_MS + FIXED_MS / LIMIT), rel=0.1)
+
+
+def test_passes_of_one_size_have_the_time_per_token_of_an_idle_device():
+    pace = PassPace(LIMIT, idle_per_token=float(milliseconds(TOKEN_MS)))
+    for _ in range(20):
+        pace.observe_prefill(2_000, milliseconds(FIXED_MS + 2_000 * TOKEN_MS))
+    assert pace.pace.step == pytest.approx(milliseconds(FIXED_MS), rel=1e-3)

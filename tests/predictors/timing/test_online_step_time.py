@@ -274,3 +274,31 @@ def test_prefill_share_counts_prefill_and_not_embedding_time():
     assert paces_after((0, 10, True), (0, 14, False)).prefill_share == 0.0
     both = paces_after((0, 10, True), (100, 20, True), (100, 24, False))
     assert both.prefill_share == pytest.approx(20 / 54, rel=0.05)
+
+
+def trained(step_ms: float) -> ObservedPace:
+    pace = ObservedPace()
+    for _ in range(64):
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(step_ms))
+    return pace
+
+
+def test_reports_that_are_read_at_the_same_time_do_not_lower_the_model():
+    pace = trained(10)
+    for _ in range(300):
+        # Of three steps of 12 ms beside an embedding pass the last two are read together.
+        for took_ms in (12, 23.95, 0.05):
+            pace.observe_work(StepWork(0, 8, 1_000), milliseconds(took_ms), is_alone=False)
+    assert pace.steps.predict(StepWork(0, 8, 1_000)) == pytest.approx(0.01, rel=0.05)
+    assert pace.own_step == pytest.approx(milliseconds(10), rel=0.05)
+
+
+def test_a_delay_that_overlaps_with_the_step_in_flight_makes_no_step_short():
+    pace = trained(10)
+    for _ in range(100):
+        # The step of 10 ms was in flight during the delay.
+        pace.observe_work(
+            StepWork(0, 8, 1_000), milliseconds(11), waited=milliseconds(10.5), is_alone=False
+        )
+    assert pace.steps.predict(StepWork(0, 8, 1_000)) == pytest.approx(0.01, rel=0.05)
+    assert pace.own_step == pytest.approx(milliseconds(10), rel=0.05)
