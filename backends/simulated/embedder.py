@@ -246,10 +246,18 @@ class SimulatedEmbedder:
             step.inputs, step.length = inputs, length
             return seconds(self._device.duration(step) - llm_seconds)
 
+        def left(call: _Call) -> Duration | None:
+            # A pass ends with the step that it is part of.
+            found = time_left(call.key, now)
+            return None if found is None else Duration(found - seconds(llm_seconds))
+
         calls = list(on_time_first(self._queue, now, self._rate.ns_per_token))
         values = call_values(
-            PendingWork(call.weight, time_left(call.key, now), took(len(call.lengths), call.lengths[-1]))
-            for call in calls
+            (
+                PendingWork(call.weight, left(call), took(len(call.lengths), call.lengths[-1]))
+                for call in calls
+            ),
+            seconds(llm_seconds),
         )
         candidates: list[tuple[_Call, float]] = []
         budget, most_padding = self._batch_budget_tokens(), self._most_padding()

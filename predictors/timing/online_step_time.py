@@ -2,10 +2,10 @@
 
 The model is `t = c0 + c1 decodes + c2 KV cells + c3 prompt tokens`, fitted by `online_least_squares` on
 relative errors from a prior for the device and model. Errors beyond the Huber threshold are down-weighted, so
-a stall has little effect. Steps that overlap embedding work train the model only while half of them take less
-than predicted; all of them measure by what factor they are longer. An engine that reports no steps is timed at
-the gate: exponential means of the gap between two tokens and of the prefill time per prompt token, each
-observation clipped to within a factor of four of the mean.
+a stall has little effect. Steps that overlap embedding work train the model only while half of them take
+less than predicted; all of them measure by what factor they are longer. An engine that reports no steps is
+timed at the gate: exponential means of the gap between two tokens and of the prefill time per prompt token,
+each observation clipped to within a factor of four of the mean.
 """
 
 from collections import deque

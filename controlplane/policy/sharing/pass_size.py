@@ -2,7 +2,8 @@
 
 A pass delays the next engine step. `PauseCosts` predicts how many SLOs that delay breaks, weighted by
 class: from the length distribution of each running request, and from the time left to each that waits for a
-place in the engine. A pass meets SLOs, too: each input is worth its share of its call's SLO, scaled
+place in the engine. While generations miss their SLO for lack of time, a second of it has an opportunity
+cost besides (decision 0079). A pass meets SLOs, too: each input is worth its share of its call's SLO, scaled
 by the share of the device that the pending calls need from now on to be on time. With time to spare a pass is
 worth little and waits for a step at which it costs nothing; close to a deadline it is worth as much as the
 class's weight. The pass takes the most urgent inputs up to the number at which its worth less its cost is
@@ -23,7 +24,7 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from controlplane.core.clock import Duration, to_seconds
+from controlplane.core.clock import NO_TIME, Duration, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import PauseCost
 
@@ -165,13 +166,18 @@ class PauseCosts:
     gate admits what it predicts to be in time, so that few starts are as late as that: 0.3 of it.
 
     Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the requests by
-    `stretch` seconds.
+    `stretch` seconds. It costs `per_second` SLOs of requests that are not in the engine yet.
     """
 
     def __init__(
-        self, running: Iterable[WeightedSlo], waiting: Iterable[WeightedSlo] = (), stretch: float = 1.0
+        self,
+        running: Iterable[WeightedSlo],
+        waiting: Iterable[WeightedSlo] = (),
+        stretch: float = 1.0,
+        per_second: float = 0.0,
     ) -> None:
         self._running = list(running)
+        self._per_second = per_second
         self._stretch = stretch
         by_spare = sorted((slo.least_spare, slo.weight) for slo in waiting)
         self._spares = [spare for spare, _ in by_spare]
@@ -181,8 +187,9 @@ class PauseCosts:
 
     def __call__(self, pauses: Sequence[float]) -> list[float]:
         """The expected number for each of some pauses from now on, in seconds, ascending."""
+        lost = [self._per_second * pause for pause in pauses]
         pauses = [self._stretch * pause for pause in pauses]
-        costs = [self._cost_to_waiting(pause) for pause in pauses]
+        costs = [more + self._cost_to_waiting(pause) for more, pause in zip(lost, pauses, strict=True)]
         # Plain floats: no pause breaks most SLOs, and for the few others numpy takes longer.
         for slo in self._running:
             if (risks := slo.added_risk(pauses)) is not None:
@@ -202,15 +209,18 @@ class PendingWork(NamedTuple):
     work: Duration
 
 
-def call_values(calls: Iterable[PendingWork]) -> list[float]:
-    """What each call is worth now, in weighted SLOs; `calls` are in the order of computation."""
+def call_values(calls: Iterable[PendingWork], until_next: Duration = NO_TIME) -> list[float]:
+    """What each call is worth now, in weighted SLOs; `calls` are in the order of computation.
+
+    `until_next` is the time after which a pass can start at the earliest if none starts now.
+    """
     needed_share, ahead, in_time = 0.0, 0, []
     weights = []
     for call in calls:
         ahead += call.work
         is_in_time = call.time_left is not None and 0 < call.time_left >= ahead
         if is_in_time and call.time_left:
-            needed_share = max(needed_share, ahead / call.time_left)
+            needed_share = max(needed_share, min(1.0, ahead / max(1, call.time_left - until_next)))
         weights.append(call.weight)
         in_time.append(is_in_time)
     return [

@@ -297,8 +297,6 @@ def test_a_delay_that_overlaps_with_the_step_in_flight_makes_no_step_short():
     pace = trained(10)
     for _ in range(100):
         # The step of 10 ms was in flight during the delay.
-        pace.observe_work(
-            StepWork(0, 8, 1_000), milliseconds(11), waited=milliseconds(10.5), is_alone=False
-        )
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(11), waited=milliseconds(10.5), is_alone=False)
     assert pace.steps.predict(StepWork(0, 8, 1_000)) == pytest.approx(0.01, rel=0.05)
     assert pace.own_step == pytest.approx(milliseconds(10), rel=0.05)

@@ -93,6 +93,11 @@ def test_a_request_with_several_objectives_has_one_slo():
     assert PauseCosts([WeightedSlo(1.0, (TimeLeft(0.3),))], stretch=2.0)([0.1, 0.2]) == [0.0, 1.0]
 
 
+def test_time_that_other_requests_lack_costs_in_proportion_to_the_pause():
+    costs = PauseCosts([WeightedSlo(1.0, (TimeLeft(0.3),))], per_second=20.0)
+    assert costs([0.1, 0.4]) == pytest.approx([2.0, 9.0])
+
+
 def test_steps_slower_than_the_objective_regain_nothing():
     assert risk(pace(debt=-0.1, regained=-0.01), 0.05) == 0.0
     assert risk(pace(debt=-0.1, regained=-0.01), 0.2) == 1.0
@@ -122,6 +127,14 @@ def test_calls_are_worth_the_share_of_the_device_that_they_need_to_be_in_time():
 @pytest.mark.parametrize("time_left", [None, milliseconds(5), milliseconds(-5)])
 def test_a_call_that_no_slo_depends_on_is_worth_little(time_left):
     assert call_values([PendingWork(2.0, time_left, milliseconds(10))]) == [0.02]
+
+
+def test_a_call_that_would_be_late_with_the_next_pass_is_worth_its_weight():
+    call = PendingWork(2.0, milliseconds(100), milliseconds(20))
+    assert call_values([call]) == pytest.approx([0.4])
+    assert call_values([call], milliseconds(60)) == pytest.approx([1.0]), "20 of the 40 ms that are left then"
+    assert call_values([call], milliseconds(90)) == [2.0]
+    assert call_values([call], milliseconds(200)) == [2.0]
 
 
 def took(inputs: int) -> Duration:
