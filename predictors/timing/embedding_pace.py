@@ -50,7 +50,7 @@ class PassPace(ObservedPace):
         shared = xy - x * y / count
         noise = max(0.0, yy - y * y / count - (shared * shared / varied if varied else 0.0)) / count
         # Weight of the prior in `varied`: variance of a pass over that of the prior.
-        believed = max(noise / prior**2, _LEAST_BELIEF * xx)
+        believed = max(noise / prior**2 if prior else 0.0, _LEAST_BELIEF * xx)
         per_token = max(0.0, (shared + believed * prior) / (varied + believed))
         fixed = (y - per_token * x) / count
         if fixed < 0.0:

@@ -6,6 +6,7 @@ import pytest
 
 from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import Duration, milliseconds, seconds
+from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner
 from predictors.timing.embedding_pace import PassPace, pace_estimators
 
@@ -59,6 +60,12 @@ def test_nothing_is_known_before_the_first_pass():
     pace = PassPace(LIMIT)
     pace.observe_prefill(0, Duration(5))
     assert pace.pace is None
+
+
+def test_passes_may_take_no_time():
+    pace = PassPace(LIMIT)
+    pace.observe_prefill(10, Duration(0))
+    assert pace.pace == Pace(Duration(0), Duration(0))
 
 
 def full_pass(paces) -> float:
