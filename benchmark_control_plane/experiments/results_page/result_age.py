@@ -25,6 +25,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
         "simulated-mix-prefill",
     ),
     "0067": ("workflow", "workflow-trace"),
+    "0077": ("memory-splits", "mix-memory", "predictors", "traces-code"),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
 INDEPENDENT = frozenset(
@@ -40,8 +41,7 @@ CURRENT = frozenset(
     (
         "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies", "fleet-retries",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "hostile-input", "memory-splits", "mix-compute", "mix-memory", "predictors", "soak", "traces-code",
-        "victims",
+        "hostile-input", "mix-compute", "soak", "victims",
     )
 )  # fmt: skip
 """Results of the present rules."""
