@@ -157,9 +157,7 @@ async def test_the_last_line_says_what_is_served(caplog, has_admin_key):
     assert line.endswith(f"; dashboard {url}/dashboard/") == has_admin_key
     assert ("dashboard" in line) == has_admin_key
     stages = [record.getMessage() for record in caplog.records if record.name == "tandem.start"]
-    assert sorted(stage.rpartition(" took ")[0] for stage in stages) == [
-        f"{CHAT_MODEL}: loading", f"{EMBED_MODEL}: loading", f"{EMBED_MODEL}: measuring",
-    ]  # fmt: skip
+    assert stages == [], "these models load at once, and such a stage has no line"
 
 
 @pytest.mark.parametrize(
