@@ -78,6 +78,7 @@ class _Server(uvicorn.Server):
         self._run_service = run_service
         self._running: asyncio.Task[int] | None = None
         self._draining: set[asyncio.Future[None]] = set()
+        self._address: tuple[str, int] = ("", 0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens with several handles on each socket, so that an iteration accepts several connections."""
@@ -87,6 +88,8 @@ class _Server(uvicorn.Server):
             for _ in range(_LISTENING_HANDLES - 1):
                 copy = socket.socket(fileno=os.dup(listening.fileno()))
                 self.servers.append(await loop.create_server(protocol, sock=copy, backlog=backlog))
+        # Kept, because the sockets are closed if the server is stopped just as the start ends.
+        self._address = self.servers[0].sockets[0].getsockname()[:2]
         if self._run_service is not None:
             self._running = asyncio.create_task(self._run_service(self))
             self._running.add_done_callback(lambda _: self._end())
@@ -136,14 +139,13 @@ class _Server(uvicorn.Server):
     @property
     def url(self) -> str:
         """Where it listens."""
-        host = self.servers[0].sockets[0].getsockname()[0]
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        host, port = self._address
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def port(self) -> int:
         """The TCP port on which it listens."""
-        port: int = self.servers[0].sockets[0].getsockname()[1]
-        return port
+        return self._address[1]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
