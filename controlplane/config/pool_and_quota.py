@@ -45,7 +45,8 @@ class ShareSection:
     nominal: Fraction
     """The quota while nothing is urgent."""
     min: Fraction | None = None
-    """The part of `nominal` that is never taken away; by default what the largest request needs."""
+    """The part of `nominal` that is never taken away; by default what the largest request needs, and
+    for embeddings a full pass as far as `nominal` holds it."""
     borrow: Fraction | None = None
     """Largest part that this owner may borrow from the other; by default all that the other lends."""
     lend: Fraction | None = None
@@ -125,11 +126,15 @@ class QuotaSection:
         """Converts the shares to bytes of the actual pool.
 
         No owner gets more than it can use: the LLM at most its cache, the embeddings their largest batches.
-        A minimum that is not stated is the memory of the owner's `largest_request`.
+        A minimum that is not stated is the memory of the owner's `largest_request`, and for embeddings that
+        of a full pass as far as their nominal share allows: shorter passes take more time of the device.
         """
         shares = {Owner.LLM: self.llm, Owner.EMBEDDING: self.embedding}
+        full_pass = {Owner.EMBEDDING: min(most_embedding_bytes, int(self.embedding.nominal * pool_bytes))}
         minimum = {
-            owner: largest_request[owner] if share.min is None else int(share.min * pool_bytes)
+            owner: max(largest_request[owner], full_pass.get(owner, 0))
+            if share.min is None
+            else int(share.min * pool_bytes)
             for owner, share in shares.items()
         }
         follows_urgency = self.policy != "static"

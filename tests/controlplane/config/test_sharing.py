@@ -33,9 +33,13 @@ def test_shares_become_bytes_in_whole_blocks():
     assert found.borrow == {Owner.LLM: 100, Owner.EMBEDDING: 1_000}
 
 
-def test_minimums_that_are_not_stated_hold_the_largest_request():
-    found = sharing(section(), largest_request={Owner.LLM: 120, Owner.EMBEDDING: 40})
-    assert found.options.minimum == {Owner.LLM: 120, Owner.EMBEDDING: 40}
+def test_minimums_that_are_not_stated_hold_the_largest_request_and_a_full_pass():
+    largest = {Owner.LLM: 120, Owner.EMBEDDING: 40}
+    for most, least in ((1_000, 100), (70, 70), (20, 40)):
+        found = sharing(section(), largest_request=largest, most_embedding_bytes=most)
+        assert found.options.minimum[Owner.EMBEDDING] == least, f"{most} in a full pass, of 100 nominal"
+    found = sharing(section(), largest_request=largest)
+    assert found.options.minimum == {Owner.LLM: 120, Owner.EMBEDDING: 100}
     assert found.nominal == {Owner.LLM: 900, Owner.EMBEDDING: 100}
     assert found.follows_urgency
     needed = {Owner.LLM: 0, Owner.EMBEDDING: 1_000}
