@@ -18,12 +18,8 @@ from benchmark_control_plane.report.headline import ratio_text
 from benchmark_control_plane.report.leads import Lead, condition, lead_over, lead_over_best, pairings
 from benchmark_control_plane.report.schema import FrontierRow, Results, SystemInfo
 
-_DOCUMENTS = "only documents are lost: {} of {} are rejected, with the split {}; as many answers are in time"
 REASONS: Mapping[tuple[str, float], str] = {
     ("predictors", 0.75): "one seed of an interrupted run",
-    ("memory-splits", 0.5): _DOCUMENTS.format(3, 104, 0),
-    ("memory-splits", 1.0): _DOCUMENTS.format(26, 210, 4),
-    ("memory-splits", 1.5): _DOCUMENTS.format(62, 330, 14),
 }
 """Why Tandem is behind over all requests, by the name of the comparison and the load, where it was examined.
 

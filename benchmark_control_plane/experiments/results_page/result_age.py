@@ -19,13 +19,12 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0058": ("plugin-cost",),
     "0060": ("one-gpu",),
     "0061": ("admission", "forecast", "memory-pressure", "quota", "retry-after", "tpot"),
-    "0064": ("traces",),
     "0066": (
         "cancellation", "embed-many", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
-        "simulated-mix-prefill",
     ),
     "0067": ("workflow", "workflow-trace"),
-    "0077": ("memory-splits", "mix-memory", "predictors", "traces-code"),
+    "0077": ("mix-memory", "predictors"),
+    "0080": ("simulated-mix-prefill", "traces", "traces-code"),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
 INDEPENDENT = frozenset(
@@ -41,7 +40,7 @@ CURRENT = frozenset(
     (
         "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies", "fleet-retries",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "hostile-input", "mix-compute", "soak", "victims",
+        "hostile-input", "memory-splits", "mix-compute", "soak", "victims",
     )
 )  # fmt: skip
 """Results of the present rules."""

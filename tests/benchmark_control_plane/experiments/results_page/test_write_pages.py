@@ -95,7 +95,7 @@ def test_each_result_states_which_rules_it_precedes() -> None:
     table = result_age.table(["traces", "soak", "mcsf-table"], write_pages.DECISIONS, "decisions")
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert [row.split(" | ")[1] for row in rows] == ["traces |", "soak |", "mcsf-table |"]
-    assert rows[0].startswith("| before [0064](decisions/0064-")
+    assert rows[0].startswith("| before [0080](decisions/0080-")
 
 
 def test_an_experiment_is_quoted_with_its_baselines_and_losses(tmp_path: Path) -> None:
