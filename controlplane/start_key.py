@@ -43,12 +43,13 @@ class StartKey:
             # A killed server may have left one. A new file has the stated mode from its first byte on.
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(self.key)
         except (OSError, RuntimeError) as error:
+            # A full disk must not end the start.
             _log.warning("the admin key of this start is in no file: %s", error)
             yield None
             return
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(self.key)
         try:
             yield path
         finally:

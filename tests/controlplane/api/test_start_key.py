@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import stat
 import sys
 from hashlib import sha256
@@ -82,6 +83,19 @@ async def test_a_key_whose_file_cannot_be_written_is_still_shown(tmp_path, monke
         await until(lambda: host.service.is_started and "ready after" in caplog.text)
     assert "the admin key of this start is in no file" in caplog.text
     assert f"#key={start_key.key}" in capsys.readouterr().out
+
+
+def test_a_full_disk_does_not_end_the_start(folder, monkeypatch, caplog):
+    open_file = os.fdopen
+
+    def opened(descriptor: int, mode: str, *, encoding: str):
+        os.close(descriptor)
+        return open_file(os.open("/dev/full", os.O_WRONLY), mode, encoding=encoding)
+
+    monkeypatch.setattr(os, "fdopen", opened)
+    with StartKey().kept(8_000) as path:
+        assert path is None
+    assert "is in no file: [Errno 28]" in caplog.text
 
 
 def test_a_file_that_a_killed_server_left_is_replaced(folder):
