@@ -153,8 +153,8 @@ class StepReports:
         self._stretch = 1.0
         self._steps = self._all_seconds = self._prefill_seconds = self._prefill_squares = 0.0
         self._full_steps: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
-        # Observed over predicted time of the last steps beside embedding work.
-        self._beside: deque[float] = deque(maxlen=_RECENT_STEPS)
+        # Whether each of the last steps beside embedding work was shorter than predicted.
+        self._are_short: deque[bool] = deque(maxlen=_RECENT_STEPS)
 
     @property
     def reports_steps(self) -> bool:
@@ -211,22 +211,20 @@ class StepReports:
         self._decode_work = StepWork(0, work.decodes, work.cells)
         self._full_steps.append(busy)
         self._reported += 1
-        if not (is_alone or waited):
-            self._beside.append(took / 1e9 / predicted)
-        if is_alone or (not waited and took / 1e9 < predicted and self._expects_too_much()):
+        if is_alone or (not waited and self._shows_overestimate(is_short=took / 1e9 < predicted)):
             self.steps.observe(work, busy / 1e9)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / predicted)
         prefill = work.prefill_tokens * self.steps.per_prompt_token
         self._record_prefill(min(busy / 1e9, prefill), busy / 1e9)
         self._stretch += (clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
-    def _expects_too_much(self) -> bool:
-        """Whether steps beside embeddings, which are no shorter than alone, take less than predicted.
+    def _shows_overestimate(self, *, is_short: bool) -> bool:
+        """Whether a step beside embeddings, no shorter than alone, shows that the model expects too much.
 
-        Single ones seem to: of two reports that are read at the same time the second one took no time.
+        A single one does not: of two reports that are read at the same time the second one took no time.
         """
-        short = sum(ratio < 1.0 for ratio in self._beside)
-        return short >= _SHORT_STEPS
+        self._are_short.append(is_short)
+        return is_short and sum(self._are_short) >= _SHORT_STEPS
 
     def _record_prefill(self, prefill: float, took: float) -> None:
         self._steps = _DECAY * self._steps + 1
