@@ -4,7 +4,7 @@
 #   make serve      set up, then serve configs/dev.yaml (CONFIG=... for another)
 #   make test       set up, then run all checks and tests, except those that need a GPU or take minutes
 #   make test-fast  tests that start no engine; browser tests are skipped without Chromium
-#   make test-engine  tests on real engines: first those independent of machine speed, two at a time, then the others
+#   make test-engine  tests on real engines: first those independent of machine speed, three at a time, then the others
 #   make test-slow  tests that take minutes each, one at a time (half an hour)
 #   make kernels    compile all Triton kernels for A100 and H100 (needs no GPU)
 #   make test-gpu   tests and measurements that need a GPU (docs/gpu.md)
@@ -37,8 +37,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Tests download nothing. One thread per process, because several processes share the cores.
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
-# Not for tests that depend on machine speed: two engines on two cores slow each other down.
-SHARED_OUT := -n 2 --dist loadfile
+# Not for tests that depend on machine speed: engines on two cores slow each other down. The third process uses the
+# time in which the others wait for one to start or end.
+SHARED_OUT := -n 3 --dist loadfile
+# No test takes more than a minute or two. One that hangs would use up the time of the whole run, unnamed: it fails
+# instead, with a traceback of each thread.
+ENDED := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
 .DELETE_ON_ERROR:
 .PHONY: setup serve test test-fast fuzz kernels test-engine test-slow test-gpu gpu-evidence gpu-rehearsal lint coverage faults clients soak clean
@@ -78,7 +82,7 @@ test: setup
 
 # Two processes with about a half each, because every worker of a shared run imports the tests of all.
 HALF := $(addprefix tests/controlplane/,api commands sdk policy service)
-FAST := $(TEST_ENV) $(BIN)/python -m pytest -m "not (engine or long or browser or gpu or slow)"
+FAST := $(TEST_ENV) $(BIN)/python -m pytest $(ENDED) -m "not (engine or long or browser or gpu or slow)"
 .PHONY: fast-half fast-rest
 
 fast-half: setup
@@ -104,8 +108,8 @@ coverage: setup
 
 # Without reordering, files start in alphabetical order, so the longest starts first.
 test-engine: setup
-	$(TEST_ENV) $(BIN)/python -m pytest $(SHARED_OUT) --no-loadscope-reorder -m "(engine and untimed or long or browser) and not (gpu or slow)"
-	$(TEST_ENV) $(BIN)/python -m pytest -m "engine and not untimed and not gpu and not slow"
+	$(TEST_ENV) $(BIN)/python -m pytest $(ENDED) $(SHARED_OUT) --no-loadscope-reorder -m "(engine and untimed or long or browser) and not (gpu or slow)"
+	$(TEST_ENV) $(BIN)/python -m pytest $(ENDED) -m "engine and not untimed and not gpu and not slow"
 
 test-slow: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -m "slow and not gpu"
