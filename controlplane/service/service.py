@@ -180,8 +180,8 @@ class Service:
         return reporter
 
     def _classes_from_the_default(self) -> Sequence[ServiceClass]:
-        classes, default = self.config.service_classes(), self.config.default_class()
-        return sorted(classes.values(), key=lambda each: each.name != default)
+        terms = self.reconfiguration.active.terms
+        return sorted(terms.classes.values(), key=lambda each: each.name != terms.default_class)
 
     def metrics_text(self) -> bytes:
         """All series in the Prometheus text format; with vLLM's names at most 0.2 s old.

@@ -110,9 +110,8 @@ class EngineLeases:
         if cutoff is not None and entry is not None and entry.request.kind is Kind.GENERATE:
             cutoff.arrived(entry)
 
-    def kept(self, waiting: Waiting) -> LeaseTable:
-        """The leases that the engine would not preempt for `waiting`."""
-        leases = self._ledger.table(Owner.LLM)
+    def kept(self, leases: LeaseTable, waiting: Waiting) -> LeaseTable:
+        """Those of the present `leases` that the engine would not preempt for `waiting`."""
         weights = [self._tickets[name].request.service_class.weight for name in leases.ids]
         return self.precedence.kept(leases, weights, waiting)
 

@@ -132,7 +132,8 @@ class SnapshotBuilder:
         share = partial(share, decode_load=load, wait_optimism=self.ttft.optimism)
         if self.engine_leases is None:
             return share(preemptible=lambda: self.preemptible(owner, now))
-        return share(engine_work_ahead=self.engine_leases.work_ahead, engine_keeps=self.engine_leases.kept)
+        keeps = partial(self.engine_leases.kept, leases)
+        return share(engine_work_ahead=self.engine_leases.work_ahead, engine_keeps=keeps)
 
 
 def embedding_calls_in_flight(tickets: Iterable[Ticket]) -> Iterator[tuple[Request, float]]:

@@ -125,6 +125,13 @@ async def test_facts_come_from_the_model(embedder):
 
 @pytest.mark.engine
 @on_module_loop
+async def test_an_embedding_model_joins_no_pairs(embedder):
+    with pytest.raises(Refused, match=r"models\.rerankers"):
+        embedder.pair([1], [2], 64)
+
+
+@pytest.mark.engine
+@on_module_loop
 async def test_every_pass_is_reported_within_the_budget(embedder):
     passes: list[EmbeddingPass] = []
     embedder.on_pass = passes.append

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
@@ -106,36 +107,41 @@ async def test_calls_at_a_worker_that_a_batch_broke_keep_their_retry(fragile_mod
     assert (restarts, out_of_memory) == (2, 2)
 
 
-@pytest.mark.engine
-@pytest.mark.untimed
-@pytest.mark.skipif(not CAN_MEASURE, reason="resident memory is read from /proc")
-async def test_a_lower_budget_releases_memory_with_returns_memory():
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def returning():
+    """A worker that returns memory, for two tests of which the second one stops it."""
     embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1, returns_memory=True)
     await embedder.start()
-    await embed(embedder, heavy_inputs(32))
-    before = resident_bytes(embedder)
-    embedder.set_budget_bytes(embedder.budget_bytes // 2)
-    await embedder.check()
-    after = resident_bytes(embedder)
+    yield embedder
     await embedder.stop()
-    assert after < before - 2**20
 
 
 @pytest.mark.engine
 @pytest.mark.untimed
-async def test_stop_ends_the_worker_and_fails_pending_calls():
-    embedder = WorkerEmbedder(MINILM, threads=1)
-    await embedder.start()
-    pid = embedder.worker_pid
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.skipif(not CAN_MEASURE, reason="resident memory is read from /proc")
+async def test_a_lower_budget_releases_memory_with_returns_memory(returning):
+    await embed(returning, heavy_inputs(32))
+    before = resident_bytes(returning)
+    returning.set_budget_bytes(returning.budget_bytes // 2)
+    await returning.check()
+    assert resident_bytes(returning) < before - 2**20
+
+
+@pytest.mark.engine
+@pytest.mark.untimed
+@pytest.mark.asyncio(loop_scope="module")
+async def test_stop_ends_the_worker_and_fails_pending_calls(returning):
+    pid = returning.worker_pid
     assert pid is not None
-    working = asyncio.create_task(embed(embedder, heavy_inputs()))
-    await embedder.check()
-    await embedder.stop()
+    working = asyncio.create_task(embed(returning, heavy_inputs()))
+    await returning.check()
+    await returning.stop()
     assert until_gone(pid)
     with pytest.raises(BackendDown, match="is stopped"):
         await working
     with pytest.raises(BackendDown, match="is stopped"):
-        await embedder.check()
+        await returning.check()
 
 
 @pytest.mark.engine
@@ -168,14 +174,6 @@ async def test_a_load_failure_names_the_model(tmp_path):
         await embedder.start()
 
 
-@pytest.mark.engine
-@pytest.mark.untimed
-async def test_max_input_tokens_above_the_positions_fails_the_start():
-    embedder = WorkerEmbedder(MINILM, max_input_tokens=1_000)
-    with pytest.raises(BackendDown, match="max_input_tokens=1000: the model has 512 positions; lower it"):
-        await embedder.start()
-
-
 @pytest.fixture(scope="module")
 def prompted_model(tmp_path_factory):
     """MiniLM with prompts, as retrieval models have them."""
@@ -188,21 +186,27 @@ def prompted_model(tmp_path_factory):
     return str(folder)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def idle(prompted_model):
+    embedder = WorkerEmbedder(prompted_model, threads=2, idle_cpu_priority=True)
+    await embedder.start()
+    yield embedder
+    await embedder.stop()
+
+
 @pytest.mark.engine
-async def test_prompts_lanes_and_idle_priority_change_no_vector(prompted_model):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_prompts_lanes_and_idle_priority_change_no_vector(prompted_model, idle):
     from sentence_transformers import SentenceTransformer
 
     texts = sentences(40)
     reference = SentenceTransformer(prompted_model, device="cpu")
-    embedder = WorkerEmbedder(prompted_model, threads=2, idle_cpu_priority=True)
-    await embedder.start()
-    assert embedder.facts.lanes == 2
-    queries = await embed(embedder, await embedder.tokenize(texts, prompt="query"))
-    passages = await embed(embedder, await embedder.tokenize(texts))
+    assert idle.facts.lanes == 2
+    queries = await embed(idle, await idle.tokenize(texts, prompt="query"))
+    passages = await embed(idle, await idle.tokenize(texts))
     with pytest.raises(Refused, match=r"'poem': .* has passage, query"):
-        await embedder.tokenize(texts, prompt="poem")
-    policies, session = scheduling_of(embedder), os.getsid(embedder.worker_pid)
-    await embedder.stop()
+        await idle.tokenize(texts, prompt="poem")
+    policies, session = scheduling_of(idle), os.getsid(idle.worker_pid)
     assert np.abs(queries - reference.encode(texts, prompt_name="query")).max() < 1e-5
     assert np.abs(passages - reference.encode(texts)).max() < 1e-5
     assert np.abs(queries - passages).max() > 1e-3
@@ -216,22 +220,19 @@ def no_cost(pauses):
 
 
 @pytest.mark.engine
-async def test_worker_leaves_the_idle_class_without_generations_and_for_a_deadline(
-    prompted_model, monkeypatch
-):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_worker_leaves_the_idle_class_without_generations_and_for_a_deadline(idle, monkeypatch):
     # On a busy machine the pass in the idle class starves, which is a reason to leave, too.
     monkeypatch.setattr("backends.embedding.batch_dispatcher._STARVED_SECONDS", BOUND_SECONDS)
-    embedder = WorkerEmbedder(prompted_model, threads=1, idle_cpu_priority=True)
     policies, costs = [], [None, no_cost, no_cost]
-    embedder.pause_cost = lambda: costs[len(policies) % 3]
-    embedder.on_pass = lambda done: policies.append(scheduling_of(embedder))
-    await embedder.start()
-    texts = await embedder.tokenize(["a query of some words"])
-    await embed(embedder, texts)
-    await embed(embedder, texts)
-    work = embedder.batch_time([len(texts[0])])
-    await embed(embedder, texts, deadline=Instant(time.monotonic_ns() + work + work // 2))
-    await embedder.stop()
+    idle.pause_cost = lambda: costs[len(policies) % 3]
+    idle.on_pass = lambda done: policies.append(scheduling_of(idle))
+    texts = await idle.tokenize(["a query of some words"])
+    await embed(idle, texts)
+    await embed(idle, texts)
+    work = idle.batch_time([len(texts[0])])
+    await embed(idle, texts, deadline=Instant(time.monotonic_ns() + work + work // 2))
+    idle.pause_cost = idle.on_pass = None
     assert policies == [{os.SCHED_OTHER}, {os.SCHED_IDLE}, {os.SCHED_OTHER}]
 
 

@@ -4,11 +4,12 @@ import shutil
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from backends.bundled_models import BOS, EOS, build_cross_encoder, ensure_tiny_model
 from backends.embedding.client import WorkerEmbedder
+from backends.embedding.handshake import EncoderOptions
 from controlplane.config import parse
-from controlplane.core.errors import BackendDown, Refused
 from controlplane.service.bootstrap import assemble
 from controlplane.service.request_jobs import MODEL_LIMIT, Caller, RequestOrigin, TextPairs
 from tests.backends.embedding.real_worker import BUDGET, embed, sentences
@@ -37,7 +38,7 @@ def xlm_roberta(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=["bert", "xlm-roberta"])
+@pytest.fixture(scope="module", params=["bert", "xlm-roberta"])
 def folder(request):
     return (
         ensure_tiny_model("tiny-cross-encoder")
@@ -46,25 +47,29 @@ def folder(request):
     )
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scorer(folder):
+    embedder = WorkerEmbedder(str(folder), batch_tokens=BUDGET, threads=1, scores_pairs=True)
+    await embedder.start()
+    yield embedder
+    await embedder.stop()
+
+
 async def scores(embedder: WorkerEmbedder, query: str, documents: list[str], limit: int, side=None):
     first, *others = await embedder.tokenize([query, *documents])
     return await embed(embedder, [embedder.pair(first, ids, limit, side) for ids in others])
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("limit", [512, 24])
-async def test_scores_equal_predict(folder, limit):
+async def test_scores_equal_predict(folder, scorer, limit):
     from sentence_transformers import CrossEncoder
 
     documents = ["", "Two kinds", f"a literal {EOS} token", *sentences(30), "long " * 900]
     reference = CrossEncoder(str(folder), device="cpu")
     reference.max_seq_length = limit
     expected = reference.predict([(QUERY, text) for text in documents], show_progress_bar=False)
-    embedder = WorkerEmbedder(str(folder), batch_tokens=BUDGET, threads=1, scores_pairs=True)
-    await embedder.start()
-    try:
-        found = await scores(embedder, QUERY, documents, limit)
-    finally:
-        await embedder.stop()
+    found = await scores(scorer, QUERY, documents, limit)
     assert expected.std() > 1e-3
     np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
     np.testing.assert_allclose(1 / (1 + np.exp(-found[:, 1])), expected, atol=1e-5)
@@ -88,36 +93,35 @@ async def test_a_service_with_rerankers_only_scores_as_predict_does():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-async def test_a_model_with_several_labels_is_refused(tmp_path):
+def load(folder):
+    """Loads a model as a worker does, in this process."""
+    from backends.embedding.cross_encoder import PairEncoder
+
+    return PairEncoder(EncoderOptions(str(folder), batch_tokens=BUDGET, threads=1, scores_pairs=True))
+
+
+def test_a_model_with_several_labels_is_refused(tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from backends.embedding.encoder import Unsupported
 
     folder = ensure_tiny_model("tiny-cross-encoder")
     AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=3, ignore_mismatched_sizes=True
     ).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    with pytest.raises(BackendDown, match="3 labels, and a reranker needs one"):
-        await WorkerEmbedder(str(tmp_path), threads=1, scores_pairs=True).start()
+    with pytest.raises(Unsupported, match="3 labels, and a reranker needs one"):
+        load(tmp_path)
 
 
-async def test_a_default_prompt_is_refused(tmp_path):
+def test_a_default_prompt_is_refused(tmp_path):
     """`predict` would put it before both texts."""
     from sentence_transformers import CrossEncoder
+
+    from backends.embedding.encoder import Unsupported
 
     shutil.copytree(ensure_tiny_model("tiny-cross-encoder"), tmp_path / "model")
     model = CrossEncoder(str(tmp_path / "model"), prompts={"ask": "query: "}, default_prompt_name="ask")
     model.save_pretrained(str(tmp_path / "prompted"))
-    with pytest.raises(BackendDown, match=r"differ from predict\(\)"):
-        await WorkerEmbedder(str(tmp_path / "prompted"), threads=1, scores_pairs=True).start()
-
-
-async def test_an_embedding_model_joins_no_pairs():
-    from backends.bundled_models import MINILM
-
-    embedder = WorkerEmbedder(MINILM, batch_tokens=BUDGET, threads=1)
-    await embedder.start()
-    try:
-        with pytest.raises(Refused, match=r"models\.rerankers"):
-            embedder.pair([1], [2], 64)
-    finally:
-        await embedder.stop()
+    with pytest.raises(Unsupported, match=r"differ from predict\(\)"):
+        load(tmp_path / "prompted")

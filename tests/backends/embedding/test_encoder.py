@@ -53,3 +53,12 @@ def test_positions_after_the_padding_token_reduce_the_longest_input(tmp_path, en
         Encoder(
             EncoderOptions(model=str(tmp_path), batch_tokens=BUDGET, threads=1, max_input_tokens=most + 1)
         )
+
+
+def test_max_input_tokens_above_the_positions_is_refused():
+    from backends.bundled_models import MINILM, resolve
+    from backends.embedding.encoder import Encoder, Unsupported
+    from backends.embedding.handshake import EncoderOptions
+
+    with pytest.raises(Unsupported, match="max_input_tokens=1000: the model has 512 positions; lower it"):
+        Encoder(EncoderOptions(model=resolve(MINILM), batch_tokens=BUDGET, threads=1, max_input_tokens=1_000))

@@ -25,6 +25,7 @@ SIZES = {"block_tokens": BLOCK_TOKENS, "max_running": MOST_RUNNING, "step_tokens
 STEP_TIME = llm_only(affine(0.02, 2e-4, 2e-4, 0))
 QUOTAS = {60: 30, 140: 20, 260: 48}
 """Quota in blocks from each of these steps on."""
+SEEDS = [0, pytest.param(1, marks=pytest.mark.slow)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def stepped(request):
     return engine
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ordering", sorted(ENGINE_POLICIES))
 def test_a_policy_takes_the_same_course(stepped, ordering, seed):
     real = course(Real(stepped, stepped.restart(tandem={"ordering": ordering})), trace(seed))
@@ -210,7 +211,7 @@ def test_a_policy_takes_the_same_course(stepped, ordering, seed):
     assert sum(real.preemptions.values()) > 0
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("policy", "scheduler"), [("fcfs", SimulatedScheduler), ("priority", RankedScheduler)]
 )

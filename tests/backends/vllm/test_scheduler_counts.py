@@ -91,14 +91,14 @@ def random_metadata(random: Random, output: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("ordering", EVERY_ORDERING)
-def test_no_block_leaks_over_a_thousand_requests_with_aborts_and_quota_changes(engine, ordering):
+def test_no_block_leaks_over_hundreds_of_requests_with_aborts_and_quota_changes(engine, ordering):
     random = Random(ordering)
     scheduler = engine.restart(tandem={"ordering": ordering, "starvation_ms": 2_000})
     wanted: dict[str, int] = {}
     got: dict[str, int] = {}
     gone: set[str] = set()
     steps_since = 0
-    for number in range(1_000):
+    for number in range(400):
         request_id, output = f"r{number}", random.randint(1, 60)
         wanted[request_id] = output
         engine.add(
