@@ -289,14 +289,15 @@ class VllmEngine:
 
     @contextmanager
     def _tracked(self, request_id: str) -> Iterator[None]:
-        if self.scheduler_client is None:
+        # A stop takes it from the engine while answers are open.
+        if (client := self.scheduler_client) is None:
             yield
             return
-        self.scheduler_client.track(request_id)
+        client.track(request_id)
         try:
             yield
         finally:
-            self.scheduler_client.untrack(request_id)
+            client.untrack(request_id)
 
     async def send_to_scheduler(self, call: Callable[[SchedulerClient], Awaitable[None]]) -> None:
         """Runs one command on Tandem's scheduler. Raises Refused, also if vLLM's own scheduler runs."""

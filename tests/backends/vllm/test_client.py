@@ -352,7 +352,8 @@ async def test_a_killed_engine_ends_streams_and_commands_with_backend_down():
 
 
 async def test_stopping_ends_open_streams():
-    async with running_vllm() as generator:
+    """With Tandem's scheduler, as served: an open stream is known to it until it ends."""
+    async with running_vllm(scheduling=EngineOptions()) as generator:
         sampling = greedy(900, ignore_eos=True)
         deltas = generator.generate(a_request([5], sampling), [5], sampling)
         await anext(deltas)
