@@ -23,7 +23,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
         "cancellation", "embed-many", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
     ),
     "0067": ("workflow", "workflow-trace"),
-    "0077": ("mix-memory", "predictors"),
+    "0077": ("predictors",),
     "0080": ("simulated-mix-prefill", "traces", "traces-code"),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
@@ -40,7 +40,7 @@ CURRENT = frozenset(
     (
         "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies", "fleet-retries",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "hostile-input", "memory-splits", "mix-compute", "soak", "victims",
+        "hostile-input", "memory-splits", "mix-compute", "mix-memory", "soak", "victims",
     )
 )  # fmt: skip
 """Results of the present rules."""
