@@ -5,7 +5,7 @@
 #   make test       set up, then run all checks and tests, except those that need a GPU or take minutes
 #   make test-fast  tests that start no engine; browser tests are skipped without Chromium
 #   make test-engine  tests on real engines: first those independent of machine speed, three at a time, then the others
-#   make test-slow  tests that take minutes each, one at a time (half an hour)
+#   make test-slow  tests that take minutes each or have hung, one at a time (half an hour)
 #   make kernels    compile all Triton kernels for A100 and H100 (needs no GPU)
 #   make test-gpu   tests and measurements that need a GPU (docs/gpu.md)
 #   make gpu-evidence   all that only a GPU can show, in 40 minutes; gpu-rehearsal tries it on the CPU (docs/gpu.md)
@@ -112,7 +112,7 @@ test-engine: setup
 	$(TEST_ENV) $(BIN)/python -m pytest $(ENDED) -m "engine and not untimed and not gpu and not slow"
 
 test-slow: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -m "slow and not gpu"
+	$(TEST_ENV) $(BIN)/python -m pytest --timeout=900 -m "slow and not gpu"
 
 # Uses $(PYTHON) instead of .venv, because `make setup` installs CPU builds.
 test-gpu:

@@ -105,7 +105,8 @@ def log_output() -> Iterator[None]:
     root.setLevel(level)
 
 
-@pytest.mark.long
+# See test_dashboard_in_browser.py for why it is slow.
+@pytest.mark.slow
 @pytest.mark.usefixtures("log_output")
 async def test_nothing_is_lost_and_no_decision_mixes_versions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -25,7 +25,9 @@ from tests.controlplane.api.scripted_server import (
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 
-pytestmark = pytest.mark.browser
+# Slow until it is known why a test of this file, or the one of 200 changes before it, twice never ended in
+# continuous integration; nowhere else did one.
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 CLASSES = {
     "interactive": {"priority": 5, "ttft_ms": 5_000, "default": True},
