@@ -131,6 +131,20 @@ async def staged(
         service.gate.dispatcher.ledger.check_integrity()
 
 
+async def at_a_slow_pace(stage: Stage) -> None:
+    """Lets all requests of a stepped stage output three tokens, one in 0.2 s.
+
+    A request that would wait for N more tokens of another then expects to wait for 0.2 N seconds. If that is
+    more than its TTFT, it preempts at once, and not in the last milliseconds, which a busy machine can miss.
+    """
+    for count in range(1, 4):
+        stage.generator.allow()
+        await asyncio.sleep(0.2)
+        await until(
+            lambda count=count: all(t.timeline.output_tokens >= count for t in stage.service.gate.tickets())
+        )
+
+
 async def until(claim: Callable[[], bool]) -> None:
     """Yields to the event loop until the claim holds; TimeoutError after five seconds."""
     async with asyncio.timeout(5):

@@ -19,6 +19,7 @@ from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
     MAX_RUNNING,
+    at_a_slow_pace,
     listening,
     staged,
     until,
@@ -59,13 +60,7 @@ async def test_a_preemption_and_a_rejection_are_explained(monkeypatch, capsys):
 
         batch = [ask(f"batch-{n}", "batch", 200) for n in range(MAX_RUNNING)]
         await stage.generator.until_runs(MAX_RUNNING)
-        # 200 tokens at this pace are a longer wait than the urgent request has, so that it preempts at once.
-        for tokens in range(1, 4):
-            stage.generator.allow()
-            await until(
-                lambda n=tokens: all(t.timeline.output_tokens >= n for t in stage.service.gate.tickets())
-            )
-            await asyncio.sleep(0.05)
+        await at_a_slow_pace(stage)
         asked = [*batch, ask("urgent", "interactive", 3)]
         async with asyncio.timeout(10):
             await stage.generator.until_runs(MAX_RUNNING + 1)

@@ -19,7 +19,7 @@ from tests.controlplane.api.operations.test_dashboard_in_browser import (
     dashboard,
     stepped,
 )
-from tests.controlplane.api.scripted_server import MAX_RUNNING, Stage, staged, until
+from tests.controlplane.api.scripted_server import MAX_RUNNING, Stage, at_a_slow_pace, staged, until
 
 # test_dashboard_in_browser checks that they are shown; how soon depends on the speed of the machine.
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -84,10 +84,8 @@ async def test_a_preemption_a_rejection_and_a_restart_are_seen_within_two_second
         for n in range(MAX_RUNNING):
             ask(f"batch-{n}", "batch")
         await stage.generator.until_runs(MAX_RUNNING)
-        stage.generator.allow(5)
-        await until(lambda: all(t.timeline.output_tokens >= 5 for t in stage.service.gate.tickets()))
+        await at_a_slow_pace(stage)
         ask("urgent", "interactive", 3)
-        # It is preempted for when its time to the first token runs out.
         await stage.generator.until_runs(MAX_RUNNING + 1)
         began = time.monotonic()
         await delays.seen("preemption", began, row("preemptions", "urgent").first)
