@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
-from benchmark_control_plane.common.machine_load import cpu_snapshot, others_cores
+from benchmark_control_plane.common.machine_load import cpu_snapshot, fixed_work_ms, others_cores
 from benchmark_control_plane.common.results_file import file_name
 from benchmark_control_plane.judge.experiment_file import (
     Experiment,
@@ -71,10 +71,11 @@ class _ExperimentRun:
         self, stage: Stage, system: SystemSection, load: float, seed: int, title: str, store: StoreRun
     ) -> float | None:
         for _ in range(1 if system.is_simulated else _TRIES):
-            before = cpu_snapshot() if system.starts_servers else None
+            work_ms = fixed_work_ms() if system.starts_servers else None
+            before = cpu_snapshot()
             entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
-            if before is not None:
-                entry["other_cores"] = others_cores(before, cpu_snapshot())
+            if work_ms is not None:
+                entry |= {"work_ms": work_ms, "other_cores": others_cores(before, cpu_snapshot())}
             if system.is_simulated and load in (system.loads or self.bench.experiment.plan.loads):
                 entry["bound"] = self.bounds.of(system, load, seed)
             store(entry, records)

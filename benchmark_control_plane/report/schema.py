@@ -113,7 +113,8 @@ class RunFigures(TypedDict):
 
     Percentiles and `tokens_per_s` are of delivered requests; `delivered` is their share of each class. Older
     results lack the latter two. `other_cores` is what processes besides the load generator and the servers
-    that the experiment started used of the machine, on average over the run.
+    that the experiment started used of the machine, on average over the run. `work_ms` is the CPU time of a
+    fixed piece of work just before the run: it grows where other guests of the host slow the machine down.
     """
 
     system: str
@@ -136,6 +137,7 @@ class RunFigures(TypedDict):
     decisions: dict[str, int] | None
     bound: NotRequired[HindsightBound | None]
     other_cores: NotRequired[float]
+    work_ms: NotRequired[float]
 
 
 class FrontierRow(TypedDict):

@@ -1,14 +1,17 @@
-"""Tests of the CPU accounting between the benchmark and other processes."""
+"""Tests of the CPU accounting between the benchmark and other processes, and of the machine's speed."""
 
 import subprocess
 import sys
 import time
+from itertools import accumulate
 
 import pytest
 
+from benchmark_control_plane.common import machine_load
 from benchmark_control_plane.common.machine_load import (
     CpuSnapshot,
     cpu_snapshot,
+    fixed_work_ms,
     others_cores,
     raised_session,
     set_session_nice,
@@ -34,6 +37,13 @@ def test_work_of_a_finished_child_counts_as_own():
 def test_remaining_cpu_time_is_that_of_others():
     assert others_cores(CpuSnapshot(0.0, 10.0, 1.0), CpuSnapshot(2.0, 14.0, 2.0)) == 1.5
     assert others_cores(CpuSnapshot(0.0, 10.0, 1.0), CpuSnapshot(2.0, 11.0, 3.0)) == 0.0
+
+
+def test_one_slow_piece_of_work_is_no_slow_machine(monkeypatch):
+    # The CPU clock before and after each of five pieces.
+    clock = accumulate([0.0, 0.02, 1.0, 0.03, 1.0, 0.9, 1.0, 0.02, 1.0, 0.03])
+    monkeypatch.setattr(machine_load.time, "thread_time", lambda: next(clock))
+    assert fixed_work_ms() == pytest.approx(30.0)
 
 
 def test_a_session_has_its_former_level_after_the_block(tmp_path):

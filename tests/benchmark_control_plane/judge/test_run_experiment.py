@@ -358,7 +358,7 @@ def test_memory_sampler_summarises_its_samples():
     ],
     ids=["started servers", "reached servers", "simulated"],
 )
-def test_a_run_of_started_servers_states_the_cores_of_other_processes(tmp_path, system, is_stated):
+def test_a_run_of_started_servers_states_other_processes_and_the_speed(tmp_path, system, is_stated):
     entry = {"valid": True, "attainment": {"overall": 1.0}}
     bench, results = MagicMock(), MagicMock()
     bench.run.return_value = (entry, [])
@@ -366,3 +366,4 @@ def test_a_run_of_started_servers_states_the_cores_of_other_processes(tmp_path, 
     assert run.measure(MagicMock(), system, 1.0, 0) == 1.0
     (stored, _), _ = results.add.call_args
     assert (stored.get("other_cores", -1.0) >= 0) is is_stated
+    assert (stored.get("work_ms", 0.0) > 0) is is_stated

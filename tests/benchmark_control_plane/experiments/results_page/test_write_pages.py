@@ -190,13 +190,14 @@ def test_an_experiment_on_changed_sources_is_marked(tmp_path: Path) -> None:
         assert ("working tree with changes that the commit lacks" in words) is is_marked
 
 
-def test_an_experiment_states_what_other_processes_used(tmp_path: Path) -> None:
+def test_an_experiment_states_what_other_processes_used_and_the_speed_of_the_machine(tmp_path: Path) -> None:
     content: dict[str, Any] = {**experiments.results(loads=(1.0,))}
     for number, run in enumerate(content["runs"]):
-        run["other_cores"] = 0.5 if number == 0 else 0.0
+        run["other_cores"], run["work_ms"] = (0.5, 31.4) if number == 0 else (0.0, 20.2)
     (tmp_path / "mix-memory.json").write_text(json.dumps(content))
     words = " ".join(write_pages.results_page(tmp_path).split())
     assert "; other processes used 0.04 cores, at most 0.50 in a run; " in words
+    assert "; the same piece of work took 20 to 31 ms before the runs" in words
 
 
 def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
