@@ -87,8 +87,8 @@ class DrawnSection:
 class ConversationsSection:
     """Prompts that grow by turns; the keys are arguments of `FleetWorkload.conversations`."""
 
-    median_message: Positive = 200.0
-    turns: Annotated[float, Field(ge=1, le=100)] = 6.0
+    median_message: Annotated[float, Field(gt=0, le=400)] = 200.0
+    turns: Annotated[float, Field(ge=1, le=10)] = 6.0
     pause: Positive = 5.0
 
 

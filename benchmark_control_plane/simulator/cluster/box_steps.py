@@ -162,9 +162,9 @@ def new_requests(workload: FleetWorkload) -> RequestArrays:
     columns = (
         workload.prompt_tokens, workload.output_tokens, workload.group, workload.shared, workload.named,
     )  # fmt: skip
-    prompt, *others = (column.astype(np.int32, copy=False) for column in columns)
+    prompt, output, group, shared, named = (column.astype(np.int32, copy=False) for column in columns)
     return RequestArrays(
-        workload.at, prompt, *others,
+        workload.at, prompt, output, group, shared, named,
         prompt.copy(),
         np.full(count, np.nan),
         np.zeros(count, np.int8),

@@ -16,7 +16,6 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     Floats,
     Ints,
     RoutingPolicy,
-    Tokens,
 )
 from controlplane.fleet import routing_rules
 from controlplane.fleet.affinity import PrefixHomes
@@ -43,8 +42,8 @@ class RouterArrays(NamedTuple):
     `intercept`, `free` and `described_at` are of the last report, which all routers hear; `next_intercept`
     and `next_free` of the one on its way. `sent` and `sent_tokens` are own sends that the report does not
     count, in seconds of prefill and in tokens of memory; `sent_since` and `sent_tokens_since` are those
-    since the report that is on its way. `homes` are those of each shared prefix, whose number names it.
-    `last_box` and `last_tokens` are where a router sent a conversation last, and the tokens of its prompt.
+    since the report that is on its way. `homes` are those of each shared prefix or conversation, whose number
+    names it.
     """
 
     per_token: Floats
@@ -62,8 +61,6 @@ class RouterArrays(NamedTuple):
     turn: Ints
     homes: npt.NDArray[np.int32]
     budget: Floats
-    last_box: npt.NDArray[np.int32]
-    last_tokens: Tokens
 
 
 class RoutingNumbers(NamedTuple):
@@ -117,8 +114,6 @@ def new_routers(scenario: FleetScenario, workload: FleetWorkload) -> RouterArray
         np.zeros(routers, np.int64),
         np.array([[int(box) for box in homes.of(str(group))] for group in groups], np.int32),
         np.full(routers, RoutingOptions().retry_burst),
-        np.full((routers, len(groups)), -1, np.int32),
-        np.zeros((routers, len(groups)), np.int32),
     )
 
 
@@ -141,10 +136,8 @@ def router_of(numbers: RoutingNumbers, routers: int, request: int, now: float) -
 
 
 @compiled
-def cached_tokens(routers: RouterArrays, r: int, box: int, group: int, shared: int) -> int:
-    """Leading tokens that the box is taken to have, as a home of the prefix or from the last turn."""
-    if group >= 0 and shared == 0:
-        return int(routers.last_tokens[r, group]) if routers.last_box[r, group] == box else 0
+def cached_tokens(routers: RouterArrays, box: int, group: int, shared: int) -> int:
+    """Leading tokens that the box is taken to have, as a home of the prefix."""
     if group >= 0:
         for at in range(routers.homes.shape[1]):
             if routers.homes[group, at] == box:
@@ -176,10 +169,10 @@ def _is_preferred(
     return is_better(
         now - routers.described_at[other],
         _missing(routers, numbers, r, other, prompt),
-        forecast(routers, numbers, r, other, prompt, cached_tokens(routers, r, other, group, shared)),
+        forecast(routers, numbers, r, other, prompt, cached_tokens(routers, other, group, shared)),
         now - routers.described_at[first],
         _missing(routers, numbers, r, first, prompt),
-        forecast(routers, numbers, r, first, prompt, cached_tokens(routers, r, first, group, shared)) - bonus,
+        forecast(routers, numbers, r, first, prompt, cached_tokens(routers, first, group, shared)) - bonus,
         numbers.useful_for,
     )
 
@@ -197,8 +190,6 @@ def best_of_drawn(
 ) -> int:
     """The best of two boxes that are drawn; of more in a study, up to all."""
     first = drawn_box(routers.cumulative, uniform(numbers.seed, request, 0))
-    if group >= 0 and shared == 0 and routers.last_box[r, group] >= 0:
-        first = routers.last_box[r, group]
     other = drawn_other(routers.cumulative, first, uniform(numbers.seed, request, 1))
     best = first
     if other != first and _is_preferred(routers, numbers, r, other, first, prompt, group, shared, now):
@@ -248,13 +239,13 @@ def choose(
             if numbers.policy == _LEAST_CONNECTIONS:
                 cost = float(routers.open[box, r])
             else:
-                cached = cached_tokens(routers, r, box, group, shared)
+                cached = cached_tokens(routers, box, group, shared)
                 cost = forecast(routers, numbers, r, box, prompt, cached)
             if cost < least:
                 best, least = box, cost
         return best
     best = best_of_drawn(routers, numbers, r, request, prompt, group, shared, now)
-    if group >= 0 and shared > 0:
+    if group >= 0:
         for at in range(routers.homes.shape[1]):
             home = routers.homes[group, at]
             bonus = PREFIX_WORTH * routers.per_token[home] * shared
@@ -268,15 +259,13 @@ def record_send(
     routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, prompt: int, group: int, shared: int
 ) -> None:
     """Counts a request that router `r` sends to a box."""
-    tokens = REQUEST_TOKENS + max(1, prompt - cached_tokens(routers, r, box, group, shared))
+    tokens = REQUEST_TOKENS + max(1, prompt - cached_tokens(routers, box, group, shared))
     work = routers.per_token[box] * tokens
     routers.sent[box, r] += work
     routers.sent_since[box, r] += work
     routers.sent_tokens[box, r] += prompt
     routers.sent_tokens_since[box, r] += prompt
     routers.open[box, r] += 1
-    if group >= 0:
-        routers.last_box[r, group], routers.last_tokens[r, group] = box, prompt
 
 
 @compiled

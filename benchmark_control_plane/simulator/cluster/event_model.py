@@ -132,7 +132,7 @@ def _second_box(
         int(requests.named[request]),
     )
     age = now - routers.described_at[other]
-    ttft = forecast(routers, numbers, r, other, prompt, cached_tokens(routers, r, other, group, named))
+    ttft = forecast(routers, numbers, r, other, prompt, cached_tokens(routers, other, group, named))
     if not may_retry(routers.budget[r], age, ttft, numbers.ttft, numbers.retry_headroom, numbers.useful_for):
         return -1
     routers.budget[r] -= 1.0

@@ -60,7 +60,7 @@ class FleetWorkload:
 
     `group` is the shared prefix that a prompt begins with, or its conversation, -1 without one. `shared` are
     the tokens that an earlier prompt with it, or the output of that, has too. `named` are those that routers
-    are told of, 0 for a conversation.
+    take for these: of a conversation the whole prompt.
     """
 
     at: Floats
@@ -136,6 +136,8 @@ class FleetWorkload:
             median_message: tokens that a turn adds, deviation of the logarithm 1.
             turns: mean of their number, which is geometric.
             pause: mean seconds, exponential, from the end of an output, at 50 ms a token, to the next turn.
+
+        Raises ValueError if most turns would be longer.
         """
         rng = np.random.default_rng(seed)
         count, before = round(rate * seconds), 4 * turns * (pause + 8.0)
@@ -156,10 +158,11 @@ class FleetWorkload:
         shared = earlier(message + output).astype(np.int32)
         prompt = shared + message.astype(np.int32)
         kept = np.flatnonzero((at >= 0) & (at < seconds) & (prompt <= 8_000))[:count]
+        if len(kept) < count:
+            raise ValueError(f"median_message={median_message}, turns={turns}: too many prompts above 8,000")
         kept = kept[np.argsort(at[kept])]
-        _, group = np.unique(group[kept], return_inverse=True)
-        none = np.zeros(len(kept), np.int32)
-        return cls(at[kept], prompt[kept], output[kept], group.astype(np.int32), shared[kept], none)
+        numbers = np.unique(group[kept], return_inverse=True)[1].astype(np.int32)
+        return cls(at[kept], prompt[kept], output[kept].astype(np.int32), numbers, shared[kept], prompt[kept])
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def test_choices_are_those_of_the_library(
             prompt, group = int(one), int(two)
             request, shared = RoutedRequest("m", "c", prompt, 1.0), 0
             if three and group >= 0:
-                group += 4
+                group, shared = group + 4, prompt
                 request = replace(request, session=str(group))
             elif group >= 0:
                 request, shared = replace(request, prefix=str(group), prefix_tokens=SHARED), SHARED

@@ -181,6 +181,9 @@ def test_the_turns_of_a_conversation_grow_by_messages_and_outputs() -> None:
         left = (load.prompt_tokens + load.output_tokens)[turns[:-1]]
         assert np.array_equal(load.shared[turns[1:]], left)
         assert np.all(np.diff(load.at[turns]) > 0.05 * load.output_tokens[turns[:-1]])
+    assert len(FleetWorkload.conversations(50, 20, 1, median_message=400, turns=10, pause=5)) == 1_000
+    with pytest.raises(ValueError, match="turns=50: too many prompts above 8,000"):
+        FleetWorkload.conversations(50, 20, 1, median_message=400, turns=50, pause=5)
 
 
 def test_tandem_keeps_more_objectives_than_random_near_capacity() -> None:
