@@ -15,7 +15,7 @@ from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_file import merge, read_extended
 from benchmark_control_plane.judge.experiment_schema import Positive, StreamSection, Tokens
 from benchmark_control_plane.judge.traces import NAMED
-from benchmark_control_plane.simulator.cluster.scenario import FleetScenario, RoutingPolicy
+from benchmark_control_plane.simulator.cluster.scenario import BoxModel, FleetScenario, RoutingPolicy
 from controlplane.config.fields import STRICT, Fraction, Name
 from controlplane.config.fleet_file import AutoscaleSection
 from controlplane.config.loader import parse_as
@@ -58,12 +58,14 @@ class FleetSection:
     speeds: tuple[Positive, ...] = ()
     ttft_ms: Positive = 500.0
     tpot_ms: Positive = 50.0
+    cached_prefixes: Annotated[int, Field(ge=0, le=10_000)] = BoxModel().cached_prefixes
 
     def scenario(self) -> FleetScenario:
         """The fleet with Tandem's policy."""
         speeds = [self.speeds[box % len(self.speeds)] for box in range(self.boxes)] if self.speeds else ()
         return FleetScenario(
             self.boxes,
+            BoxModel(cached_prefixes=self.cached_prefixes),
             speeds=tuple(speeds),
             routers=self.routers,
             ttft=self.ttft_ms / 1_000,
@@ -82,8 +84,17 @@ class DrawnSection:
 
 
 @section(frozen=True, config=STRICT)
+class ConversationsSection:
+    """Prompts that grow by turns; the keys are arguments of `FleetWorkload.conversations`."""
+
+    median_message: Annotated[float, Field(gt=0, le=400)] = 200.0
+    turns: Annotated[float, Field(ge=1, le=10)] = 6.0
+    pause: Positive = 5.0
+
+
+@section(frozen=True, config=STRICT)
 class LoadSection:
-    """What arrives: `drawn` requests, or the `streams` of an experiment, which may be recorded.
+    """What arrives: `drawn` requests, `conversations`, or `streams` of an experiment, also recorded ones.
 
     Requests that arrive within `warm_up` seconds load the boxes and are not counted.
     """
@@ -92,16 +103,16 @@ class LoadSection:
     seconds: Positive
     warm_up: Annotated[float, Field(ge=0)] = 0.0
     drawn: DrawnSection = DrawnSection()
+    conversations: ConversationsSection | None = None
     streams: Annotated[Mapping[Name, StreamSection], Field(min_length=1)] | None = None
 
     def __post_init__(self) -> None:
         if self.warm_up >= self.seconds:
             raise ValueError(f"warm_up={self.warm_up:g}: should be below seconds={self.seconds:g}")
-        if self.streams is None:
-            return
-        if self.drawn != DrawnSection():
-            raise ValueError("drawn and streams exclude each other; give one of them")
-        if any(stream.kind != "generate" for stream in self.streams.values()):
+        stated = (self.drawn != DrawnSection(), self.conversations is not None, self.streams is not None)
+        if sum(stated) > 1:
+            raise ValueError("drawn, conversations and streams exclude each other; give one of them")
+        if self.streams and any(stream.kind != "generate" for stream in self.streams.values()):
             raise ValueError("streams: simulated boxes have an LLM only; give streams of kind: generate")
 
     def quick(self) -> Self:

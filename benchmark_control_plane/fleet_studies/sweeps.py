@@ -90,12 +90,19 @@ def sweep(study: SweepStudy, data: Path) -> dict[str, Any]:
 
 
 def _means(row: PlannedRow, seeds: tuple[int, ...], data: Path) -> dict[str, float]:
-    """Means over the seeds, and the range of the share that met its objectives."""
+    """Means over the seeds, and the range of the share that met its objectives.
+
+    Where prompts share tokens with earlier ones, `cached_percent` of these were found in a cache, by served
+    requests.
+    """
     found = []
     for seed in seeds:
         workload = _workload(row.load, row.scenario.boxes, seed, data)
         result = simulate_fleet(replace(row.scenario, seed=seed), workload)
         found.append(figures(result.of(workload.at >= row.load.warm_up)))
+        counted = (workload.at >= row.load.warm_up) & ~np.isnan(result.ttft)
+        if shared := int(workload.shared[counted].sum()):
+            found[-1]["cached_percent"] = 100 * int(result.cached[counted].sum()) / shared
     met = [each["met_percent"] for each in found]
     means = {name: round(fmean(each[name] for each in found), 2) for name in found[0]}
     return {**means, "met_spread": round(max(met) - min(met), 2)}
@@ -104,6 +111,16 @@ def _means(row: PlannedRow, seeds: tuple[int, ...], data: Path) -> dict[str, flo
 def _workload(load: LoadSection, boxes: int, seed: int, data: Path) -> FleetWorkload:
     """The requests of one seed. Raises BadInput if a recorded stream cannot be read."""
     rate = load.rate_per_box * boxes
+    if load.conversations is not None:
+        talk = load.conversations
+        return FleetWorkload.conversations(
+            rate,
+            load.seconds,
+            seed,
+            median_message=talk.median_message,
+            turns=talk.turns,
+            pause=talk.pause,
+        )
     if load.streams is None:
         drawn = load.drawn
         return FleetWorkload.drawn(
@@ -122,7 +139,7 @@ def _workload(load: LoadSection, boxes: int, seed: int, data: Path) -> FleetWork
     columns = ([getattr(each, name) for each in planned] for name in ("prompt_tokens", "output_tokens"))
     prompt, output = (np.array(column, np.int32) for column in columns)
     shared = np.array([each.prefix_tokens for each in planned], np.int32)
-    return FleetWorkload(at, prompt, output, np.array(groups, np.int32), shared)
+    return FleetWorkload(at, prompt, output, np.array(groups, np.int32), shared, shared)
 
 
 def figures(found: FleetResult | FleetTotals) -> dict[str, float]:

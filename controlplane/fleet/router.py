@@ -1,11 +1,12 @@
 """Chooses one of two boxes by predicted TTFT, and at most one other box after a refusal.
 
-Two boxes are drawn by weight; the last box of the request's session or blocks takes the place of the first.
+Two boxes are drawn by weight; the last box of the request's blocks takes the place of the first.
 The one with the shorter predicted TTFT is chosen: the forecast of its last report, plus the work that this
 router sent to it since, plus the tokens of the prompt that it does not have cached. Two choices need far less
 fresh reports than more choices do, because routers that share a stale report then do not all choose the same
-box (Mitzenmacher 2001, "The power of two choices"). A prefix that the request names has two homes, on which
-all routers agree: the first one that is not much busier than the box found so is chosen instead.
+box (Mitzenmacher 2001, "The power of two choices"). A session, and a prefix that the request names, has two
+homes, on which all routers agree: the first one that is not much busier than the box found so is chosen
+instead.
 
 Admission stays in the box. A refusal (429) is a report too, and may be followed by one more try.
 """
@@ -41,7 +42,7 @@ class RoutingOptions:
         retry_share: second tries per request.
         retry_burst: second tries that may follow each other after a time without any.
         retry_headroom: part of the objective below which the other box's forecast must be.
-        remembered: sessions, and prompt blocks, whose last box is remembered.
+        remembered: prompt blocks whose last box is remembered.
     """
 
     useful_for: float = 1.0
@@ -61,11 +62,13 @@ class RoutedRequest:
         service_class: its class; empty if it names none.
         prompt_tokens: tokens of all its inputs.
         objective: TTFT objective in seconds, for embeddings that of the response; None without one.
-        session: identifies a conversation.
+        session: identifies a conversation, whose prompts are taken to grow at their end.
         blocks: hashes of the prompt's blocks (`controlplane.core.prefix_index.block_hashes`), if known.
         block_tokens: tokens of a block.
         prefix: names the leading tokens, if many prompts have these, such as a system prompt or a document.
         prefix_tokens: how many these are.
+
+    A request with a session and a prefix goes to the homes of the prefix.
     """
 
     model: str
@@ -77,6 +80,13 @@ class RoutedRequest:
     block_tokens: int = 16
     prefix: str | None = None
     prefix_tokens: int = 0
+
+    @property
+    def kept(self) -> tuple[str | None, int]:
+        """Name and tokens of what a home is to have of the prompt: with a session all, for its next turn."""
+        if self.prefix is None:
+            return self.session, self.prompt_tokens
+        return self.prefix, self.prefix_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +254,13 @@ class Router:
         pool = self._pool(request.model)
         if not pool.names:
             return None
-        affinity = self._affinity.find(request.model, request.session, request.blocks)
+        affinity = self._affinity.find(request.model, request.blocks)
         place = None if affinity is None else pool.places.get(affinity.box)
         if place is None or not self._boxes[pool.names[place]].keeps_prompts(request.model):
             place = drawn_box(pool.cumulative, draws[0])
         other = drawn_other(pool.cumulative, place, draws[1])
         best = self._better(pool.names[place], pool.names[other], request, now)
-        for home in pool.homes.of(request.prefix):
+        for home in pool.homes.of(request.kept[0]):
             if self._keeps_home(home, best.box, request, now):
                 return self._choice(home, request)
         return best
@@ -261,7 +271,7 @@ class Router:
         if not box.keeps_prompts(request.model):
             return False
         load = box.load_of(request.model)
-        worth = 0.0 if load is None else PREFIX_WORTH * load.per_token * request.prefix_tokens
+        worth = 0.0 if load is None else PREFIX_WORTH * load.per_token * request.kept[1]
         age, missing, ttft = self._standing(home, request, now)
         standing = self._standing(other, request, now)
         return not is_better(*standing, age, missing, ttft - worth, self.options.useful_for)
@@ -305,14 +315,7 @@ class Router:
         box.sent = [sent for sent in box.sent if sent.at > now - self.options.useful_for]
         box.sent.append(_Sent(now, request.model, request.service_class, choice.work, held))
         if box.keeps_prompts(request.model):
-            self._affinity.sent(
-                choice.box,
-                request.model,
-                request.session,
-                request.prompt_tokens,
-                request.blocks,
-                request.block_tokens,
-            )
+            self._affinity.sent(choice.box, request.model, request.blocks, request.block_tokens)
 
     def _forget_pools(self) -> None:
         self._pools.clear()
@@ -377,18 +380,18 @@ class Router:
     def _cached_tokens(self, name: str, request: RoutedRequest) -> int:
         """Leading tokens that the box has: by its digest, or if it sent none, by what it was sent last.
 
-        A home is taken to have the named prefix, because all routers send it there.
+        A home is taken to have what it is to keep, because all routers send it there.
         """
         if not self._boxes[name].keeps_prompts(request.model):
             return 0
         prefixes = self._boxes[name].prefixes.get(request.model)
         if prefixes is not None and request.blocks:
             return prefixes.cached_tokens(request.blocks)
-        last = self._affinity.find(request.model, request.session, request.blocks)
+        last = self._affinity.find(request.model, request.blocks)
         remembered = last.tokens if last is not None and last.box == name else 0
-        return max(remembered, self._prefix_tokens(name, request))
+        return max(remembered, self._kept_tokens(name, request))
 
-    def _prefix_tokens(self, name: str, request: RoutedRequest) -> int:
-        """Tokens of the named prefix if the box is a home of it, and keeps prompts."""
-        is_home = name in self._pool(request.model).homes.of(request.prefix)
-        return request.prefix_tokens if is_home and self._boxes[name].keeps_prompts(request.model) else 0
+    def _kept_tokens(self, name: str, request: RoutedRequest) -> int:
+        """Tokens that a home is to keep, 0 for another box."""
+        kept, tokens = request.kept
+        return tokens if name in self._pool(request.model).homes.of(kept) else 0

@@ -25,20 +25,21 @@ _REJECTED = int(FleetOutcome.REJECTED)
 
 @compiled
 def _found(boxes: BoxArrays, requests: RequestArrays, g: int, request: int, now: float) -> int:
-    """Tokens that the prefix cache has; from now on it has the prefix instead of the least recently used."""
+    """Tokens that the prefix cache has; from now on it has this prompt instead of the least recently used."""
     group = requests.group[request]
     if group < 0 or boxes.cached.shape[1] == 0:
         return 0
-    oldest = 0
+    place, found = 0, 0
     for at in range(boxes.cached.shape[1]):
         if boxes.cached[g, at] == group:
-            boxes.cached_at[g, at] = now
-            return requests.shared[request]
-        if boxes.cached_at[g, at] < boxes.cached_at[g, oldest]:
-            oldest = at
-    boxes.cached[g, oldest] = group
-    boxes.cached_at[g, oldest] = now
-    return 0
+            place, found = at, min(requests.shared[request], boxes.cached_tokens[g, at])
+            break
+        if boxes.cached_at[g, at] < boxes.cached_at[g, place]:
+            place = at
+    boxes.cached[g, place] = group
+    boxes.cached_at[g, place] = now
+    boxes.cached_tokens[g, place] = requests.prompt[request] + requests.output[request]
+    return found
 
 
 @compiled

@@ -40,7 +40,8 @@ class BoxArrays(NamedTuple):
     whose prompt ends in the present step, and `read` is what the first of the others has read then. `waiting`
     is the ring of requests that wait at the gate. `area` is the memory-time in token-steps of the requests
     without memory. `all_seconds` and `lost_seconds` are decaying sums of the time of steps and of the prefill
-    in them. `cached` and `cached_at` are the shared prefixes in the prefix cache and their last use.
+    in them. `cached` and `cached_at` are the shared prefixes in the prefix cache and their last use, and
+    `cached_tokens` the tokens that the last prompt with the prefix, and its output, left there.
     """
 
     speed: Floats
@@ -70,6 +71,7 @@ class BoxArrays(NamedTuple):
     lost_seconds: Floats
     cached: Ints
     cached_at: Floats
+    cached_tokens: Ints
 
 
 class RequestArrays(NamedTuple):
@@ -80,6 +82,7 @@ class RequestArrays(NamedTuple):
     output: Tokens
     group: Tokens
     shared: Tokens
+    named: Tokens
     uncached: Tokens
     first: Floats
     outcome: npt.NDArray[np.int8]
@@ -149,18 +152,19 @@ def new_boxes(scenario: FleetScenario, queue: int) -> BoxArrays:
         lost_seconds=np.zeros(count),
         cached=np.full((count, model.cached_prefixes), -1, np.int64),
         cached_at=np.full((count, model.cached_prefixes), -1.0),
+        cached_tokens=zeros(model.cached_prefixes),
     )
 
 
 def new_requests(workload: FleetWorkload) -> RequestArrays:
     """The requests before the start."""
     count = len(workload)
-    prompt, output, group, shared = (
-        column.astype(np.int32, copy=False)
-        for column in (workload.prompt_tokens, workload.output_tokens, workload.group, workload.shared)
-    )
+    columns = (
+        workload.prompt_tokens, workload.output_tokens, workload.group, workload.shared, workload.named,
+    )  # fmt: skip
+    prompt, output, group, shared, named = (column.astype(np.int32, copy=False) for column in columns)
     return RequestArrays(
-        workload.at, prompt, output, group, shared,
+        workload.at, prompt, output, group, shared, named,
         prompt.copy(),
         np.full(count, np.nan),
         np.zeros(count, np.int8),

@@ -42,7 +42,8 @@ class RouterArrays(NamedTuple):
     `intercept`, `free` and `described_at` are of the last report, which all routers hear; `next_intercept`
     and `next_free` of the one on its way. `sent` and `sent_tokens` are own sends that the report does not
     count, in seconds of prefill and in tokens of memory; `sent_since` and `sent_tokens_since` are those
-    since the report that is on its way. `homes` are those of each shared prefix, whose number names it.
+    since the report that is on its way. `homes` are those of each shared prefix or conversation, whose number
+    names it.
     """
 
     per_token: Floats

@@ -75,7 +75,10 @@ def simulate_fleet(scenario: FleetScenario, workload: FleetWorkload) -> FleetRes
         scenario.report_period, scenario.report_delay,
     )  # fmt: skip
     took = time.perf_counter() - begin
-    return FleetResult(requests.outcome, requests.ttft, requests.tpot, requests.box, events, retries, took)
+    cached = requests.prompt - requests.uncached
+    return FleetResult(
+        requests.outcome, requests.ttft, requests.tpot, requests.box, cached, events, retries, took
+    )
 
 
 def _faults(scenario: FleetScenario) -> Faults:
@@ -123,13 +126,13 @@ def _second_box(
         return other if other != box else -1
     if not numbers.retries:
         return -1
-    prompt, group, shared = (
+    prompt, group, named = (
         int(requests.prompt[request]),
         int(requests.group[request]),
-        int(requests.shared[request]),
+        int(requests.named[request]),
     )
     age = now - routers.described_at[other]
-    ttft = forecast(routers, numbers, r, other, prompt, cached_tokens(routers, other, group, shared))
+    ttft = forecast(routers, numbers, r, other, prompt, cached_tokens(routers, other, group, named))
     if not may_retry(routers.budget[r], age, ttft, numbers.ttft, numbers.retry_headroom, numbers.useful_for):
         return -1
     routers.budget[r] -= 1.0
@@ -145,15 +148,15 @@ def _arrive(
     now = requests.at[request]
     r = router_of(numbers, len(routers.turn), request, now)
     requests.router[request] = r
-    prompt, group, shared = (
+    prompt, group, named = (
         int(requests.prompt[request]),
         int(requests.group[request]),
-        int(requests.shared[request]),
+        int(requests.named[request]),
     )
-    box = choose(routers, numbers, r, request, prompt, group, shared, now)
+    box = choose(routers, numbers, r, request, prompt, group, named, now)
     routers.budget[r] = min(numbers.retry_burst, routers.budget[r] + numbers.retry_share)
     for tries in range(2):
-        record_send(routers, numbers, r, box, prompt, group, shared)
+        record_send(routers, numbers, r, box, prompt, group, named)
         requests.box[request] = box
         is_up = boxes.is_up[box]
         if is_up and _accepts(cost, boxes, requests, box, request, now):

@@ -66,6 +66,7 @@ def simulate_exactly(
         np.array([fleet.ttft.get(at, np.nan) for at in range(count)], np.float32),
         np.array([fleet.tpot.get(at, np.nan) for at in range(count)], np.float32),
         np.array([fleet.box_of[at] for at in range(count)], np.int32),
+        np.array([fleet.cached.get(at, 0) for at in range(count)], np.int32),
         fleet.steps,
         fleet.retries,
         time.perf_counter() - begin,
@@ -93,6 +94,7 @@ class _Fleet:
         self.ttft: dict[int, float] = {}
         self.tpot: dict[int, float] = {}
         self.box_of: dict[int, int] = {}
+        self.cached: dict[int, int] = {}
         self._numbers = compiled.numbers_of(scenario)
         self._arrays = compiled.new_routers(scenario, workload)
         self._routers = [Router() for _ in range(scenario.routers)]
@@ -208,6 +210,7 @@ class _Fleet:
 
     def _record(self, number: int, ticket: Ticket) -> None:
         seen = ticket.timeline
+        self.cached[number] = ticket.cached_tokens
         self.outcomes[number] = FleetOutcome.MET if ticket.outcome is Outcome.MET else FleetOutcome.LATE
         if seen.ttft is not None:
             self.ttft[number] = to_seconds(seen.ttft)

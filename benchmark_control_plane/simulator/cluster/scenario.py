@@ -58,7 +58,9 @@ class BoxModel:
 class FleetWorkload:
     """Requests in the order of arrival; arrays of one length.
 
-    `group` is the shared prefix that a prompt begins with, -1 without one, and `shared` its tokens.
+    `group` is the shared prefix that a prompt begins with, or its conversation, -1 without one. `shared` are
+    the tokens that an earlier prompt with it, or the output of that, has too. `named` are those that routers
+    take for these: of a conversation the whole prompt.
     """
 
     at: Floats
@@ -66,6 +68,7 @@ class FleetWorkload:
     output_tokens: Tokens
     group: Tokens
     shared: Tokens
+    named: Tokens
 
     def __len__(self) -> int:
         return len(self.at)
@@ -109,7 +112,57 @@ class FleetWorkload:
             group = rng.choice(groups, count, p=popularity / popularity.sum()).astype(np.int32)
             shared[:] = shared_tokens
             prompt += shared_tokens
-        return cls(at, prompt, output, group, shared)
+        return cls(at, prompt, output, group, shared, shared)
+
+    @classmethod
+    def conversations(
+        cls,
+        rate: float,
+        seconds: float,
+        seed: int | Sequence[int],
+        *,
+        median_message: float,
+        turns: float,
+        pause: float,
+    ) -> Self:
+        """Conversations, of which many have begun before: each prompt has all earlier messages and outputs.
+
+        A conversation ends before a prompt of more than 8,000 tokens. Outputs are those of `drawn`.
+
+        Args:
+            rate: requests per second.
+            seconds: time of the last arrival.
+            seed: of the random numbers; several numbers are one seed.
+            median_message: tokens that a turn adds, deviation of the logarithm 1.
+            turns: mean of their number, which is geometric.
+            pause: mean seconds, exponential, from the end of an output, at 50 ms a token, to the next turn.
+
+        Raises ValueError if most turns would be longer.
+        """
+        rng = np.random.default_rng(seed)
+        count, before = round(rate * seconds), 4 * turns * (pause + 8.0)
+        begun = round(2 * rate * (seconds + before) / turns)
+        length = rng.geometric(1 / turns, begun)
+        first = np.cumsum(length) - length
+        group = np.repeat(np.arange(begun, dtype=np.int32), length)
+
+        def earlier(column: Floats | Ints) -> Floats | Ints:
+            """Sums over the earlier turns of the conversation."""
+            sums = np.cumsum(column) - column
+            return sums - sums[first][group]
+
+        message = np.clip(rng.lognormal(np.log(median_message), 1.0, len(group)), 8, 8_000).astype(np.int64)
+        output = np.clip(rng.lognormal(np.log(120.0), 0.8, len(group)), 2, 1_000).astype(np.int64)
+        taken = 0.05 * output + rng.exponential(pause, len(group))
+        at = rng.uniform(-before, seconds, begun)[group] + earlier(taken)
+        shared = earlier(message + output).astype(np.int32)
+        prompt = shared + message.astype(np.int32)
+        kept = np.flatnonzero((at >= 0) & (at < seconds) & (prompt <= 8_000))[:count]
+        if len(kept) < count:
+            raise ValueError(f"median_message={median_message}, turns={turns}: too many prompts above 8,000")
+        kept = kept[np.argsort(at[kept])]
+        numbers = np.unique(group[kept], return_inverse=True)[1].astype(np.int32)
+        return cls(at[kept], prompt[kept], output[kept].astype(np.int32), numbers, shared[kept], prompt[kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +236,7 @@ class FleetResult:
         ttft: seconds from arrival to first token; NaN without one.
         tpot: seconds per output token after the first; NaN without a second.
         box: box of the last try, -1 without one.
+        cached: prompt tokens that were found in a prefix cache.
         events: events of the simulation.
         retries: second tries.
         seconds: wall time of the run.
@@ -192,6 +246,7 @@ class FleetResult:
     ttft: npt.NDArray[np.float32]
     tpot: npt.NDArray[np.float32]
     box: npt.NDArray[np.int32]
+    cached: Tokens
     events: int
     retries: int
     seconds: float
@@ -204,8 +259,9 @@ class FleetResult:
     def of(self, kept: npt.NDArray[np.bool_]) -> Self:
         """The rows of some requests, with the totals of all."""
         return replace(
-            self, outcome=self.outcome[kept], ttft=self.ttft[kept], tpot=self.tpot[kept], box=self.box[kept]
-        )
+            self, outcome=self.outcome[kept], ttft=self.ttft[kept], tpot=self.tpot[kept], box=self.box[kept],
+            cached=self.cached[kept],
+        )  # fmt: skip
 
     def share(self, outcome: FleetOutcome) -> float:
         """Share of all requests with this outcome."""

@@ -102,7 +102,7 @@ def test_a_cell_states_only_its_differences_and_other_seeds_replace_those_of_the
         ),
         (
             {"load": {**SWEEP["load"], "streams": {"a": STREAM}, "drawn": {"burst": 2}}},
-            "drawn and streams exclude each other",
+            "drawn, conversations and streams exclude each other",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Homes of named prefixes."""
+"""Homes of sessions and named prefixes."""
 
 from collections import Counter
 

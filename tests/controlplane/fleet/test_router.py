@@ -1,7 +1,6 @@
 """The router: worked examples, and properties under any reports and draws."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -164,26 +163,34 @@ def test_a_report_that_was_overtaken_is_ignored_but_not_that_of_a_new_process() 
     assert chosen(router).box == "box-0"
 
 
-def test_the_box_of_a_session_is_compared_with_its_prompt_cached() -> None:
-    router = fleet(*[0.1] * 50)
-    talk = replace(ASK, session="s-1")
-    router.sent(talk, chosen(router, talk, draws=(0.5, 0.1)), 0.0)
-    for at in range(50):
-        router.heard(f"box-{at}", report(0.1, number=2), 1.0)
-    longer = replace(talk, prompt_tokens=1_200)
-    again = chosen(router, longer, now=1.0, draws=(0.9, 0.9))
-    # Names are sorted as texts.
-    assert again.box == "box-31"
-    assert again.ttft == pytest.approx(0.1 + 0.02)
-    router.heard("box-31", report(0.4, number=3), 1.0)
-    assert chosen(router, longer, now=1.0).box == "box-0"
+def test_all_routers_send_the_turns_of_a_session_to_the_same_box() -> None:
+    routers = [fleet(*[0.1] * 10) for _ in range(2)]
+    turns = [replace(ASK, session="s-2", prompt_tokens=100 * at) for at in range(1, 8)]
+    found = {chosen(r, turn, draws=(at / 7, at / 7)).box for at, turn in enumerate(turns) for r in routers}
+    assert len(found) == 1
+
+
+def test_a_session_goes_to_its_second_home_while_the_first_is_dead_or_silent() -> None:
+    router, talk = fleet(*[0.1] * 10), replace(ASK, session="s-2")
+    first = chosen(router, talk).box
+    for at in range(10):
+        if (other := f"box-{at}") != first:
+            router.heard(other, report(0.1, number=2), 2.0)
+    second = {chosen(router, talk, now=2.0, draws=(at / 7, at / 7)).box for at in range(7)}
+    assert len(second) == 1 and first not in second
+    router.remove(first)
+    assert {chosen(router, talk, now=2.0).box} == second
+    router.add(first)
+    router.heard(first, report(0.1), 2.0)
+    assert chosen(router, talk, now=2.0).box == first
 
 
 def test_embeddings_of_a_session_are_computed_anew_and_do_not_move_its_conversation() -> None:
     """As a RAG service sends them: the query's embedding and the answer with one x-session-id."""
     router = fleet(*[0.1] * 10)
     talk, embed = replace(ASK, session="s-1"), RoutedRequest("embed", "interactive", 50_000, session="s-1")
-    router.sent(talk, chosen(router, talk, draws=(0.5, 0.0)), 0.0)
+    home = chosen(router, talk)
+    router.sent(talk, home, 0.0)
     first = chosen(router, embed, draws=(0.0, 0.0))
     router.sent(embed, first, 0.0)
     assert first.box == "box-0"
@@ -194,14 +201,14 @@ def test_embeddings_of_a_session_are_computed_anew_and_do_not_move_its_conversat
     for at in range(10):
         router.heard(f"box-{at}", report(0.1, number=2), 1.0)
     again = chosen(router, talk, now=1.0, draws=(0.0, 0.0))
-    assert (again.box, again.ttft) == ("box-5", pytest.approx(0.1 + 1e-4))
+    assert (again.box, again.ttft) == (home.box, pytest.approx(0.1 + 1e-4))
 
 
-@pytest.mark.parametrize("known", [{"session": "s-1"}, {"blocks": block_hashes(range(640), 16)}])
-def test_a_session_and_a_prefix_belong_to_one_model(known: dict[str, Any]) -> None:
+def test_blocks_belong_to_one_model() -> None:
     """An agent asks a large and a small model in turns; each has its own cache."""
     models = {name: ModelLoad("llm", 1e-4, 1_000) for name in ("chat", "small")}
-    router, chat, small = Router(), replace(ASK, **known), replace(ASK, model="small", **known)
+    chat = replace(ASK, blocks=block_hashes(range(640), 16))
+    router, small = Router(), replace(chat, model="small")
 
     def all_report(number: int) -> None:
         for at in range(10):
@@ -238,18 +245,27 @@ def test_all_routers_send_a_named_prefix_to_the_same_box() -> None:
     assert [each.ttft for each in found] == pytest.approx([0.1 + 1e-4 * 200] * 14)
 
 
-def test_a_home_is_left_where_it_is_busier_than_the_prefix_is_worth() -> None:
+@pytest.mark.parametrize(
+    ("named", "missing", "worth"),
+    [
+        (replace(ASK, prefix="manual", prefix_tokens=800), 200, 0.32),
+        (replace(ASK, session="s-2"), 1, 0.4),
+        (replace(ASK, session="s-2", prefix="manual", prefix_tokens=800), 200, 0.32),
+    ],
+)
+def test_a_home_is_left_where_it_is_busier_than_its_part_of_the_prompt_is_worth(
+    named: RoutedRequest, missing: int, worth: float
+) -> None:
     """The second home is next, then the better of two drawn boxes."""
     router = fleet(*[0.1] * 10)
-    named = replace(ASK, prefix="manual", prefix_tokens=800)
     first = chosen(router, named).box
-    router.heard(first, report(0.41, number=2), 0.0)
+    router.heard(first, report(0.09 + worth, number=2), 0.0)
     assert chosen(router, named).box == first
-    router.heard(first, report(0.43, number=3), 0.0)
+    router.heard(first, report(0.11 + worth, number=3), 0.0)
     second = chosen(router, named)
     assert second.box != first
-    assert second.ttft == pytest.approx(0.1 + 1e-4 * 200)
-    router.heard(second.box, report(0.43, number=2), 0.0)
+    assert second.ttft == pytest.approx(0.1 + 1e-4 * missing)
+    router.heard(second.box, report(0.11 + worth, number=2), 0.0)
     third = chosen(router, named)
     assert third.box not in (first, second.box)
     assert third.ttft == pytest.approx(0.2)

@@ -1,5 +1,7 @@
 """The compiled routers choose as the routing library does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ MODEL = BoxModel(per_prompt_token=1e-4)
 
 event = st.one_of(
     st.tuples(st.just("report"), st.integers(0, 4), st.floats(0, 2), st.integers(0, 20_000)),
-    st.tuples(st.just("request"), st.integers(SHARED, 8_000), st.integers(-1, 3), st.just(0)),
+    st.tuples(st.just("request"), st.integers(SHARED, 8_000), st.integers(-1, 3), st.booleans()),
     st.tuples(st.just("pause"), st.floats(0.01, 0.7), st.just(0), st.just(0)),
 )
 
@@ -46,7 +48,7 @@ def test_choices_are_those_of_the_library(
 ) -> None:
     empty = np.zeros(0, np.int32)
     scenario = FleetScenario(5, MODEL, tuple(speeds), routers=1, seed=seed)
-    groups = FleetWorkload(np.zeros(1), empty, empty, np.array([3], np.int32), empty)
+    groups = FleetWorkload(np.zeros(1), empty, empty, np.array([7], np.int32), empty, empty)
     arrays, numbers = compiled.new_routers(scenario, groups), compiled.numbers_of(scenario)
     router = Router()
     for box, speed in enumerate(speeds):
@@ -67,11 +69,14 @@ def test_choices_are_those_of_the_library(
             now += 0.01
         else:
             prompt, group = int(one), int(two)
-            prefix = str(group) if group >= 0 else None
-            request = RoutedRequest("m", "c", prompt, 1.0, prefix=prefix, prefix_tokens=SHARED)
+            request, shared = RoutedRequest("m", "c", prompt, 1.0), 0
+            if three and group >= 0:
+                group, shared = group + 4, prompt
+                request = replace(request, session=str(group))
+            elif group >= 0:
+                request, shared = replace(request, prefix=str(group), prefix_tokens=SHARED), SHARED
             draws = (compiled.uniform(seed, number, 0), compiled.uniform(seed, number, 1))
             choice = router.choose(request, now, draws)
-            shared = SHARED if group >= 0 else 0
             chosen = compiled.choose(arrays, numbers, 0, number, prompt, group, shared, now)
             assert choice is not None
             assert choice.box == str(chosen)

@@ -27,7 +27,7 @@ def of(*rows: tuple[float, int, int]) -> FleetWorkload:
     """A workload of (arrival, prompt tokens, output tokens)."""
     at, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
     none = np.zeros(len(rows), np.int32)
-    return FleetWorkload(at.astype(np.float64), prompt, output, none - 1, none)
+    return FleetWorkload(at.astype(np.float64), prompt, output, none - 1, none, none)
 
 
 def every_step(box: BoxModel, load: FleetWorkload) -> list[float]:
@@ -159,6 +159,31 @@ def test_a_prefix_cache_shortens_prompts_where_the_prefix_was_read_before() -> N
     found = simulate_fleet(OPEN, replace(rows, group=group, shared=shared))
     assert found.ttft[0] == pytest.approx(found.ttft[2])
     assert found.ttft[1] == pytest.approx(0.01 + 200 * 1e-4)
+
+
+def test_a_turn_finds_what_the_turn_before_left_on_its_box() -> None:
+    rows = of((0.0, 500, 100), (5.0, 800, 10), (10.0, 1_500, 2))
+    group, shared = np.zeros(3, np.int32), np.array([0, 600, 1_400])
+    found = simulate_fleet(OPEN, replace(rows, group=group, shared=shared))
+    # The last turn follows one that went elsewhere.
+    assert found.cached.tolist() == [0, 600, 810]
+    assert found.ttft[1] == pytest.approx(0.01 + 200 * 1e-4)
+
+
+def test_the_turns_of_a_conversation_grow_by_messages_and_outputs() -> None:
+    load = FleetWorkload.conversations(50, 20, 1, median_message=200, turns=6, pause=5)
+    assert len(load) == 1_000
+    assert np.all(np.diff(load.at) >= 0) and load.prompt_tokens.max() <= 8_000
+    first = [at for at in range(len(load)) if load.shared[at] == 0]
+    assert len(first) / len(load) == pytest.approx(1 / 6, abs=0.05)
+    for group in range(load.group.max() + 1):
+        turns = np.flatnonzero(load.group == group)
+        left = (load.prompt_tokens + load.output_tokens)[turns[:-1]]
+        assert np.array_equal(load.shared[turns[1:]], left)
+        assert np.all(np.diff(load.at[turns]) > 0.05 * load.output_tokens[turns[:-1]])
+    assert len(FleetWorkload.conversations(50, 20, 1, median_message=400, turns=10, pause=5)) == 1_000
+    with pytest.raises(ValueError, match="turns=50: too many prompts above 8,000"):
+        FleetWorkload.conversations(50, 20, 1, median_message=400, turns=50, pause=5)
 
 
 def test_tandem_keeps_more_objectives_than_random_near_capacity() -> None:
