@@ -196,7 +196,8 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         }
         for name, found in windows.items()
     }
-    return {"capacity_chats_per_s": capacity, "load": options.load, "medians": medians, "windows": windows}
+    stated = {name: getattr(options, name) for name in ("load", "slots", "texts", "seeds")}
+    return {"capacity_chats_per_s": capacity, **stated, "medians": medians, "windows": windows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

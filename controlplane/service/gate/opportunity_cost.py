@@ -8,14 +8,17 @@ from controlplane.core.request import Kind
 from controlplane.service.ticket import Ticket
 
 _MEMORY_SECONDS = 10.0
+# So many miss their SLO by chance while time is left (decision 0082).
+_CHANCE_SHARE = 0.01
 
 
 class OpportunityCost:
     """Weighted SLOs that generations lose for each second in which the engine does not run.
 
-    While all generations meet their SLO, time is left and costs nothing. While all but few miss it, a second
-    more would have met as many as other seconds do. In between the rate at which SLOs are met counts by the
-    share of the missed ones. Both are exponential means over ten seconds, weighted by class.
+    While 99 % of the generations meet their SLO, time is left and costs nothing. While all but few miss it,
+    a second more would have met as many as other seconds do. In between the rate at which SLOs are met counts
+    by the share of the missed ones beyond that 1 %. Both are exponential means over ten seconds, weighted by
+    class.
     """
 
     def __init__(self) -> None:
@@ -34,10 +37,11 @@ class OpportunityCost:
             self._missed += ticket.request.service_class.weight
 
     def per_second(self, now: Instant) -> float:
-        """Weighted SLOs lost per second; 0 while none is missed."""
+        """Weighted SLOs lost per second; 0 while at most 1 % are missed."""
         self._decay(now)
         ended = self._met + self._missed
-        return self._met / _MEMORY_SECONDS * self._missed / ended if ended else 0.0
+        missed = max(0.0, self._missed / ended - _CHANCE_SHARE) if ended else 0.0
+        return self._met / _MEMORY_SECONDS * missed
 
     def _decay(self, now: Instant) -> None:
         left = exp(-to_seconds(between(self._at, now)) / _MEMORY_SECONDS)
