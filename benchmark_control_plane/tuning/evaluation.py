@@ -95,9 +95,11 @@ class Evaluator:
             return
         if missing:
             self._check_time()
-        futures = {
-            self.pool.submit(_replayed_there, name[1], sections): name for name, sections in missing.items()
-        }
+        with _signals_wait():
+            futures = {
+                self.pool.submit(_replayed_there, name[1], sections): name
+                for name, sections in missing.items()
+            }
         try:
             for done in as_completed(futures):
                 yield futures[done], done.result()
@@ -175,10 +177,21 @@ def evaluator(
 _here: list[Block] = []
 
 
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Keeps signals to the whole group from the workers that start here: the command answers them afterwards.
+
+    A process has the signal mask of the thread that started it, from its first instruction to its end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _take(blocks: Sequence[Block]) -> None:
-    """Gives a worker its blocks. The command, not the worker, answers signals to the whole group."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Gives a worker its blocks."""
     _here[:] = blocks
 
 

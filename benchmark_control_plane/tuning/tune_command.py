@@ -83,7 +83,7 @@ def tune(options: argparse.Namespace) -> int:
     except ConfigurationRefused as error:
         raise BadInput(f"{path}: the server refuses it on the machine of the log: {error}") from error
     except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on from {state}", file=sys.stderr)
+        progress.print_line(f"interrupted; the same command goes on from {state}")
         return ExitStatus.INTERRUPTED
     facts = tuning_facts(options.log, path, config, traffic, blocks, found)
     write_answer(options.out, path, content, space, found, facts)

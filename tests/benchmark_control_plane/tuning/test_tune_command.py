@@ -4,16 +4,23 @@ import difflib
 import gzip
 import html
 import json
+import re
+import signal
+import sys
 from dataclasses import replace
 
 import orjson
 import pytest
 import yaml
 
+from benchmark_control_plane.decision_replay.replayed_requests import RequestResult, logged_results
 from benchmark_control_plane.experiments.gate.tuning_gain import machine, offered
 from benchmark_control_plane.simulator.simulation import SimulatedEmbedding, simulate
+from benchmark_control_plane.tuning import evaluation, tune_command
+from benchmark_control_plane.tuning.evaluation import BlockResult
 from benchmark_control_plane.tuning.load_curve import LOADS
 from benchmark_control_plane.tuning.tuning_run import state_file
+from controlplane.commands.exit_status import ExitStatus
 from controlplane.config import load
 from controlplane.service.decision_log.segment_files import segments
 from tests.benchmark_control_plane.bench_command import main
@@ -99,6 +106,63 @@ def test_a_better_file_is_written_and_the_run_resumes(log, mine, tmp_path, capsy
     assert json.loads(capsys.readouterr().out) == found
     # One line that ends the row of a run that was killed.
     assert len(state_file(out).read_text().splitlines()) == rows + 1
+
+
+class Operator:
+    """Replays as logged, but with a longer queue all is met; presses Ctrl-C in each `every`th replay."""
+
+    def __init__(self, every):
+        self.every, self.replays = every, 0
+
+    def __call__(self, block, sections):
+        self.replays += 1
+        if self.every and self.replays % self.every == 0:
+            signal.raise_signal(signal.SIGINT)
+        found = logged_results(block.traffic.rows[block.first : block.last])
+        if sections["admission"].get("max_waiting", 100) > 10:
+            found = [RequestResult("met", each.latency_ms or 1.0) for each in found]
+        return BlockResult(found, 0.01)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Tests started in the background inherit an ignored SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_search_gives_the_same_answer(log, mine, tmp_path, capsys, monkeypatch, ctrl_c):
+    monkeypatch.setattr(tune_command, "with_host_delays", lambda traffic, most: traffic)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    out = tmp_path / "better.yaml"
+
+    def run(operator):
+        """Status, standard output and error of one run."""
+        monkeypatch.setattr(evaluation, "replayed", operator)
+        status = tune(log, mine, "--out", out, "--trials", "5", "--json")
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    status, found, _ = run(whole := Operator(every=0))
+    assert (status, json.loads(found)["answer"]) == (ExitStatus.DONE, "better")
+    text = out.read_text()
+    out.unlink()
+    state_file(out).unlink()
+    halting, stages = Operator(every=13), []
+    for _ in range(whole.replays // halting.every):
+        status, printed, said = run(halting)
+        assert (status, printed, out.exists()) == (ExitStatus.INTERRUPTED, "", False)
+        # In place of the bar.
+        before, _, rest = said.rpartition("\r\x1b[K")
+        assert rest == f"interrupted; the same command goes on from {state_file(out)}\n"
+        stages += re.findall("search on|verdict on|over load", before)[-1:]
+    assert set(stages) == {"search on", "verdict on", "over load"}
+    halting.every = 0
+    assert run(halting)[:2] == (ExitStatus.DONE, found)
+    assert out.read_text() == text
+    # A replay in which Ctrl-C was pressed is repeated; no other.
+    assert halting.replays == whole.replays + len(stages)
 
 
 def test_nothing_better_and_a_damaged_log_are_answers(log, mine, tmp_path, capsys):

@@ -14,14 +14,14 @@ from tests.controlplane.service.scripted_bench import CLASSES, Bench
 def bench() -> Callable[..., None]:
     """Runs `scenario(bench)` on virtual time, then checks that nothing is held."""
 
-    def play(scenario, *, generator=None, embedder=None, **sections: object) -> Bench:
+    def play(scenario, *, generator=None, embedder=None, ticks=None, **sections: object) -> Bench:
         async def main() -> Bench:
             llm = generator or ScriptedGenerator(prefill_seconds=0.1, token_seconds=0.05)
             vectors = embedder or ScriptedEmbedder(call_seconds=0.1)
             content = {"models": {"chat": {"model": "scripted"}}, "classes": CLASSES, **sections}
             service = build_service(
                 parse(content), [llm], [vectors],
-                workspace_bytes=2 * vectors.workspace_bytes, clock=LoopClock(),
+                workspace_bytes=2 * vectors.workspace_bytes, ticks=ticks, clock=LoopClock(),
             )  # fmt: skip
             await service.start()
             one = Bench(service, llm, vectors)
