@@ -1,7 +1,7 @@
 """The HTTP/1.1 protocol of the server: uvicorn's, with limits for what a connection may take.
 
-Bounded are the bytes and number of headers, the times to the end of headers and body, the time in which the
-client reads nothing, and the requests that it sends ahead. Errors of this layer have OpenAI's error object.
+Bounded are the bytes and number of headers, the times to the end of headers and body, and the time in which
+the client reads nothing. Errors of this layer have OpenAI's error object.
 Each request is stamped with the time at which its first bytes reached the host; clients measure from there.
 When the server ends, a client that uses its connection again gets a response that tells it to close it.
 """
@@ -39,8 +39,6 @@ from controlplane.core.request import Kind
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 # The kernel counts this time in ticks of up to 10 ms.
 _TICK_MS = 10
-# Requests that a client sends before the response of an earlier one.
-_MAX_PIPELINED = 16
 # Chunks of a body that may be short; those beyond them have so many bytes on average. Each calls the parser
 # back, and in chunks of one byte a read of 256 KB has 43,000 of them.
 _SHORT_CHUNKS, _CHUNK_BYTES = 4_096, 256
@@ -82,9 +80,6 @@ def _slow(part: str, key: str) -> bytes:
 
 
 _MALFORMED = raw_response(Failure(400, "the request is not valid HTTP/1.1", code="invalid_http"))
-_TOO_MANY = raw_response(
-    Failure(400, f"more than {_MAX_PIPELINED} pipelined requests; wait for responses", code="invalid_http")
-)
 _SHORT_CHUNKED = raw_response(
     Failure(400, "the body comes in chunks of a few bytes; send longer chunks", code="invalid_http")
 )
@@ -230,8 +225,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_parsing(self._too_large())
         self._phase, self._unparsed_bytes = _Phase.BODY, 0
         self._chunks = self._body_bytes = 0
-        if len(self.pipeline) >= _MAX_PIPELINED:
-            self._stop_parsing(_TOO_MANY)
         super().on_headers_complete()
         if self._is_ending:
             self.cycle.keep_alive = False
