@@ -126,7 +126,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._shedder = shedder
         self._phase = _Phase.BETWEEN_REQUESTS
         self._timer: TimerHandle | None = None
-        self._arrival = Instant(0)
+        self._arrival = self._waits_since = Instant(0)
         self._read_bytes = self._unparsed_bytes = 0
         self._chunks = self._body_bytes = 0
         self._fault = _MALFORMED
@@ -225,6 +225,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_parsing(self._too_large())
         self._phase, self._unparsed_bytes = _Phase.BODY, 0
         self._chunks = self._body_bytes = 0
+        self._waits_since = self._arrival
         super().on_headers_complete()
         if self._is_ending:
             self.cycle.keep_alive = False
@@ -296,7 +297,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._timer = None
 
     def on_response_complete(self) -> None:
-        """Bounds the time in which the client reads the rest of the response."""
+        """Starts the next request, and bounds the time in which the client reads the rest of the response."""
+        # A request that was sent ahead has waited for the one before it, not for the event loop.
+        self._waits_since = Instant(time.monotonic_ns())
         super().on_response_complete()
         self._time_unsent(self.transport.get_write_buffer_size())
 
@@ -359,9 +362,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._running = cycle
         kind = KIND_OF_PATH.get(cycle.scope["path"]) if cycle.scope["method"] == "POST" else None
         if self._shedder is not None and kind is not None:
-            # A request that was sent ahead has waited for the one before it, not for the event loop.
-            since = self._arrival if self._phase is _Phase.BODY else Instant(time.monotonic_ns())
-            app = partial(self._run_unless_shed, self._shedder, app, kind, since)
+            app = partial(self._run_unless_shed, self._shedder, app, kind, self._waits_since)
         super()._start_asgi_task(cycle, app)
 
     async def _run_unless_shed(

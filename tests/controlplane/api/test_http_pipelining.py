@@ -63,6 +63,18 @@ async def test_requests_that_wait_unread_have_no_time_limit():
         assert await wire.is_closed()
 
 
+async def test_requests_that_were_sent_ahead_are_not_shed_for_the_time_of_those_before_them():
+    """The last one is still being received, as if it had been delayed itself."""
+    async with hosted(is_stepped=True, limits={"max_queue_delay_ms": 20}) as host, host.wire() as wire:
+        wire.send(post() * 8, post()[:-5])
+        for number in range(1, 9):
+            async with asyncio.timeout(5):
+                await host.stage.generator.until_runs(number)
+            await asyncio.sleep(0.05)
+            host.stage.generator.allow(3)
+            assert (await wire.reply()).status == 200
+
+
 @pytest.mark.parametrize("leave", ["close", "reset", "half"])
 async def test_a_client_that_leaves_unread_requests_is_noticed(leave: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http_pipelining, "_LOOK_S", 0.05)
