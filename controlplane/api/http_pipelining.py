@@ -83,11 +83,11 @@ class PipeliningProtocol(UpgradeIgnoringProtocol):
         """Refuses a request, once those before it are answered."""
         if self._refusal is not None:
             return
-        own = None if self.cycle is None or self.cycle.scope is not self.scope else self.cycle
-        if not self._is_answering() or (own is self._running and own.more_body):
+        is_begun = self.cycle is not None and self.cycle.scope is self.scope and self.cycle.more_body
+        if not self._is_answering() or (is_begun and self.cycle is self._running):
             super()._refuse(response)
             return
-        if own is not None and own.more_body:
+        if is_begun:
             self.pipeline.popleft()
         self._refusal = response
         self._unread.clear()
