@@ -12,6 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from vllm.inputs import tokens_input
+from vllm.multimodal.cache.base import MultiModalCache
 
 from backends.vllm import chat_template
 from backends.vllm.chat_template import TemplateImages
@@ -87,4 +88,5 @@ def _processed(found: Any) -> ProcessedImages:
     places = zip(found["mm_placeholders"]["image"], found["mm_hashes"]["image"], strict=True)
     # Beyond all token ids.
     spans = [(place.offset, place.length, 2**32 + crc32(digest.encode())) for place, digest in places]
-    return ProcessedImages(spans, {key: found[key] for key in _CONTENT})
+    size = MultiModalCache.get_item_size(found["mm_kwargs"])
+    return ProcessedImages(spans, {key: found[key] for key in _CONTENT}, size)

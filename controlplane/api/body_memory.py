@@ -1,16 +1,17 @@
-"""Bounds the memory of bodies that are being read and of inputs that wait or are computed, also by tenant.
+"""Bounds the memory of bodies that are being read and of requests that wait or run, also by tenant.
 
 `max_body` bounds one body and `admission.max_waiting` the requests, but not what they hold together: a rerank
-request of 12 KB makes 310,000 tokens.
+request of 12 KB makes 310,000 tokens, and a chat keeps its body and its processed images until it ends.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from controlplane.api.errors import Problem, overload_failure
 from controlplane.api.settings import ApiSettings
 from controlplane.core.request import Kind
+from controlplane.service.request_jobs import GenerateJob
 
 
 class BodiesTooLarge(Problem):
@@ -18,7 +19,10 @@ class BodiesTooLarge(Problem):
 
 
 class BodyMemory:
-    """The bytes that are held, by tenant; those of requests with up to `inline_body` are not counted."""
+    """The bytes that are held, by tenant; those of requests with up to `inline_body` are not counted.
+
+    Small requests are then bounded by `admission.max_waiting`.
+    """
 
     def __init__(self, on_shed: Callable[[Kind], None]) -> None:
         """`on_shed` is called for each request that is rejected."""
@@ -31,6 +35,7 @@ class BodyMemory:
 
 
 # Of a list of token ids; ids above 256 are objects of 28 bytes besides, except in pairs, which share them.
+# The prompt of a generation has four bytes for each, and two for the hashes of blocks.
 _BYTES_PER_TOKEN = 8
 
 
@@ -44,11 +49,24 @@ class BodyPart:
         self._held = held
         self._tenant = tenant
         self._settings = settings
-        self._bytes = 0
+        self._bytes = self._body_bytes = 0
+
+    def hold_body(self, size: int) -> None:
+        """Holds so many bytes of a parsed body, instead of those that were read. Raises BodiesTooLarge."""
+        self._body_bytes = size
+        self._hold_besides(0)
 
     def hold_tokens(self, tokens: int) -> None:
         """Holds the inputs of a request, which waits or is computed. Raises BodiesTooLarge."""
-        self.grow(_BYTES_PER_TOKEN * tokens)
+        self._hold_besides(_BYTES_PER_TOKEN * tokens)
+
+    def hold_prompts(self, jobs: Iterable[GenerateJob]) -> None:
+        """Holds prompts with their processed images, which wait or run. Raises BodiesTooLarge."""
+        self._hold_besides(sum(_prompt_bytes(job) for job in jobs))
+
+    def _hold_besides(self, size: int) -> None:
+        self.free()
+        self.grow(self._body_bytes + size)
 
     def free(self) -> None:
         """Holds nothing any more."""
@@ -80,3 +98,8 @@ class BodyPart:
             )
         self._held[self._tenant] += size - self._bytes
         self._bytes = size
+
+
+def _prompt_bytes(job: GenerateJob) -> int:
+    images = None if job.chat is None else job.chat.processed
+    return _BYTES_PER_TOKEN * job.request.prompt_tokens + (0 if images is None else images.size)

@@ -29,6 +29,10 @@ Positions = npt.NDArray[np.intp]
 _CASE_BIT = 0x20
 # A text is measured in parts, so that the arrays stay in the cache and the first limit ends it.
 _PART_BYTES = 2**18
+# Memory of a string, list or object without its characters, and of another value, in their container.
+_STRING_BYTES, _VALUE_BYTES = 100, 40
+# First bytes of the UTF-8 of characters that take four or two bytes in a string.
+_FOUR_BYTES_FROM, _TWO_BYTES_FROM = 0xF0, 0xC4
 _TEXTS = {
     "max_depth": "its lists and objects nest {found:,} deep or deeper",
     "max_members": "its objects have {found:,} or more members",
@@ -180,6 +184,34 @@ def parse_body(body: bytes, model: type[Body], limits: BodyLimits) -> Body:
         raise invalid_body(error, model) from None
 
 
+def object_bytes(body: bytes, enough: int = 0) -> int:
+    """Upper estimate of the memory of what is parsed from a valid JSON text; a rough one up to `enough`."""
+    characters = _character_bytes(body) * len(body)
+    # Every value but the first follows a comma or an opening bracket, every name is before a colon.
+    most = 1 + sum(map(body.count, (b",", b":", b"[", b"{")))
+    rough = characters + (_STRING_BYTES + _VALUE_BYTES) * most
+    if rough <= enough:
+        return rough
+    found = structure_of(body)
+    return characters + _STRING_BYTES * found.max_strings + _VALUE_BYTES * found.max_values
+
+
+def _character_bytes(body: bytes) -> int:
+    """The most bytes that a character takes in a string of this JSON text (PEP 393)."""
+    if b"\\ud" in body or b"\\uD" in body:
+        return 4
+    escaped = 2 if b"\\u" in body else 1
+    if body.isascii():
+        return escaped
+    first = int(np.frombuffer(body, np.uint8).max())
+    return 4 if first >= _FOUR_BYTES_FROM else 2 if first >= _TWO_BYTES_FROM else escaped
+
+
+def _parsed(body: bytes, model: type[Body], limits: BodyLimits, *, is_kept: bool) -> tuple[Body, int]:
+    found = parse_body(body, model, limits)
+    return found, object_bytes(body, limits.inline_body) if is_kept else 0
+
+
 class BodyParser:
     """Parses bodies up to the limit `inline_body` on the event loop and larger ones in a thread.
 
@@ -190,11 +222,16 @@ class BodyParser:
         self._slot = FairSlots(1)
         self._release = MemoryRelease()
 
-    async def parse(self, body: bytes, model: type[Body], limits: BodyLimits, *, tenant: str) -> Body:
-        """Validates a body of `tenant`. Raises Problem (400)."""
+    async def parse(
+        self, body: bytes, model: type[Body], limits: BodyLimits, *, tenant: str, is_kept: bool = False
+    ) -> tuple[Body, int]:
+        """Validates a body of `tenant`; also returns the memory that it takes if it `is_kept`, otherwise 0.
+
+        Raises Problem (400).
+        """
         if len(body) <= limits.inline_body:
-            return parse_body(body, model, limits)
-        work = partial(asyncio.to_thread, parse_body, body, model, limits)
+            return _parsed(body, model, limits, is_kept=is_kept)
+        work = partial(asyncio.to_thread, _parsed, body, model, limits, is_kept=is_kept)
         try:
             return await self._slot.run(tenant, work)
         finally:

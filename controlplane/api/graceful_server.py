@@ -26,7 +26,7 @@ import uvloop
 from controlplane.api.access_log import ShedLines
 from controlplane.api.app import create_app
 from controlplane.api.config_reload import ConfigReload
-from controlplane.api.http_upgrades import UpgradeIgnoringProtocol
+from controlplane.api.http_pipelining import PipeliningProtocol
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.openapi import model_schemas
 from controlplane.api.operations.health_listener import HealthListener
@@ -354,7 +354,7 @@ def _options(service: Service, config: Config, hosting: Hosting = PLAIN) -> uvic
         host=config.server.host,
         port=config.server.port,
         http=partial(  # type: ignore[arg-type]
-            UpgradeIgnoringProtocol,
+            PipeliningProtocol,
             settings=settings,
             shedder=LoadShedder(partial(_count_shed, service, settings, ShedLines())),
         ),

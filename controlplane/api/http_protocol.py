@@ -1,7 +1,7 @@
 """The HTTP/1.1 protocol of the server: uvicorn's, with limits for what a connection may take.
 
-Bounded are the bytes and number of headers, the times to the end of headers and body, the time in which the
-client reads nothing, and the requests that it sends ahead. Errors of this layer have OpenAI's error object.
+Bounded are the bytes and number of headers, the times to the end of headers and body, and the time in which
+the client reads nothing. Errors of this layer have OpenAI's error object.
 Each request is stamped with the time at which its first bytes reached the host; clients measure from there.
 When the server ends, a client that uses its connection again gets a response that tells it to close it.
 """
@@ -39,8 +39,6 @@ from controlplane.core.request import Kind
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 # The kernel counts this time in ticks of up to 10 ms.
 _TICK_MS = 10
-# Requests that a client sends before the response of an earlier one.
-_MAX_PIPELINED = 16
 # Chunks of a body that may be short; those beyond them have so many bytes on average. Each calls the parser
 # back, and in chunks of one byte a read of 256 KB has 43,000 of them.
 _SHORT_CHUNKS, _CHUNK_BYTES = 4_096, 256
@@ -82,9 +80,6 @@ def _slow(part: str, key: str) -> bytes:
 
 
 _MALFORMED = raw_response(Failure(400, "the request is not valid HTTP/1.1", code="invalid_http"))
-_TOO_MANY = raw_response(
-    Failure(400, f"more than {_MAX_PIPELINED} pipelined requests; wait for responses", code="invalid_http")
-)
 _SHORT_CHUNKED = raw_response(
     Failure(400, "the body comes in chunks of a few bytes; send longer chunks", code="invalid_http")
 )
@@ -131,7 +126,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._shedder = shedder
         self._phase = _Phase.BETWEEN_REQUESTS
         self._timer: TimerHandle | None = None
-        self._arrival = Instant(0)
+        self._arrival = self._waits_since = Instant(0)
         self._read_bytes = self._unparsed_bytes = 0
         self._chunks = self._body_bytes = 0
         self._fault = _MALFORMED
@@ -230,8 +225,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_parsing(self._too_large())
         self._phase, self._unparsed_bytes = _Phase.BODY, 0
         self._chunks = self._body_bytes = 0
-        if len(self.pipeline) >= _MAX_PIPELINED:
-            self._stop_parsing(_TOO_MANY)
+        self._waits_since = self._arrival
         super().on_headers_complete()
         if self._is_ending:
             self.cycle.keep_alive = False
@@ -303,7 +297,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._timer = None
 
     def on_response_complete(self) -> None:
-        """Bounds the time in which the client reads the rest of the response."""
+        """Starts the next request, and bounds the time in which the client reads the rest of the response."""
+        # A request that was sent ahead has waited for the one before it, not for the event loop.
+        self._waits_since = Instant(time.monotonic_ns())
         super().on_response_complete()
         self._time_unsent(self.transport.get_write_buffer_size())
 
@@ -366,9 +362,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._running = cycle
         kind = KIND_OF_PATH.get(cycle.scope["path"]) if cycle.scope["method"] == "POST" else None
         if self._shedder is not None and kind is not None:
-            # A request that was sent ahead has waited for the one before it, not for the event loop.
-            since = self._arrival if self._phase is _Phase.BODY else Instant(time.monotonic_ns())
-            app = partial(self._run_unless_shed, self._shedder, app, kind, since)
+            app = partial(self._run_unless_shed, self._shedder, app, kind, self._waits_since)
         super()._start_asgi_task(cycle, app)
 
     async def _run_unless_shed(

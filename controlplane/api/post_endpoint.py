@@ -78,14 +78,19 @@ class EndpointFactory:
         caller = caller_of(request.headers, settings)
         kind = KIND_OF_PATH.get(request.scope["path"], Kind.GENERATE)
         part = self._memory.part(caller.tenant, kind, settings)
+        headers = request.scope["headers"]
         try:
             content = await _content(request, part)
-            body = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
-        finally:
+            body, size = await self._bodies.parse(
+                content, model, settings.limits, tenant=caller.tenant, is_kept=kind is Kind.GENERATE
+            )
+            part.hold_body(size)
+            hints = hints_of(headers, body)
+        except BaseException:
             part.free()
-        headers = request.scope["headers"]
+            raise
         arrival = request.scope["state"].get(ARRIVAL)
-        origin = RequestOrigin(request_id_of(request), caller, hints_of(headers, body), arrival)
+        origin = RequestOrigin(request_id_of(request), caller, hints, arrival)
         return ParsedRequest(origin, body, settings, headers, part)
 
 

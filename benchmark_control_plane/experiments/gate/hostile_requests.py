@@ -48,6 +48,12 @@ def _turns(count: int, **fields: object) -> bytes:
     return json.dumps({"model": "tiny-llama", "messages": messages, "max_tokens": 2, **fields}).encode()
 
 
+def _annotated(annotations: list[object]) -> bytes:
+    messages = [{"role": "user", "content": "hi", "annotations": annotations}]
+    fields = {"max_tokens": 400, "ignore_eos": True}
+    return json.dumps({"model": "tiny-llama", "messages": messages, **fields}, separators=(",", ":")).encode()
+
+
 def _called(arguments: str) -> bytes:
     call = {"id": "c", "type": "function", "function": {"name": "act", "arguments": arguments}}
     return json.dumps(
@@ -117,6 +123,8 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
         CHAT,
         _chat("hi", max_tokens=400, ignore_eos=True, metadata={"a": ["value of metadata" * 2] * 99_000}),
     ),
+    # The most values and lists that are accepted: templates do not read them, and the request keeps them.
+    "300,000 annotations": lambda: (CHAT, _annotated([[]] * 90_000 + list(range(1_000, 211_000)))),
     "380,000 strings": lambda: (CHAT, _chat("hi", metadata={"a": ["value"] * 380_000})),
     "echo for 128 choices": lambda: (TEXT, _echoed(128, 128)),
     "65 stop tokens": lambda: (CHAT, _chat("hi", min_tokens=1, max_tokens=2, stop_token_ids=list(range(65)))),
@@ -127,12 +135,21 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
     ),
     "16 completions with logprobs": lambda: (TEXT, _completion(n=16, logprobs=20, max_tokens=100)),
 }
+
+
+def _answered_late() -> bytes:
+    """The rest of a chat behind its keys' line."""
+    body = _chat("hi", max_tokens=400, ignore_eos=True)
+    return b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
 # Name: what follows the request line and the keys' line, which are checked after the headers.
 _HEADERS: dict[str, Callable[[], bytes]] = {
     "66 MiB header": lambda: b"x-filler: " + b"h" * (_MB_IN_HEADER * 2**20),
     "100,000 headers": lambda: b"\r\n".join([b"x-filler: h"] * 100_000),
     "content-length of 5,001 digits": lambda: b"content-length: " + b"9" * 5_001,
     "4.7 MB in chunks of a byte": lambda: b"transfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 780_000,
+    "14,000 requests sent ahead": lambda: _answered_late() + b"GET /health HTTP/1.1\r\n\r\n" * 14_000,
 }
 BODIES, HEADERS = tuple(_BODIES), tuple(_HEADERS)
 NAMES = (*BODIES, *HEADERS)

@@ -64,13 +64,15 @@ async def _serve(service: Service, request: ParsedChat, send: Send) -> None:
 
 async def chat_job(service: Service, request: ParsedRequest[Any], chat: ChatCompletionRequest) -> GenerateJob:
     """The job of `chat`, the request's body or what that maps onto. Raises Problem, Refused, Rejected."""
-    return await service.intake.chat(
+    job = await service.intake.chat(
         request.origin,
         chat.model,
         chat_prompt(chat),
         max_tokens=chat.stated_max_tokens,
         sampling=chat_sampling(chat),
     )
+    request.memory.hold_prompts([job])
+    return job
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ async def _serve(service: Service, request: ParsedRequest[CompletionRequest], se
 async def _jobs(service: Service, request: ParsedRequest[CompletionRequest]) -> list[GenerateJob]:
     body = request.body
     sampling = completion_sampling(body)
-    return [
+    jobs = [
         await service.intake.completion(
             request.origin,
             body.model,
@@ -81,6 +81,8 @@ async def _jobs(service: Service, request: ParsedRequest[CompletionRequest]) -> 
         )
         for prompt in body.prompts
     ]
+    request.memory.hold_prompts(jobs)
+    return jobs
 
 
 async def _echoes(

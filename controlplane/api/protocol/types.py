@@ -34,7 +34,7 @@ def _dropped(_: object) -> None:
 
 
 Ignored = Annotated[Value | None, AfterValidator(_dropped)]
-"""A field that is checked and then dropped: a request that waits keeps its body, and no limit counts it."""
+"""A field that is checked and then dropped: a request that waits keeps its body."""
 
 
 class Strict(BaseModel):

@@ -3,6 +3,7 @@
 Names, objectives and token counts are checked here, before a request enters a queue.
 """
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -111,6 +112,7 @@ class Intake:
             partial(self._chats.render, generator, prompt, choices=sampling.n),
             partial(self._least_generate_job, fields, generator, content_length(prompt), sampling),
         )
+        token_ids = array("I", token_ids)
         features = chat_features(prompt.messages) if self._keeps_features else None
         if features is not None and self._prompt_vectors is not None:
             features = self._prompt_vectors.with_vector(features, last_user_text(prompt.messages))
@@ -143,6 +145,7 @@ class Intake:
                 partial(generator.tokenize, prompt),
                 partial(self._least_generate_job, fields, generator, len(prompt), sampling),
             )
+            token_ids = array("I", token_ids)
         else:
             token_ids = prompt
         features = prompt_features(prompt) if self._keeps_features and isinstance(prompt, str) else None

@@ -1,17 +1,20 @@
-"""Bodies that are read, and inputs that wait, are bounded together, and a tenant's by half of that."""
+"""Bodies that are read, and requests that wait or run, are bounded together, a tenant's by half of that."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import httpx
 import pytest
 
 from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
+from controlplane.core.generation import ChatPrompt, ImageLimits, ProcessedImages, RenderedImages
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.example_bodies import EMBED
-from tests.controlplane.api.scripted_server import EMBED_MODEL, Stage, staged, until
+from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged, until
 
 TENANTS = ("one", "other", "third")
 LIMITS = BodyLimits(inline_body=100, body_memory=4_000)
@@ -137,3 +140,80 @@ async def test_inputs_that_wait_are_counted(path: str, large: dict[str, object],
         await until(lambda: bool(worker.live))
         worker.allow(1)
         assert (await again).status_code == 200
+
+
+HEAD = {"model": CHAT_MODEL, "max_tokens": 3}
+MESSAGES = HEAD | {"messages": [{"role": "user", "content": "x" * 100}]}
+GENERATIONS = {
+    "/v1/chat/completions": MESSAGES,
+    "/v1/messages": MESSAGES,
+    "/v2/chat": MESSAGES,
+    "/v1/responses": {"model": CHAT_MODEL, "input": "x" * 100},
+    "/v1/completions": HEAD | {"prompt": ["x" * 100] * 2},
+}
+
+
+async def second_is_refused(stage: Stage, path: str, body: dict[str, Any]) -> None:
+    """Checks that a tenant may have one such request at a time, while another tenant may have one, too."""
+
+    def ask(tenant: str) -> asyncio.Task[httpx.Response]:
+        headers = {"authorization": f"Bearer {tenant}"}
+        return asyncio.create_task(stage.http.post(path, json=body, headers=headers))
+
+    runs, prompts = stage.generator.runs, len(body["prompt"]) if "prompt" in body else 1
+    begun = [ask("one")]
+    await until(lambda: len(runs) == prompts)
+    async with asyncio.timeout(5):
+        refused = await ask("one")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "body_memory" in refused.text
+    assert "tandem_requests_shed_total 1.0" in (await stage.http.get("/metrics")).text
+    begun += [ask("other")]
+    await until(lambda: len(runs) == 2 * prompts)
+    while not all(task.done() for task in begun):
+        stage.generator.allow(1)
+        await asyncio.sleep(0)
+    begun += [ask("one")]
+    await until(lambda: len(runs) == 3 * prompts)
+    stage.generator.allow(3)
+    assert [(await task).status_code for task in begun] == [200, 200, 200]
+
+
+@pytest.mark.parametrize("path", GENERATIONS)
+async def test_prompts_that_wait_or_run_are_counted(path: str):
+    """Each has 800 bytes of tokens at least, and the body besides."""
+    limits = BodyLimits(inline_body=700, body_memory=5_000)
+    async with staged(replace(SETTINGS, limits=limits), is_stepped=True) as stage:
+        await second_is_refused(stage, path, GENERATIONS[path])
+
+
+async def test_what_a_parsed_body_takes_is_counted():
+    """Two hundred empty objects take 400 bytes in the body, but not in memory."""
+    limits = BodyLimits(inline_body=5_000, body_memory=60_000)
+    message = {"role": "user", "content": "hi", "annotations": [{}] * 200}
+    async with staged(replace(SETTINGS, limits=limits), is_stepped=True) as stage:
+        await second_is_refused(stage, "/v1/chat/completions", HEAD | {"messages": [message]})
+
+
+class LargeImages:
+    """Makes processed images of 100 kB."""
+
+    async def render(self, prompt: ChatPrompt, limits: ImageLimits) -> RenderedImages:
+        return RenderedImages([7, 1], ProcessedImages([(0, 1, 2**32)], "content", 100_000))
+
+
+async def test_processed_images_are_counted():
+    limits = BodyLimits(inline_body=50_000, body_memory=250_000)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+    async with staged(replace(SETTINGS, limits=limits), is_stepped=True) as stage:
+        stage.generator.images = LargeImages()
+        body = HEAD | {"messages": [{"role": "user", "content": [image]}]}
+        await second_is_refused(stage, "/v1/chat/completions", body)
+
+
+async def test_a_request_with_a_faulty_header_holds_nothing():
+    async with staged(SETTINGS) as stage:
+        for _ in range(3):
+            headers = {"authorization": "Bearer one", "x-slo-ttft-ms": "fast"}
+            answer = await stage.http.post("/v1/chat/completions", json=MESSAGES, headers=headers)
+            assert answer.status_code == 400

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import platform
+import sys
 import threading
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from controlplane.api.body_parsing import (
     BodyParser,
     Structure,
     check_structure,
+    object_bytes,
     parse_body,
     parse_json,
     structure_of,
@@ -251,3 +253,47 @@ async def test_memory_is_released_after_a_large_body_and_once_for_several(monkey
 
 def test_memory_is_returned_to_the_system_where_the_c_library_can():
     assert MemoryRelease()._trim is not None or "glibc" not in platform.libc_ver()
+
+
+def memory(value: Any, seen: set[int]) -> int:
+    """Bytes of a parsed value, each object counted once."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return sys.getsizeof(value) + sum(memory(each, seen) for each in inner)
+
+
+LONG = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps([{}] * 1_000),
+        json.dumps([[]] * 1_000),
+        json.dumps([{"a": 1}] * 1_000),
+        json.dumps([[1]] * 1_000),
+        json.dumps(list(range(1_000, 2_000))),
+        json.dumps([each / 7 for each in range(1_000)]),
+        json.dumps([f"{each:x}" for each in range(1_000)]),
+        json.dumps({f"{each:x}": each for each in range(1_000)}),
+        json.dumps([LONG, "é"]),
+        json.dumps([LONG + "é"], ensure_ascii=False),
+        json.dumps([LONG + "中"]),
+        json.dumps([LONG + "中"], ensure_ascii=False),
+        json.dumps([LONG + "🙂"]),
+        json.dumps([LONG + "🙂"], ensure_ascii=False),
+    ],
+)
+def test_the_memory_of_a_parsed_body_is_estimated_from_above(text: str):
+    found = object_bytes(text.encode())
+    assert memory(json.loads(text), set()) <= found
+    assert object_bytes(text.encode(), found - 1) == found
+
+
+def test_text_takes_its_bytes():
+    """Its commas and quotes separate nothing."""
+    text = json.dumps({"content": 'a, b: "c" [1, 2], ' * 5_000}).encode()
+    assert len(text) <= object_bytes(text) <= len(text) + 1_000
+    assert object_bytes(text) < object_bytes(text, 10**9)

@@ -293,16 +293,6 @@ async def test_idle_connections_do_not_keep_an_ending_server():
         assert await used.is_closed() and await new.is_closed()
 
 
-async def test_too_many_pipelined_requests_end_the_connection():
-    async with hosted(is_stepped=True) as host, host.wire() as wire:
-        wire.send(post())
-        await host.stage.generator.until_runs(1)
-        wire.send(GET * 17)
-        assert await wire.is_closed()
-        await until(lambda: not host.server.server_state.tasks)
-        assert host.stage.generator.runs[0].end == "aborted"
-
-
 async def test_a_client_that_reads_nothing_is_disconnected():
     """The socket buffers fill; then the kernel ends the connection, and the request is aborted."""
     async with hosted(stalled_client_ms=300) as host:

@@ -1,6 +1,7 @@
 """Long texts: charged to their tenant before they are tokenized, in slots that tenants take in turn."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -194,6 +195,23 @@ def test_a_conversation_of_long_tools_waits_for_a_slot(bench):
         assert job.charged_tokens == 1
 
     play(bench, scenario, tenants("red"))
+
+
+def test_a_prompt_that_was_tokenized_takes_four_bytes_a_token(bench):
+    """A list of token ids takes nine times as much, and up to admission.max_waiting prompts wait."""
+
+    async def scenario(one) -> None:
+        options = {"max_tokens": 4, "sampling": Sampling(max_tokens=4)}
+        origin, model, intake = RequestOrigin("test", Caller("red")), one.generator.model, one.service.intake
+        messages = ChatPrompt([{"role": "user", "content": "é" * 500}])
+        for job in (
+            await intake.chat(origin, model, messages, **options),
+            await intake.completion(origin, model, "é" * 500, **options),
+        ):
+            assert list(job.prompt) == list(("é" * 500).encode())
+            assert sys.getsizeof(job.prompt) <= 4 * 1_000 + 200
+
+    bench(scenario, generator=ScriptedGenerator(max_model_tokens=5_000))
 
 
 class CheckedGrammars(ScriptedGenerator):
