@@ -12,7 +12,6 @@ from typing import Any
 from zlib import crc32
 
 from vllm.inputs import tokens_input
-from vllm.multimodal.cache.base import MultiModalCache
 
 from backends.vllm import chat_template
 from backends.vllm.chat_template import TemplateImages
@@ -88,5 +87,4 @@ def _processed(found: Any) -> ProcessedImages:
     places = zip(found["mm_placeholders"]["image"], found["mm_hashes"]["image"], strict=True)
     # Beyond all token ids.
     spans = [(place.offset, place.length, 2**32 + crc32(digest.encode())) for place, digest in places]
-    size = MultiModalCache.get_item_size(found["mm_kwargs"])
-    return ProcessedImages(spans, {key: found[key] for key in _CONTENT}, size)
+    return ProcessedImages(spans, {key: found[key] for key in _CONTENT})

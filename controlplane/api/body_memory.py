@@ -1,7 +1,7 @@
 """Bounds the memory of bodies that are being read and of requests that wait or run, also by tenant.
 
 `max_body` bounds one body and `admission.max_waiting` the requests, but not what they hold together: a rerank
-request of 12 KB makes 310,000 tokens, and a chat keeps its body and its processed images until it ends.
+request of 12 KB makes 310,000 tokens, and a chat keeps its body until it ends.
 """
 
 from collections import Counter
@@ -61,8 +61,8 @@ class BodyPart:
         self._hold_besides(_BYTES_PER_TOKEN * tokens)
 
     def hold_prompts(self, jobs: Iterable[GenerateJob]) -> None:
-        """Holds prompts with their processed images, which wait or run. Raises BodiesTooLarge."""
-        self._hold_besides(sum(_prompt_bytes(job) for job in jobs))
+        """Holds prompts that wait or run. Raises BodiesTooLarge."""
+        self._hold_besides(_BYTES_PER_TOKEN * sum(job.request.prompt_tokens for job in jobs))
 
     def _hold_besides(self, size: int) -> None:
         self.free()
@@ -98,8 +98,3 @@ class BodyPart:
             )
         self._held[self._tenant] += size - self._bytes
         self._bytes = size
-
-
-def _prompt_bytes(job: GenerateJob) -> int:
-    images = None if job.chat is None else job.chat.processed
-    return _BYTES_PER_TOKEN * job.request.prompt_tokens + (0 if images is None else images.size)

@@ -104,13 +104,11 @@ class EncodedImage:
 class ProcessedImages:
     """The images of a prompt as the engine's processor made them; only the engine reads `content`.
 
-    A span has the first token of an image, the number of its tokens, and the image's digest. `size` is the
-    bytes of the content.
+    A span has the first token of an image, the number of its tokens, and the image's digest.
     """
 
     spans: Sequence[tuple[int, int, int]]
     content: Any = field(repr=False)
-    size: int = 0
 
     def marked(self, prompt: Sequence[int]) -> list[int]:
         """The prompt with digests for the tokens of images, which are the same for all images."""

@@ -62,14 +62,6 @@ async def counted_by_vllm(engine: VllmGenerator, messages: list[dict]) -> list[i
     return found["prompt_token_ids"]
 
 
-async def test_processed_images_state_their_size(engine: VllmGenerator):
-    """They wait with their request, in numbers of four bytes for each color."""
-    _, one = await rendered(engine, asked(part("red"), QUESTION))
-    _, two = await rendered(engine, asked(part("red"), part("blue"), QUESTION))
-    assert one.processed is not None and two.processed is not None
-    assert two.processed.size > one.processed.size > 1_000
-
-
 @pytest.mark.parametrize(
     "content",
     [

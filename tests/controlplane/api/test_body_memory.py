@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from controlplane.api.settings import ApiKey, ApiSettings, BodyLimits
-from controlplane.core.generation import ChatPrompt, ImageLimits, ProcessedImages, RenderedImages
 from controlplane.service.request_jobs import Caller
 from tests.controlplane.api.example_bodies import EMBED
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged, until
@@ -193,22 +192,6 @@ async def test_what_a_parsed_body_takes_is_counted():
     message = {"role": "user", "content": "hi", "annotations": [{}] * 200}
     async with staged(replace(SETTINGS, limits=limits), is_stepped=True) as stage:
         await second_is_refused(stage, "/v1/chat/completions", HEAD | {"messages": [message]})
-
-
-class LargeImages:
-    """Makes processed images of 100 kB."""
-
-    async def render(self, prompt: ChatPrompt, limits: ImageLimits) -> RenderedImages:
-        return RenderedImages([7, 1], ProcessedImages([(0, 1, 2**32)], "content", 100_000))
-
-
-async def test_processed_images_are_counted():
-    limits = BodyLimits(inline_body=50_000, body_memory=250_000)
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
-    async with staged(replace(SETTINGS, limits=limits), is_stepped=True) as stage:
-        stage.generator.images = LargeImages()
-        body = HEAD | {"messages": [{"role": "user", "content": [image]}]}
-        await second_is_refused(stage, "/v1/chat/completions", body)
 
 
 async def test_a_request_with_a_faulty_header_holds_nothing():
