@@ -4,7 +4,8 @@ A simulated run gives ended requests with their decisions. Their rows are then b
 as by the server, with the ids that it makes (16 hexadecimal digits and a serial number) or with UUIDs of
 clients; the median of the rounds is printed. `build_us` is spent on the event loop, `write_us` and
 `compress_us` in the writer's thread. With `--fields` it prints what each field takes instead: the compressed
-bytes of a request that its rows lack without the field. Sizes are the same on every machine.
+bytes of a request that its rows lack without the field. Sizes are the same on every machine. A row `sample`,
+of which there is one each second, is measured among the rows of requests.
 
     python -m benchmark_control_plane.experiments.gate.decision_log_cost [--requests 3000] [--rounds 5]
 """
@@ -34,6 +35,7 @@ from benchmark_control_plane.simulator.simulation import (
 from controlplane.config import Config
 from controlplane.service.decision_log.decision_log import DecisionLog, decision_log_of
 from controlplane.service.decision_log.log_rows import Row
+from controlplane.service.decision_log.reader import read_log
 from controlplane.service.decision_log.segment_files import SegmentFiles, segments
 from controlplane.service.runtime.timers import MonotonicClock
 from controlplane.service.service import Service
@@ -69,6 +71,12 @@ def offered(count: int) -> list[Offered]:
 
 def ended_tickets(count: int) -> tuple[list[Ticket], Config]:
     """The tickets of a simulated run in the order in which they ended, and its configuration."""
+    tickets, config, _ = logged_run(count)
+    return tickets, config
+
+
+def logged_run(count: int) -> tuple[list[Ticket], Config, list[Row]]:
+    """As `ended_tickets`, and the rows `sample` of its log, of which there is one each second."""
     tickets: list[Ticket] = []
     configs: list[Config] = []
 
@@ -76,8 +84,11 @@ def ended_tickets(count: int) -> tuple[list[Ticket], Config]:
         service.gate.dispatcher.accounting.on_end.append(tickets.append)
         configs.append(service.config)
 
-    simulate(offered(count), _MACHINE, {"classes": _CLASSES}, on_start=observe)
-    return tickets, configs[0]
+    with tempfile.TemporaryDirectory() as name:
+        sections = {"classes": _CLASSES, "decision_log": {"dir": name}}
+        simulate(offered(count), _MACHINE, sections, on_start=observe)
+        samples = list(read_log(Path(name)).samples)
+    return tickets, configs[0], samples
 
 
 def with_ids(tickets: Sequence[Ticket], *, of_clients: bool) -> None:
@@ -112,6 +123,19 @@ def measured(tickets: Sequence[Ticket], config: Config, sample: float) -> dict[s
         "compress_us": 1e6 * compress / count,
         "compressed_mb_per_million": size / count,
     }
+
+
+def sample_row_bytes(tickets: Sequence[Ticket], config: Config, samples: Sequence[Row]) -> float:
+    """Compressed bytes of a row `sample` among the rows of requests, by the default share with numbers."""
+    with tempfile.TemporaryDirectory() as name:
+        log = _log(config, config.decision_log.sample, Path(name))
+        rows = [log._request_row(ticket) for ticket in tickets]
+        # Those read have the times of the simulation, and the run that a reader adds.
+        memory = [{**row, "at": log._at(1_000 * row["at"])} for row in samples]
+    for row in memory:
+        del row["run"]
+    among = sorted([*rows, *memory], key=lambda row: row["at"] + 1_000 * row.get("e2e_ms", 0))
+    return (len(among) * _size(among) - len(rows) * _size(rows)) / len(memory)
 
 
 def field_bytes(tickets: Sequence[Ticket], config: Config, sample: float) -> dict[str, float]:
@@ -157,7 +181,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fields", action="store_true", help="print what each field takes")
     options = parser.parse_args()
-    tickets, config = ended_tickets(options.requests)
+    tickets, config, samples = logged_run(options.requests)
     outcomes = {str(ticket.outcome) for ticket in tickets}
     decisions = sum(len(ticket.history) for ticket in tickets) / len(tickets)
     found: dict[str, object] = {
@@ -169,6 +193,7 @@ def main() -> None:
     }
     for ids, of_clients in (("the server's ids", False), ("clients' UUIDs", True)):
         with_ids(tickets, of_clients=of_clients)
+        found[f"a row each second among {ids}"] = round(sample_row_bytes(tickets, config, samples), 1)
         if options.fields:
             found[ids] = field_bytes(tickets, config, 0.1)
             continue

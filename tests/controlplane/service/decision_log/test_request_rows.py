@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmark_control_plane.experiments.gate.decision_log_cost import ended_tickets, measured, with_ids
+from benchmark_control_plane.experiments.gate.decision_log_cost import (
+    ended_tickets,
+    logged_run,
+    measured,
+    sample_row_bytes,
+    with_ids,
+)
 from controlplane.core.clock import Instant, milliseconds
 from controlplane.service.decision_history import Preempted
 from controlplane.service.decision_log.log_rows import request_row
@@ -12,8 +18,26 @@ from controlplane.service.decision_log.log_rows import request_row
 pytestmark = pytest.mark.long
 
 
-def test_a_row_takes_as_much_with_a_clients_uuid_as_with_an_id_of_the_server(monkeypatch):
-    tickets, config = ended_tickets(600)
+@pytest.fixture(scope="module")
+def run():
+    return logged_run(2_000)
+
+
+@pytest.mark.parametrize("of_clients", [False, True])
+def test_a_million_requests_take_less_than_50_mb_at_20_a_second(run, of_clients):
+    tickets, config, samples = run
+    with_ids(tickets, of_clients=of_clients)
+
+    def size(count):
+        share = config.decision_log.sample
+        return count * measured(tickets[:count], config, share)["compressed_mb_per_million"]
+
+    # Not the first rows, which take more without others to refer to, nor those of the run's end.
+    assert (size(1_500) - size(500)) / 1_000 + sample_row_bytes(tickets, config, samples) / 20 < 50
+
+
+def test_a_row_takes_as_much_with_a_clients_uuid_as_with_an_id_of_the_server(run, monkeypatch):
+    tickets, config, _ = run
 
     def size(*, of_clients):
         with_ids(tickets, of_clients=of_clients)
