@@ -9,16 +9,16 @@ from controlplane.service.ticket import Ticket
 
 _MEMORY_SECONDS = 10.0
 # So many miss their SLO by chance while time is left (decision 0082).
-_CHANCE_SHARE = 0.01
+_CHANCE_SHARE = 0.005
 
 
 class OpportunityCost:
     """Weighted SLOs that generations lose for each second in which the engine does not run.
 
-    While 99 % of the generations meet their SLO, time is left and costs nothing. While all but few miss it,
+    While 99.5 % of the generations meet their SLO, time is left and costs nothing. While all but few miss it,
     a second more would have met as many as other seconds do. In between the rate at which SLOs are met counts
-    by the share of the missed ones beyond that 1 %. Both are exponential means over ten seconds, weighted by
-    class.
+    by the share of the missed ones beyond that half percent. Both are exponential means over ten seconds,
+    weighted by class.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class OpportunityCost:
             self._missed += ticket.request.service_class.weight
 
     def per_second(self, now: Instant) -> float:
-        """Weighted SLOs lost per second; 0 while at most 1 % are missed."""
+        """Weighted SLOs lost per second; 0 while at most 0.5 % are missed."""
         self._decay(now)
         ended = self._met + self._missed
         missed = max(0.0, self._missed / ended - _CHANCE_SHARE) if ended else 0.0
