@@ -97,7 +97,7 @@ async def _echoes(
         for prompt, job in zip(body.prompts, jobs, strict=True):
             decoded = partial(service.intake.tokenization.decoded, request.origin.caller, body.model)
             text = prompt if isinstance(prompt, str) else await decoded(prompt)
-            echoes.append(EchoedPrompt(text, await decoded(job.prompt[:1])))
+            echoes.append(EchoedPrompt(text, await decoded(list(job.prompt[:1]))))
     return echoes
 
 
