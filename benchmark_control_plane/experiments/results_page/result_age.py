@@ -20,11 +20,12 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0060": ("one-gpu",),
     "0061": ("admission", "forecast", "memory-pressure", "quota", "retry-after", "tpot"),
     "0066": (
-        "cancellation", "embed-many", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
+        "cancellation", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
     ),
     "0067": ("workflow", "workflow-trace"),
     "0077": ("predictors",),
     "0080": ("simulated-mix-prefill", "traces", "traces-code"),
+    "0082": ("memory-splits", "mix-compute", "mix-memory", "victims"),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
 INDEPENDENT = frozenset(
@@ -38,9 +39,9 @@ INDEPENDENT = frozenset(
 """Results of no gate and no scheduler of the server."""
 CURRENT = frozenset(
     (
-        "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies", "fleet-retries",
-        "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "hostile-input", "memory-splits", "mix-compute", "mix-memory", "soak", "victims",
+        "embed-many", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies",
+        "fleet-retries", "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90",
+        "fleet-traces", "hostile-input", "soak",
     )
 )  # fmt: skip
 """Results of the present rules."""
