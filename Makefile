@@ -5,7 +5,7 @@
 #   make test       set up, then run all checks and tests, except those that need a GPU or take minutes
 #   make test-fast  tests that start no engine; browser tests are skipped without Chromium
 #   make test-engine  tests on real engines: first those independent of machine speed, three at a time, then the others
-#   make test-slow  tests that take minutes each or have hung, one at a time (half an hour)
+#   make test-slow  tests that take minutes each, one at a time (half an hour)
 #   make kernels    compile all Triton kernels for A100 and H100 (needs no GPU)
 #   make test-gpu   tests and measurements that need a GPU (docs/gpu.md)
 #   make gpu-evidence   all that only a GPU can show, in 40 minutes; gpu-rehearsal tries it on the CPU (docs/gpu.md)

@@ -105,8 +105,7 @@ def log_output() -> Iterator[None]:
     root.setLevel(level)
 
 
-# See test_dashboard_in_browser.py for why it is slow.
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("log_output")
 async def test_nothing_is_lost_and_no_decision_mixes_versions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -26,9 +26,7 @@ from tests.controlplane.api.scripted_server import (
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 
-# Slow, because a test of this file, or the one of 200 changes before it, twice did not end in continuous
-# integration. The likely cause is cured: a preemption in the last milliseconds before a deadline.
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.browser
 
 CLASSES = {
     "interactive": {"priority": 5, "ttft_ms": 5_000, "default": True},
