@@ -12,7 +12,7 @@ from typing import Literal
 
 from benchmark_control_plane.judge.hindsight.least_work import least_works
 from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
-from benchmark_control_plane.judge.workflow_stages import STAGES, WorkflowStage
+from benchmark_control_plane.judge.workflow_stages import STAGES, StageName, WorkflowStage
 from benchmark_control_plane.judge.workload import PlannedRequest
 
 _LEAST_MS = 1.0
@@ -44,7 +44,7 @@ class TrueWork:
     rule: Literal["flexibility", "slack", "effective", "shares"]
     least: float = 0.0
     times: float = 1.0
-    shares: Mapping[str, float] | None = None
+    shares: Mapping[StageName, float] | None = None
 
     def divided(
         self, stages: Sequence[WorkflowStage], works: Sequence[float], means: Mapping[str, float]
@@ -73,7 +73,7 @@ class TrueWork:
 def divided(
     requests: Sequence[PlannedRequest], device: SimulatedDeviceSection, division: TrueWork
 ) -> list[PlannedRequest]:
-    """The requests with what their stages state under a division by true work."""
+    """What the requests state under a division by true work; those of a workflow are in its order."""
     works = work_ms(requests, device)
     workflows: dict[str, list[PlannedRequest]] = {}
     for request in requests:
@@ -85,10 +85,9 @@ def divided(
     }
     stages: dict[str, WorkflowStage] = {}
     for found in workflows.values():
-        ordered = sorted(found, key=lambda r: STAGES.index(r.stage.name))  # type: ignore[union-attr,arg-type]
-        plain = [r.stage for r in ordered if r.stage is not None]
-        told = division.divided(plain, [works[r.id] for r in ordered], means)
-        stages |= {request.id: stage for request, stage in zip(ordered, told, strict=True)}
+        plain = [r.stage for r in found if r.stage is not None]
+        told = division.divided(plain, [works[r.id] for r in found], means)
+        stages |= {request.id: stage for request, stage in zip(found, told, strict=True)}
     return [replace(request, stage=stages.get(request.id)) for request in requests]
 
 
