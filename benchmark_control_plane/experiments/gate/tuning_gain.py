@@ -128,12 +128,12 @@ def log_of(folder: Path, seconds: float, rate: float) -> Path:
     return log
 
 
-def tuned(folder: Path, log: Path, minutes: float, processes: int) -> dict[str, Any]:
+def tuned(log: Path, config: Path, out: Path, *, minutes: float, processes: int) -> dict[str, Any]:
     """The answer of `tandem tune`."""
     parser = argparse.ArgumentParser()
     add_command(parser.add_subparsers())
     options = parser.parse_args(
-        ["tune", str(log), str(folder / "bad.yaml"), "--out", str(folder / "better.yaml"), "--json",
+        ["tune", str(log), str(config), "--out", str(out), "--json",
          "--minutes", str(minutes), "--processes", str(processes)]
     )  # fmt: skip
     with redirect_stdout(io.StringIO()) as out:
@@ -198,7 +198,10 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     log = log_of(options.folder, 60 * options.log_minutes, options.rate)
     start = time.monotonic()
-    answer = tuned(options.folder, log, options.minutes, options.processes)
+    answer = tuned(
+        log, options.folder / "bad.yaml", options.folder / "better.yaml",
+        minutes=options.minutes, processes=options.processes,
+    )  # fmt: skip
     seconds = time.monotonic() - start
     facts = {
         "log": json.loads((options.folder / "log.json").read_text()),
