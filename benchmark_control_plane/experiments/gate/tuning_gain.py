@@ -41,6 +41,7 @@ from benchmark_control_plane.tuning.comparison import Comparison, compare
 from benchmark_control_plane.tuning.evaluation import evaluator
 from benchmark_control_plane.tuning.time_budget import TimeBudget
 from benchmark_control_plane.tuning.tuning_run import BlockSets, state_file
+from controlplane.commands.fleet import add_fleet_commands
 from controlplane.config import parse
 from controlplane.config.documents import merged
 from controlplane.config.loader import read_yaml
@@ -131,7 +132,10 @@ def log_of(folder: Path, seconds: float, rate: float) -> Path:
 def tuned(log: Path, config: Path, out: Path, *, minutes: float, processes: int) -> dict[str, Any]:
     """The answer of `tandem tune`."""
     parser = argparse.ArgumentParser()
-    add_command(parser.add_subparsers())
+    commands = parser.add_subparsers()
+    # Of which the benchmark adds an action.
+    add_fleet_commands(commands)
+    add_command(commands)
     options = parser.parse_args(
         ["tune", str(log), str(config), "--out", str(out), "--json",
          "--minutes", str(minutes), "--processes", str(processes)]
