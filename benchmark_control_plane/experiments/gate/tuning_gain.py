@@ -140,11 +140,11 @@ def tuned(log: Path, config: Path, out: Path, *, minutes: float, processes: int)
         ["tune", str(log), str(config), "--out", str(out), "--json",
          "--minutes", str(minutes), "--processes", str(processes)]
     )  # fmt: skip
-    with redirect_stdout(io.StringIO()) as out:
+    with redirect_stdout(io.StringIO()) as printed:
         status = options.run(options)
     if status not in (0, 3):
         raise SystemExit(status)
-    found: dict[str, Any] = json.loads(out.getvalue())
+    found: dict[str, Any] = json.loads(printed.getvalue())
     return found
 
 
