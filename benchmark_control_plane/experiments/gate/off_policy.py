@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupt_on_sigterm()
     mixes = {name: float(rate) for name, rate in (mix.split("=") for mix in options.mixes)}
     logs = {
-        (mix, name): _logged(options.folder / mix / file_name(name), mix, rate, change, options.seconds)
+        (mix, name): logged(options.folder / mix / file_name(name), mix, rate, change, options.seconds)
         for mix, rate in mixes.items()
         for name, change in {
             _LOGGING_CONFIGURATION: {}, **{name: _OTHERS[name] for name in options.others}
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(not found["holds"])
 
 
-def _logged(folder: Path, mix: str, rate: float, change: Mapping[str, Any], seconds: float) -> Path:
+def logged(folder: Path, mix: str, rate: float, change: Mapping[str, Any], seconds: float) -> Path:
     """Serves the mix under the default configuration with a change, unless it has been; the folder of it."""
     log, done = folder / "log", folder / "run.json"
     if done.exists():

@@ -41,6 +41,7 @@ from benchmark_control_plane.tuning.comparison import Comparison, compare
 from benchmark_control_plane.tuning.evaluation import evaluator
 from benchmark_control_plane.tuning.time_budget import TimeBudget
 from benchmark_control_plane.tuning.tuning_run import BlockSets, state_file
+from controlplane.commands.fleet import add_fleet_commands
 from controlplane.config import parse
 from controlplane.config.documents import merged
 from controlplane.config.loader import read_yaml
@@ -128,19 +129,22 @@ def log_of(folder: Path, seconds: float, rate: float) -> Path:
     return log
 
 
-def tuned(folder: Path, log: Path, minutes: float, processes: int) -> dict[str, Any]:
+def tuned(log: Path, config: Path, out: Path, *, minutes: float, processes: int) -> dict[str, Any]:
     """The answer of `tandem tune`."""
     parser = argparse.ArgumentParser()
-    add_command(parser.add_subparsers())
+    commands = parser.add_subparsers()
+    # Of which the benchmark adds an action.
+    add_fleet_commands(commands)
+    add_command(commands)
     options = parser.parse_args(
-        ["tune", str(log), str(folder / "bad.yaml"), "--out", str(folder / "better.yaml"), "--json",
+        ["tune", str(log), str(config), "--out", str(out), "--json",
          "--minutes", str(minutes), "--processes", str(processes)]
     )  # fmt: skip
-    with redirect_stdout(io.StringIO()) as out:
+    with redirect_stdout(io.StringIO()) as printed:
         status = options.run(options)
     if status not in (0, 3):
         raise SystemExit(status)
-    found: dict[str, Any] = json.loads(out.getvalue())
+    found: dict[str, Any] = json.loads(printed.getvalue())
     return found
 
 
@@ -198,7 +202,10 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     log = log_of(options.folder, 60 * options.log_minutes, options.rate)
     start = time.monotonic()
-    answer = tuned(options.folder, log, options.minutes, options.processes)
+    answer = tuned(
+        log, options.folder / "bad.yaml", options.folder / "better.yaml",
+        minutes=options.minutes, processes=options.processes,
+    )  # fmt: skip
     seconds = time.monotonic() - start
     facts = {
         "log": json.loads((options.folder / "log.json").read_text()),

@@ -121,6 +121,34 @@ def observation_cost(content: Mapping[str, Any]) -> Rows:
     )
 
 
+def decision_log_throughput(content: Mapping[str, Any]) -> Rows:
+    found = []
+    for tokens, at in content["by_tokens"].items():
+        ratio, added = at["throughput_ratio"], at["added_us"]["median"]
+        found.append(
+            f"{tokens} tokens: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f}), "
+            f"{added:+.0f} µs of {at['plain_request_us'] / 1_000:.1f} ms"
+        )
+    yield (
+        "Throughput of a saturated server with the decision log relative to without, and the CPU time that "
+        f"it adds to a streamed answer of so many tokens (engines that take no time, {content['rounds']} "
+        f"pairs of windows of {content['seconds']:g} s)",
+        "; ".join(found),
+    )
+
+
+def tuning_on_engines(content: Mapping[str, Any]) -> Rows:
+    yield (
+        f"Share of requests that met their SLO on real engines under a bad configuration, predicted for what "
+        f"`tandem tune` made of it, and then measured ({content['mix']} mix, {content['seconds']:g} s each)",
+        "<br>".join(
+            f"{row['class']}: {row['before']:.1f} %, {row['predicted']:.1f} ± {row['error']:.1f} %, "
+            f"{row['after']:.1f} %"
+            for row in content["classes"]
+        ),
+    )
+
+
 def plugin_cost(content: Mapping[str, Any]) -> Rows:
     costs = [
         f"{name} {rows['slots']['hook_median_us']:.0f} and {rows['memory']['hook_median_us']:.0f} µs"
@@ -286,6 +314,8 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "cancellation.json": (GATE, cancellation),
     "live-feed.json": (GATE, live_feed),
     "observation-cost.json": (GATE, observation_cost),
+    "decision-log-throughput.json": (GATE, decision_log_throughput),
+    "tuning-on-engines.json": (GATE, tuning_on_engines),
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),
     "soak.json": (FAULTS, fault_rows.soak),

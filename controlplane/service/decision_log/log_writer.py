@@ -11,26 +11,30 @@ from controlplane.service.runtime.health_tracker import HealthTracker
 log = logging.getLogger(__name__)
 
 QUEUED_ROWS = 10_000
+_GATHER_SECONDS = 0.25
 _STOP_SECONDS = 10.0
 
 
 class LogWriter:
     """Writes rows to `files` in the order of `put`.
 
-    From `start` on a thread writes them, and a row that finds `capacity` others waiting is dropped, except a
-    configuration, under which the rows after it are read. Without a start, as in virtual time, `put` writes
-    the row itself.
+    From `start` on a thread writes them, those of `gather_seconds` at once, and a row that finds `capacity`
+    others waiting is dropped, except a configuration, under which the rows after it are read. Without a
+    start, as in virtual time, `put` writes the row itself.
 
     Attributes:
         written: rows written.
         dropped: rows lost because the queue was full, a row could not be built, or the disk failed.
     """
 
-    def __init__(self, files: SegmentFiles, *, capacity: int = QUEUED_ROWS) -> None:
+    def __init__(
+        self, files: SegmentFiles, *, capacity: int = QUEUED_ROWS, gather_seconds: float = _GATHER_SECONDS
+    ) -> None:
         self.written = self.dropped = 0
         self.health = HealthTracker("writing the decision log failed", "the decision log is written again")
         self._files = files
-        self._capacity = capacity
+        self._capacity, self._gather_seconds = capacity, gather_seconds
+        self._is_awaited = threading.Event()
         self._queue: queue.SimpleQueue[Row | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -55,12 +59,14 @@ class LogWriter:
             return True
         is_done = threading.Event()
         self._queue.put(is_done)
+        self._is_awaited.set()
         return is_done.wait(timeout)
 
     def close(self) -> None:
         """Writes the rows that wait, and ends the file; a disk that hangs is abandoned after ten seconds."""
         if (thread := self._thread) is not None:
             self._queue.put(None)
+            self._is_awaited.set()
             thread.join(_STOP_SECONDS)
             if thread.is_alive():
                 self.dropped += self._queue.qsize() - 1
@@ -77,6 +83,9 @@ class LogWriter:
     def _write_queued(self) -> None:
         while True:
             items = [self._queue.get()]
+            # Each time that this thread wakes up, the event loop waits for the interpreter lock.
+            self._is_awaited.wait(self._gather_seconds)
+            self._is_awaited.clear()
             while not self._queue.empty():
                 items.append(self._queue.get())
             if rows := [item for item in items if isinstance(item, dict)]:

@@ -213,6 +213,32 @@ def test_a_slow_disk_costs_rows_and_never_blocks():
     assert (writer.written, writer.dropped, slow.rows[-1]["at"], slow.is_closed) == (6, 6, 10, True)
 
 
+class RowCounts:
+    """Files that note how many rows each write has."""
+
+    def __init__(self):
+        self.counts = []
+
+    def write(self, rows):
+        self.counts.append(len(rows))
+
+    def close(self):
+        pass
+
+
+def test_rows_are_gathered_until_someone_waits_for_them():
+    files = RowCounts()
+    writer = LogWriter(files, gather_seconds=600)
+    writer.start()
+    for number in range(3):
+        writer.put(request(number))
+    assert writer.flush(5)
+    assert files.counts == [3]
+    writer.put(request(3))
+    writer.close()
+    assert (files.counts, writer.written) == ([3, 1], 4)
+
+
 def fail_to_compress(monkeypatch):
     def full(plain, target):
         target.write_bytes(b"part")
