@@ -47,6 +47,11 @@ class Receiver:
         self._server.server_close()
 
 
+def roots(receiver: Receiver) -> list[Any]:
+    """The spans of requests without those of their parts."""
+    return [span for span in receiver.spans if span.kind == span.SPAN_KIND_SERVER]
+
+
 def values(attributes: Any) -> dict[str, Any]:
     """The attributes as a dictionary."""
     return {each.key: _value(each.value) for each in attributes}
