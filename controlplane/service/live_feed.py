@@ -286,11 +286,11 @@ class LiveFeed:
             found["pass_time"] = {model: passes.calibration_of(model) for model in status.encoders}
         return {
             kind: {
-                "ratio": _rounded({model: each.ratio for model, each in of_models.items() if each.ratio}),
-                "error": _rounded({model: each.error for model, each in of_models.items() if each.ratio}),
+                "ratio": _rounded({name: r for name, each in of.items() if (r := each.ratio) is not None}),
+                "error": _rounded({name: e for name, each in of.items() if (e := each.error) is not None}),
             }
-            for kind, of_models in found.items()
-            if of_models
+            for kind, of in found.items()
+            if of
         }
 
     def _moved(

@@ -218,8 +218,9 @@ export class Panels {
     const rows = Object.entries(PREDICTORS).filter(([key]) => found?.[key]).map(([key, [title, errorText]]) => {
       const { coverage: shares, ratio: times, error: errors } = found[key];
       const entries = Object.entries(shares ?? times);
-      if (!entries.length) return el("section", {}, el("h3", {}, title), el("p.note", {}, "No outcome yet."));
-      return el("section", {}, el("h3", {}, title), ...entries.map(([name, value]) => {
+      const place = { "data-device": times && "yes" };
+      if (!entries.length) return el("section", place, el("h3", {}, title), el("p.note", {}, "No outcome yet."));
+      return el("section", place, el("h3", {}, title), ...entries.map(([name, value]) => {
         const isLevel = key === "embedding_load", end = times ? 2 : 1, wanted = isLevel ? Number(name) : times ? 1 : 0.9;
         const error = errors?.[name];
         return el("div.row", {},
@@ -228,6 +229,8 @@ export class Panels {
           el("b", {}, percent(value)), el("small", {}, error == null ? "" : `error ${errorText(error)}`));
       }));
     });
-    this.calibration.replaceChildren(...(rows.length ? rows : [el("p.note", {}, "No predictor has stated a forecast yet.")]));
+    // The device's models share a column, so that all fit into one row.
+    const others = rows.filter((row) => !row.dataset.device);
+    this.calibration.replaceChildren(...others, el("div", {}, ...rows.filter((row) => row.dataset.device)));
   }
 }
