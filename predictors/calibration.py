@@ -1,7 +1,7 @@
-"""Scores quantile forecasts per service class: coverage, error, bias, pinball loss and drift.
+"""Scores forecasts: quantiles per service class, and the times that a model of the device expects.
 
-The first forecast of a request is compared with its outcome, over the last `window` outcomes of each class.
-Drift compares the most recent eighth of them with all of them.
+The first forecast of a request is compared with its outcome, over the last `window` outcomes of each class:
+coverage, error, bias, pinball loss and drift, which compares the most recent eighth of them with all of them.
 """
 
 from collections import deque
@@ -114,3 +114,32 @@ class Calibration:
 
     def _means(self, of: Callable[[_Outcome], float]) -> dict[str, float]:
         return {name: _mean([of(outcome) for outcome in recent]) for name, recent in self._recent.items()}
+
+
+class TimeCalibration:
+    """Times of steps or passes against what their model expected before it learned from them.
+
+    Sums in which an observation loses its weight over about `memory` later ones. Each weighs as much as the
+    time that was expected of it.
+    """
+
+    def __init__(self, *, memory: int = 512) -> None:
+        self._kept = 1.0 - 1.0 / memory
+        self._expected = self._took = self._error = 0.0
+
+    def record(self, expected: float, took: float) -> None:
+        """Compares one time with the expected one, in any unit."""
+        kept = self._kept
+        self._expected = kept * self._expected + expected
+        self._took = kept * self._took + took
+        self._error = kept * self._error + abs(took - expected)
+
+    @property
+    def ratio(self) -> float | None:
+        """Time over expected time; None before the first observation."""
+        return self._took / self._expected if self._expected else None
+
+    @property
+    def error(self) -> float | None:
+        """Mean absolute error over the mean expected time; None before the first observation."""
+        return self._error / self._expected if self._expected else None

@@ -5,9 +5,11 @@ name that the page has. Only workloads are reduced, by the options that are appe
 """
 
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from tests.benchmark_control_plane.capacity.test_capacity_command import CHAT, E
 from tests.benchmark_control_plane.tuning.test_tune_command import MINE
 from tests.test_docs import PAGES, ROOT, is_whole
 
+_EXPERIMENT = r"\S+ python -m benchmark_control_plane\.experiments\."
 HERE: Mapping[str, str] = {
     r"(README|docs/operator-guide).md tandem (init .*|check my.yaml)": "",
     r"docs/configuration.md tandem check FILE": "",
@@ -37,6 +40,16 @@ HERE: Mapping[str, str] = {
     r"\S+ tandem replay LOG.*": "",
     r"docs/tuning.md tandem diff .*": "",
     r"ops/README.md promtool .*": "",
+    r"\S+ python -m benchmark_control_plane\.simulator\.queueing_check": "--customers 400",
+    _EXPERIMENT + r"collocation\.simulated_embed_many.*": "--texts 64 --seeds 0 --fixed 1",
+    _EXPERIMENT + r"fleet\.report_cost": "--calls 10",
+    _EXPERIMENT + r"gate\.http_overhead": "--decision-only",
+    _EXPERIMENT + r"gate\.memory_probe_cost": "--seconds 0.05 --rounds 1",
+    _EXPERIMENT + r"gate\.observation_cost.*": "--requests 5 --rounds 1",
+    _EXPERIMENT + r"gate\.prediction_coverage": "--requests 60 --rates 4 --seeds 3",
+    _EXPERIMENT + r"gate\.rejections .*": "--seeds 0",
+    _EXPERIMENT + r"gate\.retry_after_accuracy": "--rates 8 --seeds 1",
+    _EXPERIMENT + r"hidden_cache\.decode_cost": "",
 }
 """Commands that are run here, by a pattern of page and command, and options that reduce their workload."""
 
@@ -46,7 +59,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"docs/operator-tasks.md (tandem|curl|export) .*": (
         f"{_API}/operations/test_operator_tasks.py::test_the_commands_of_the_page_answer_the_ten_tasks"
     ),
-    r"(README|docs/(api|embeddings|operator-guide)).md curl .*": (
+    r"(README|docs/(api|embeddings|fleet|operator-guide)).md curl .*": (
         f"{_API}/test_readme_examples.py::test_curl_requests_succeed"
     ),
     r"docs/operator-guide.md (export|tandem (diff|apply|rollback)) .*": (
@@ -85,6 +98,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"docs/clients.md five/bin/lm_eval .*": (
         "tests/clients/test_lm_eval.py::test_log_likelihoods_are_those_of_transformers"
     ),
+    r"docs/fleet.md tandem fleet serve .*": f"{_FLEET}/test_fleet_reload.py::test_a_class_changes_in_place",
     r"docs/fleet.md export .*": f"{_FLEET}/test_fleet_page.py::test_the_page_has_the_environment_of_a_node",
     r"\S+ python -m benchmark_control_plane.replay.*": (
         f"{_BENCH}/test_replay_command.py::test_prints_the_schedule"
@@ -97,6 +111,9 @@ ELSEWHERE: Mapping[str, str] = {
     ),
     r"\S+ python -m benchmark_control_plane.reproduce .*": (
         f"{_BENCH}/test_reproduce.py::test_table_ranks_the_policies_as_published"
+    ),
+    _EXPERIMENT + r"faults\.run_faults": (
+        f"{_BENCH}/experiments/faults/test_run_faults.py::test_some_faults_of_clients"
     ),
     r"\S+ python -m controlplane.config.reference_pages": (
         "tests/test_reference_pages.py::test_the_committed_page_is_what_the_code_says"
@@ -116,24 +133,29 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Tests that run the commands, or compare what they write, by a pattern of page and command."""
 
+_MINUTES = "takes minutes; test_docs checks the options"
+_REAL = "measures real engines, for minutes; test_docs checks the options"
+_DATA = "needs public data; test_docs checks the options"
 NOT_RUN: Mapping[str, str] = {
     r"\S+ make (setup|serve)( .*)?": "needs a network: installs 4 GB",
     r"\S+ (pip|python3 -m venv|npm) (?!.*plugin_example).*": "needs a network: installs packages",
     r"docs/clients.md make clients": "needs a network: installs packages",
-    r"docs/clients.md [A-Z_]+=\S+": "settings of another program",
     r"\S+ make (test|test-fast|lint|fuzz|faults)": "takes longer than a minute",
     r"\S+ make (test-gpu|gpu-evidence|gpu-rehearsal)( .*)?": "needs a GPU, or takes longer than a minute",
     r"docs/gpu.md tandem .*": "needs a GPU, and models from a network",
-    r"\S+ python -m benchmark_control_plane\.(experiments\.(?!results_page)|round_model|simulator).*": (
-        "takes longer than a minute; test_docs checks the options"
-    ),
+    r"\S+ python -m benchmark_control_plane\.round_model\.scheduling_cost": "takes longer than a minute",
+    _EXPERIMENT + r"(client_accuracy|engine|gpu_evidence|hidden_cache)\.(?!decode_cost).*": _MINUTES,
+    _EXPERIMENT + r"collocation\.(interference|embed_many|embedding_throughput).*": _REAL,
+    _EXPERIMENT + r"(collocation\.simulated_mix|prediction\.(?!ttft_forecast).*)": _DATA,
+    _EXPERIMENT + r"(faults\.soak|fleet\.ray_overhead .*|prediction\.ttft_forecast)": _REAL,
+    _EXPERIMENT + r"gate\.(cancellation|hostile_input|off_policy .*|overload)": _REAL,
+    _EXPERIMENT + r"gate\.(live_feed_cost.*|new_connections|operator_tasks)": _MINUTES,
+    _EXPERIMENT + r"gate\.(tuning_gain|victims) .*": _MINUTES,
     r"ops/README.md docker .*": "needs docker",
     r"ops/README.md debootstrap .*": "needs root and a network",
     r"ops/README.md python ops/image/run_steps.py .*": "needs root and a network",
     r"ops/README.md (cp|systemctl) .*": "needs root",
     r"(ops/README|docs/fleet).md (helm|kubectl) .*": "needs a cluster",
-    r"docs/fleet.md curl http://ADDRESS.*": "needs a cluster",
-    r"docs/fleet.md tandem fleet serve .*": "needs a cluster, of Ray",
 }
 """Reasons why commands are not run, by a pattern of page and command."""
 
@@ -292,7 +314,16 @@ def entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controlplane.cli.entry_points", lambda *, group: entries[group])
 
 
-RUN = {page: [each for at, each in ALL if at == page and matching(HERE, page, each)] for page, _ in ALL}
+RUN = {
+    page: [each for at, each in ALL if at == page and matching(HERE, page, each) and "python -m" not in each]
+    for page, _ in ALL
+}
+EXPERIMENTS = {
+    each: HERE[pattern]
+    for page, each in ALL
+    if each.startswith("python -m")
+    for pattern in matching(HERE, page, each)
+}
 
 
 @pytest.mark.long
@@ -315,3 +346,15 @@ def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch, capsys):
         else:
             done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "") and done.stdout, command
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", sorted(EXPERIMENTS))
+def test_an_experiment_runs_with_less_work(command, tmp_path):
+    words = [*shlex.split(command)[1:], *EXPERIMENTS[command].split()]
+    write_inputs(words, tmp_path)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout, done.stderr

@@ -29,7 +29,8 @@ _LINE_CELLS = 24
 _NO_URGENCY = 1e-6
 _PREDICTORS: Mapping[str, tuple[str, str]] = {
     "ttft": ("first token", "s"), "length": ("output length", "tokens"),
-    "embedding_load": ("embedding load", ""),
+    "embedding_load": ("embedding load", ""), "step_time": ("engine step", "%"),
+    "pass_time": ("embedding pass", "%"),
 }  # fmt: skip
 
 CLASS_COLUMNS = (
@@ -37,7 +38,7 @@ CLASS_COLUMNS = (
     "held over time",
 )  # fmt: skip
 OWNER_COLUMNS = ("memory", "held", "quota", "lent", "of quota", "device time", "running", "waiting")
-CALIBRATION_COLUMNS = ("forecast", "outcomes within its 0.9 quantile, and the mean error")
+CALIBRATION_COLUMNS = ("forecast", "outcomes within its 0.9 quantile, or their times, and the mean error")
 EVENT_COLUMNS = ("age", "event", "request", "class", "detail")
 LIMIT_OF_BURN = 1.0
 """Burn above this uses more than the allowed misses."""
@@ -247,7 +248,9 @@ def _moved(event: Record) -> str:
 def _calibrated(found: Record, unit: str) -> str:
     errors = found.get("error", {})
     parts = []
-    for name, share in found["coverage"].items():
+    for name, ratio in found.get("ratio", {}).items():
+        parts.append(f"{name} {100 * ratio:.0f} % of the forecast ({100 * errors[name]:.0f} {unit})")
+    for name, share in found.get("coverage", {}).items():
         error = f" ({errors[name]:.3g} {unit})" if name in errors else ""
         parts.append(f"{name if unit else f'quantile {name}'} {100 * share:.0f} %{error}")
     return ", ".join(parts) or "no outcome yet"

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from backends.device import probe as device_probe
 from backends.device.kv_memory import KvcachedMemory, kvcached_segment, kvcached_unit
@@ -34,7 +33,7 @@ from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import intake_of
-from controlplane.service.gate.policies import policies_of
+from controlplane.service.gate.policies import Policies, policies_of
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.start_timeouts import StartTimeouts
 from controlplane.service.memory.memory_plan import MemoryPlan, plan_text
@@ -53,11 +52,9 @@ from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.timers import MonotonicClock, PeriodicTimer, SchedulerTimer
 from controlplane.service.service import Parts, Service
 from controlplane.service.status import ServiceStatus
+from controlplane.service.tracing.trace_export import TraceExport, require_exporter
 from controlplane.service.worker_replacement import WorkerBuilder, WorkerReplacement
 from predictors.output_length.learned_predictor import LearnedLengths
-
-if TYPE_CHECKING:
-    from controlplane.service.tracing.request_tracer import RequestTracer
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +133,10 @@ def build_service(
         ticks: runs the quota ticks.
         lengths: replaces the length predictor that the configuration names.
         worker_builder: builds embedders and rerankers that a change adds; without it they need a restart.
+
+    Raises ConfigError if `tracing.endpoint` is named without the extra `otel`.
     """
+    require_exporter(config.tracing)
     predictor = lengths or length_predictor_of(config)
     encoders = EncoderRegistry(embedders, rerankers)
     replacement = None if worker_builder is None else WorkerReplacement(config, encoders, worker_builder)
@@ -172,9 +172,13 @@ def build_service(
 def _reconfiguration(
     config: Config, generators: Sequence[Generator], replacement: WorkerReplacement | None
 ) -> Reconfiguration:
+    def prepared(changed: Config, number: int) -> Policies:
+        require_exporter(changed.tracing)
+        return policies_of(changed, generators, version=number)
+
     return Reconfiguration(
         config,
-        lambda changed, number: policies_of(changed, generators, version=number),
+        prepared,
         EngineConfigurator([g for g in generators if g.has_tandem_scheduler], config.engine_options()),
         replacement,
     )
@@ -233,11 +237,11 @@ def _parts(
         machine_facts, generators, encoders, pool_bytes=pool_bytes, workspace_bytes=workspace_bytes
     )
     decision_log = decision_log_of(config, machine, encoders, clock)
-    tracer = None if config.tracing.endpoint is None else _tracer(config, clock)
-    _record(dispatcher, observer, decision_log, tracer)
+    traces = TraceExport(clock)
+    _record(dispatcher, observer, decision_log, traces)
     status = ServiceStatus(
         config, supervisors, encoders, metrics, ledger, dispatcher, predictor, fail_open, quotas, monitor,
-        decision_log, tracer,
+        decision_log, traces,
     )  # fmt: skip
     return Parts(gate, intake, status, quotas, monitor)
 
@@ -246,22 +250,11 @@ def _record(
     dispatcher: Dispatcher,
     observer: RateObserver,
     decision_log: DecisionLog | None,
-    tracer: "RequestTracer | None",
+    traces: TraceExport,
 ) -> None:
     """Has ended requests and embedding passes recorded by what is configured."""
     if decision_log is not None:
         dispatcher.accounting.on_end.append(decision_log.record_request)
         observer.on_pass.append(decision_log.observe_pass)
-    if tracer is not None:
-        dispatcher.accounting.on_end.append(tracer.request_ended)
-        observer.on_pass.append(lambda _, done: tracer.pass_ended(done))
-
-
-def _tracer(config: Config, clock: Clock) -> "RequestTracer | None":
-    """Raises ConfigError without the extra `otel`."""
-    try:
-        from controlplane.service.tracing.request_tracer import tracer_of
-    except ModuleNotFoundError as error:
-        missing = f"tracing.endpoint: {error.name} is not installed; install the extra otel"
-        raise ConfigError(missing) from None
-    return tracer_of(config.tracing, clock)
+    dispatcher.accounting.on_end.append(traces.request_ended)
+    observer.on_pass.append(lambda _, done: traces.pass_ended(done))

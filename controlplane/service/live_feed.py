@@ -18,6 +18,7 @@ from controlplane.service.prediction.length_training import calibration_readings
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.runtime.timers import LoopTimer
 from controlplane.service.status import ServiceStatus
+from predictors.timing.embedding_pace import ModelPaces
 
 PERIOD_SECONDS = 1.0
 # More would not fit into an answer.
@@ -251,7 +252,10 @@ class LiveFeed:
         }
 
     def _calibration(self) -> dict[str, dict[str, object]]:
-        """Coverage of the 0.9 quantile and mean absolute error of each predictor, by class or by level."""
+        """Coverage of the 0.9 quantile and mean absolute error of each predictor, by class or by level.
+
+        And of each model of the device, see `_device_calibration`.
+        """
         status, metrics = self._status, self._status.metrics
         found: Readings = {
             **calibration_readings(status.lengths, metrics),
@@ -263,13 +267,30 @@ class LiveFeed:
             "ttft": (metrics.ttft_coverage, metrics.ttft_error),
             "embedding_load": (metrics.forecast_coverage, None),
         }
-        return {
+        judged: dict[str, dict[str, object]] = {
             name: {
                 "coverage": _rounded(found.get(coverage)),
                 **({} if error is None else {"error": _rounded(found.get(error))}),
             }
             for name, (coverage, error) in shown.items()
             if coverage in found
+        }
+        return judged | self._device_calibration()
+
+    def _device_calibration(self) -> dict[str, dict[str, object]]:
+        """Time over expected time, and relative error, of engine steps and of embedding passes, by model."""
+        status, estimators = self._status, self._status.dispatcher.pace_estimators
+        steps, passes = (estimators[owner] for owner in Owner)
+        found = {"step_time": dict.fromkeys(status.generators, steps.steps.calibration)}
+        if isinstance(passes, ModelPaces):
+            found["pass_time"] = {model: passes.calibration_of(model) for model in status.encoders}
+        return {
+            kind: {
+                "ratio": _rounded({name: r for name, each in of.items() if (r := each.ratio) is not None}),
+                "error": _rounded({name: e for name, each in of.items() if (e := each.error) is not None}),
+            }
+            for kind, of in found.items()
+            if of
         }
 
     def _moved(

@@ -133,9 +133,8 @@ class Service:
                 self._closers["the decision log"] = log.close
                 self.reconfiguration.listeners.append(lambda version: log.record_config(version.config))
                 log.start(self._timer, self.status.owners, self.status.dispatcher.pace_estimators[Owner.LLM])
-            if (tracer := self.status.tracer) is not None:
-                self._closers["tracing"] = tracer.close
-                tracer.start()
+            self._closers["tracing"] = self.status.traces.close
+            self.status.traces.follow(self.config.tracing)
             if self._training is not None:
                 await self._training.start()
             if self.monitor is not None:
@@ -162,6 +161,7 @@ class Service:
 
     def _configured(self, version: ConfigVersion) -> None:
         self.status.config = version.config
+        self.status.traces.follow(version.config.tracing)
         self.live.configured(self._version_shown())
 
     def _load_reporter(self) -> LoadReporter:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from controlplane.config import Config
 from controlplane.core.clock import Instant, between, seconds
@@ -22,12 +21,10 @@ from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.prediction.length_training import calibration_readings
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.runtime.health_tracker import Fault, HealthTracker
+from controlplane.service.tracing.trace_export import TraceExport
 
 # A server at its limit sheds in bursts.
 _SHED_SHOWN = seconds(60)
-
-if TYPE_CHECKING:
-    from controlplane.service.tracing.request_tracer import RequestTracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ class ServiceStatus:
     quota_controller: QuotaController | None
     monitor: MemoryMonitor | None
     decision_log: DecisionLog | None
-    tracer: "RequestTracer | None"
+    traces: TraceExport
 
     def __post_init__(self) -> None:
         self.generators = {name: each.generator for name, each in self.supervisors.items()}
@@ -116,7 +113,7 @@ class ServiceStatus:
             "memory_monitor": self.monitor,
             "decision_log_rows": self.decision_log,
             "decision_log": None if self.decision_log is None else self.decision_log.writer,
-            "tracing": self.tracer,
+            "tracing": self.traces.active,
         }
         return {name: work.health for name, work in repeated.items() if work is not None}
 
@@ -209,7 +206,7 @@ class ServiceStatus:
                 m.device_seconds: {owner.value: busy for owner, busy in m.device_time.items()},
                 m.device_handover: m.handover_time,
                 **({} if self.decision_log is None else self.decision_log.readings(m)),
-                **({} if self.tracer is None else self.tracer.readings(m)),
+                **({} if (tracer := self.traces.tracer) is None else tracer.readings(m)),
                 m.stall_count: {
                     Owner.LLM: sum(generator.stall_count for generator in self.generators.values()),
                     Owner.EMBEDDING: workers.stalls,

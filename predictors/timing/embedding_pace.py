@@ -7,6 +7,7 @@ from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
 from controlplane.core.ports import Embedder
 from controlplane.core.request import Owner
+from predictors.calibration import TimeCalibration
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, clipped
 
 # A full embedding batch, which gives the time per token under load: texts, and tokens of each.
@@ -36,6 +37,7 @@ class PassPace(ObservedPace):
         super().__init__(memory=memory)
         self.limit = limit
         self.idle_per_token = idle_per_token
+        self.calibration = TimeCalibration(memory=memory)
         # Decayed sums of 1, x, y, x^2, x*y and y^2 for passes of x tokens that took y ns.
         self._sums = [0.0] * 6
 
@@ -62,8 +64,11 @@ class PassPace(ObservedPace):
         if prompt_tokens <= 0:
             return
         seen = float(took)
-        if (pace := self.pace) is not None and self._prefills > _UNCLIPPED_PASSES:
-            seen = clipped(seen, float(pace.step + pace.per_prompt_token * prompt_tokens))
+        if (pace := self.pace) is not None:
+            expected = float(pace.step + pace.per_prompt_token * prompt_tokens)
+            self.calibration.record(expected, seen)
+            if self._prefills > _UNCLIPPED_PASSES:
+                seen = clipped(seen, expected)
         self._prefills += 1
         new = (1.0, prompt_tokens, seen, prompt_tokens**2, prompt_tokens * seen, seen**2)
         self._sums = [(1 - self._rate) * old + part for old, part in zip(self._sums, new, strict=True)]
@@ -95,6 +100,10 @@ class ModelPaces(PassPace):
     def pace_of(self, model: str) -> Pace | None:
         """Pace of one model, also after its removal, for the requests that it still has."""
         return self._of[model].pace
+
+    def calibration_of(self, model: str) -> TimeCalibration:
+        """How the times of the passes of one model compare with the expected ones."""
+        return self._of[model].calibration
 
     def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
         """Learns from a pass of `model`."""

@@ -18,6 +18,7 @@ import numpy as np
 from controlplane.core.clock import NO_TIME, Duration
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
+from predictors.calibration import TimeCalibration
 from predictors.timing.online_least_squares import OnlineLeastSquares, Row, dot
 
 _CLIP_FACTOR = 4.0
@@ -78,6 +79,8 @@ class StepTime:
         self._errors: deque[float] = deque(maxlen=_ERROR_WINDOW)
         self._typical_error = 0.2
         self.seen = 0
+        self.calibration = TimeCalibration()
+        """Of the steps that trained the model."""
         self.largest_tokens = 0
         """Most tokens of a step, prefilled and decoded."""
 
@@ -114,6 +117,7 @@ class StepTime:
         fit, terms = self._fit, work.terms()
         predicted = self._predicted(terms)
         ratio = took / predicted
+        self.calibration.record(predicted, took)
         self.seen += 1
         if (tokens := work.prefill_tokens + work.decodes) > self.largest_tokens:
             self.largest_tokens = tokens

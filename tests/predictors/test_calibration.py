@@ -4,7 +4,7 @@ from math import log
 
 import pytest
 
-from predictors.calibration import Calibration
+from predictors.calibration import Calibration, TimeCalibration
 
 
 def state(calibration, request_id, median, upper):
@@ -63,3 +63,15 @@ def test_forecasts_without_outcome_are_dropped():
     assert calibration.coverage() == {}
     calibration.record_outcome("r1", "chat", 1)
     assert calibration.coverage() == {"chat": 1.0}
+
+
+def test_times_are_compared_with_the_expected_ones_and_forgotten():
+    times = TimeCalibration(memory=4)
+    assert times.ratio is times.error is None
+    for took in (1.0, 3.0):
+        times.record(2.0, took)
+    assert times.ratio == pytest.approx((0.75 * 1 + 3) / (0.75 * 2 + 2))
+    assert times.error == pytest.approx((0.75 * 1 + 1) / (0.75 * 2 + 2))
+    for _ in range(100):
+        times.record(2.0, 2.0)
+    assert (times.ratio, times.error) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-9))

@@ -30,7 +30,11 @@ from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import Server, all_serving, cpu_seconds, free_port
-from benchmark_control_plane.experiments.gate.live_feed_load import ttft_by_readers, with_live_requests
+from benchmark_control_plane.experiments.gate.live_feed_load import (
+    READING_S,
+    ttft_by_readers,
+    with_live_requests,
+)
 from controlplane.config import parse
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.service.live_records import RING_SIZES, LiveRecords
@@ -38,8 +42,6 @@ from controlplane.service.runtime.timers import MonotonicClock
 
 _KEY = "feed"
 _MODEL = "simulated"
-# Of the dashboard.
-_READING_S = 0.5
 _WITHOUT, _SAMPLED, _READ = "without", "sampled", "read"
 
 
@@ -82,9 +84,9 @@ def _measure(servers: Mapping[str, Server], windows: int, seconds: int) -> dict[
     for number in range(-1, windows):
         before = {name: _busy_seconds(server) for name, server in servers.items()}
         began = time.monotonic()
-        for number_read in range(1, round(seconds / _READING_S) + 1):
+        for number_read in range(1, round(seconds / READING_S) + 1):
             read()
-            time.sleep(max(0.0, began + number_read * _READING_S - time.monotonic()))
+            time.sleep(max(0.0, began + number_read * READING_S - time.monotonic()))
         elapsed = time.monotonic() - began
         if number >= 0:
             for name, server in servers.items():

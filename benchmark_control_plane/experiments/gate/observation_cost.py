@@ -89,7 +89,7 @@ async def _measure(url: str, requests: int, rounds: int) -> dict[str, object]:
     await service.start()
     tickets: deque[Ticket] = deque(maxlen=4 * _EXPORTED)
     service.gate.dispatcher.accounting.on_end.append(tickets.append)
-    tracer = service.status.tracer
+    tracer = service.status.traces.tracer
     assert tracer is not None
     variants = _variants(live_settings(service)())
     current, names = variants["plain"], list(variants)

@@ -8,6 +8,8 @@ const PREDICTORS = {
   ttft: ["First token", (error) => duration(error * 1000)],
   length: ["Output length", (error) => `${Math.round(error)} tokens`],
   embedding_load: ["Embedding load", null],
+  step_time: ["Engine step", percent],
+  pass_time: ["Embedding pass", percent],
 };
 
 // More points than this say no more on a screen; beyond it samples are drawn in groups.
@@ -46,7 +48,7 @@ export class Panels {
     document.getElementById("charts").replaceChildren(
       this.memory.element, this.device.element, this.ttft.element, this.queue.element, this.attainment.element,
       el("article.panel", { id: "chart-calibration", "data-span": 3 }, el("h2", {}, "Calibration of the predictors"),
-        el("p.note", {}, "Share of outcomes within the forecast 0.9 quantile: 90 % is calibrated. The bar ends at 100 %."),
+        el("p.note", {}, "Share of outcomes within the forecast 0.9 quantile: 90 % is calibrated, and the bar ends at 100 %. Steps and passes: time over forecast time, 100 % in the middle."),
         this.calibration),
     );
   }
@@ -214,17 +216,21 @@ export class Panels {
 
   drawCalibration(found) {
     const rows = Object.entries(PREDICTORS).filter(([key]) => found?.[key]).map(([key, [title, errorText]]) => {
-      const entries = Object.entries(found[key].coverage);
-      if (!entries.length) return el("section", {}, el("h3", {}, title), el("p.note", {}, "No outcome yet."));
-      return el("section", {}, el("h3", {}, title), ...entries.map(([name, coverage]) => {
-        const isLevel = key === "embedding_load", wanted = isLevel ? Number(name) : 0.9;
-        const error = found[key].error?.[name];
+      const { coverage: shares, ratio: times, error: errors } = found[key];
+      const entries = Object.entries(shares ?? times);
+      const place = { "data-device": times && "yes" };
+      if (!entries.length) return el("section", place, el("h3", {}, title), el("p.note", {}, "No outcome yet."));
+      return el("section", place, el("h3", {}, title), ...entries.map(([name, value]) => {
+        const isLevel = key === "embedding_load", end = times ? 2 : 1, wanted = isLevel ? Number(name) : times ? 1 : 0.9;
+        const error = errors?.[name];
         return el("div.row", {},
-          el("span", { color: isLevel ? null : this.classes.includes(name) ? this.colorOf(name) : null }, isLevel ? `quantile ${name}` : name),
-          el("i.scale", { size: coverage ?? 0, at: wanted, "data-level": coverage == null ? "none" : Math.abs(coverage - wanted) <= 0.1 ? "good" : "warn" }),
-          el("b", {}, percent(coverage)), el("small", {}, error == null ? "" : `error ${errorText(error)}`));
+          el("span", { title: name, color: shares && this.classes.includes(name) ? this.colorOf(name) : null }, isLevel ? `quantile ${name}` : name),
+          el("i.scale", { size: value / end, at: wanted / end, "data-level": Math.abs(value - wanted) <= 0.1 ? "good" : "warn" }),
+          el("b", {}, percent(value)), el("small", {}, error == null ? "" : `error ${errorText(error)}`));
       }));
     });
-    this.calibration.replaceChildren(...(rows.length ? rows : [el("p.note", {}, "No predictor has stated a forecast yet.")]));
+    // The device's models share a column, so that all fit into one row.
+    const others = rows.filter((row) => !row.dataset.device);
+    this.calibration.replaceChildren(...others, el("div", {}, ...rows.filter((row) => row.dataset.device)));
   }
 }

@@ -180,7 +180,7 @@ def _attributes(ticket: Ticket) -> dict[str, Any]:
         "tandem.class": request.service_class.name,
         "tandem.priority": request.service_class.priority,
         "tandem.tenant": request.tenant,
-        "tandem.preemptions": ticket.preemptions or None,
+        "tandem.preemptions": sum(isinstance(event, Preempted) for event in ticket.history) or None,
         "tandem.predicted_ttft_s": _seconds(ticket.predicted_ttft),
         "tandem.config_version": next(
             (event.version for event in reversed(ticket.history) if isinstance(event, Decided)), None

@@ -5,17 +5,18 @@ others those whose trace is sampled. The event loop only queues the request; a r
 costs traces and not requests.
 """
 
-import logging
 import os
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from opentelemetry.util.re import parse_env_headers
 
@@ -48,6 +49,17 @@ _DEFAULT_PATH = "/v1/traces"
 _Kept = tuple[Ticket, Sequence[PassSpan]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Receiver:
+    """Where spans are sent, the resource that they are of, and whether they arrive there."""
+
+    url: str
+    resource: Resource
+    health: HealthTracker = field(
+        default_factory=lambda: HealthTracker("spans cannot be exported", "spans are exported again")
+    )
+
+
 class RequestTracer:
     """The tracer of one service.
 
@@ -58,10 +70,8 @@ class RequestTracer:
 
     def __init__(self, section: TracingSection, endpoint: str, clock: Clock) -> None:
         self.exported = self.dropped = 0
-        self.health = HealthTracker("spans cannot be exported", "spans are exported again")
-        self._resource = resource_of(section.service_name, os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
+        self.send_to(section, endpoint)
         self._epoch_ns = time.time_ns() - clock.now()
-        self._url = _url(endpoint)
         self._http = httpx.Client(headers=_headers(), timeout=_TIMEOUT_SECONDS)
         self._clock = clock
         self._kept: deque[_Kept] = deque()
@@ -69,6 +79,17 @@ class RequestTracer:
         self._wake = threading.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._export_queued, name="tracing", daemon=True)
+
+    @property
+    def health(self) -> HealthTracker:
+        """Whether spans arrive at the present receiver."""
+        return self._receiver.health
+
+    def send_to(self, section: TracingSection, endpoint: str) -> None:
+        """Sends what is queued, and what ends from now on, to this receiver under the section's names."""
+        resource = resource_of(section.service_name, os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
+        # Replaced as a whole, since the thread reads it.
+        self._receiver = _Receiver(_url(endpoint), resource)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -120,17 +141,18 @@ class RequestTracer:
                 return
 
     def _export(self, kept: Sequence[_Kept]) -> None:
+        receiver = self._receiver
         try:
-            self._send(self._message(kept))
+            self._send(receiver.url, self._message(kept, receiver.resource))
         except Exception as error:
             # Whatever is wrong with these, the thread goes on: they are counted, and the log says why.
             self.dropped += len(kept)
-            self.health.failed(error)
+            receiver.health.failed(error)
         else:
             self.exported += len(kept)
-            self.health.succeeded()
+            receiver.health.succeeded()
 
-    def _message(self, kept: Sequence[_Kept]) -> bytes:
+    def _message(self, kept: Sequence[_Kept], resource: Resource) -> bytes:
         spans = [
             span
             for ticket, passes in kept
@@ -138,36 +160,27 @@ class RequestTracer:
             for span in spans_of(ticket, ticket.trace, passes, epoch_ns=self._epoch_ns)
         ]
         of_scope = ScopeSpans(scope=InstrumentationScope(name="tandem", version=__version__), spans=spans)
-        of_resource = ResourceSpans(resource=self._resource, scope_spans=[of_scope])
+        of_resource = ResourceSpans(resource=resource, scope_spans=[of_scope])
         message: bytes = ExportTraceServiceRequest(resource_spans=[of_resource]).SerializeToString()
         return message
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, url: str, message: bytes) -> None:
         """Sends a message, a second time if the connection was lost. Raises BackendDown."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                answer = self._http.post(self._url, content=message)
+                answer = self._http.post(url, content=message)
             except httpx.HTTPError as error:
                 if attempt == _ATTEMPTS:
-                    raise BackendDown(f"tracing.endpoint={self._url}: {error or repr(error)}") from error
+                    raise BackendDown(f"tracing.endpoint={url}: {error or repr(error)}") from error
             else:
                 if not answer.is_success:
-                    raise BackendDown(f"tracing.endpoint={self._url}: status {answer.status_code}")
+                    raise BackendDown(f"tracing.endpoint={url}: status {answer.status_code}")
                 return
 
 
 def is_remarkable(ticket: Ticket) -> bool:
     """Whether a request is kept in any case: not served in time, or preempted."""
     return ticket.outcome not in _UNREMARKABLE or any(isinstance(each, Preempted) for each in ticket.history)
-
-
-def tracer_of(section: TracingSection, clock: Clock) -> RequestTracer | None:
-    """The tracer of a configuration; None without an endpoint."""
-    if section.endpoint is None:
-        return None
-    # It logs every request.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    return RequestTracer(section, section.endpoint, clock)
 
 
 def _headers() -> dict[str, str]:

@@ -18,15 +18,17 @@ PAGES = ("README.md", "docs/api.md", "docs/operator-guide.md")
 TEXT = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 KEY = "the operator's"
 SETTINGS = ApiSettings(admin_key_sha256=hashlib.sha256(KEY.encode()).hexdigest())
-EMBEDDINGS = (ROOT / "docs/embeddings.md").read_text(encoding="utf-8")
-CURLS = re.findall(r"^(curl (?:.*\\\n)*.*)$", TEXT + EMBEDDINGS, re.MULTILINE)
+# Without their programs.
+MORE = "".join((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("embeddings", "fleet"))
+CURLS = re.findall(r"^(curl (?:.*\\\n)*.*)$", TEXT + MORE, re.MULTILINE)
 CLASSES = {"interactive": {"default": True, "ttft_ms": 1_000}, "batch": {"sheddable": False}}
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
 def here(example: str, url: str) -> str:
-    names = {"http://127.0.0.1:8000": url, "$ADMIN_KEY": KEY}
+    names = {"http://127.0.0.1:8000": url, "http://ADDRESS": url, "$ADMIN_KEY": KEY}
     names |= {"tiny-llama": CHAT_MODEL, "minilm": EMBED_MODEL, "tiny-reranker": RERANK_MODEL}
+    names |= {"qwen2.5-7b-instruct": CHAT_MODEL}
     for shown, ours in names.items():
         example = example.replace(shown, ours)
     return example
@@ -60,4 +62,4 @@ async def test_curl_requests_succeed(curl):
 
 
 def test_examples_were_found():
-    assert (len(CURLS), len(PROGRAMS)) == (7, 6)
+    assert (len(CURLS), len(PROGRAMS)) == (8, 6)

@@ -56,7 +56,8 @@ async def test_once_prints_classes_memory_and_what_went_wrong(capsys):
     lines = capsys.readouterr().out.splitlines()
     # Below "age" each row begins with the seconds since the event.
     assert [line.split()[0] for line in lines if line][:-3] == [
-        "class", "gold", "fast", "memory", "LLM", "embeddings", "pool", "forecast", "first", "output", "age",
+        "class", "gold", "fast", "memory", "LLM", "embeddings", "pool", "forecast", "first", "output",
+        "engine", "embedding", "age",
     ]  # fmt: skip
     assert "66.7 % of 3" in lines[1] and "3.33" in lines[1]
     events = lines[-3:]
@@ -172,6 +173,8 @@ def test_withheld_memory_shared_prefixes_and_calibration_are_text():
         "ttft": {"coverage": {"gold": 0.88}, "error": {"gold": 0.0971}},
         "length": {"coverage": {}, "error": {}},
         "embedding_load": {"coverage": {"0.9": 0.914}},
+        "step_time": {"ratio": {"chat": 1.034}, "error": {"chat": 0.061}},
+        "pass_time": {"ratio": {}, "error": {}},
     }
     view = view_of([sample(1, {}, calibration=calibration)])
     lines = plain_text(view).splitlines()
@@ -180,6 +183,8 @@ def test_withheld_memory_shared_prefixes_and_calibration_are_text():
         ("first token", "gold 88 % (0.0971 s)"),
         ("output length", "no outcome yet"),
         ("embedding load", "quantile 0.9 91 %"),
+        ("engine step", "chat 103 % of the forecast (6 %)"),
+        ("embedding pass", "no outcome yet"),
     ]
     assert any(line.startswith("first token     gold 88 %") for line in lines)
 

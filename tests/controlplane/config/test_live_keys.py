@@ -21,6 +21,7 @@ ALIKE = {
     "tenants",
     "scheduling",
     "log",
+    "tracing",
     "quota.llm",
     "quota.embedding",
 }

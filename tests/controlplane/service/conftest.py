@@ -1,4 +1,5 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -8,6 +9,9 @@ from controlplane.config import parse
 from controlplane.service.bootstrap import build_service
 from controlplane.service.runtime.timers import LoopClock
 from tests.controlplane.service.scripted_bench import CLASSES, Bench
+
+if TYPE_CHECKING:
+    from tests.controlplane.service.otlp_receiver import Receiver
 
 
 @pytest.fixture
@@ -34,6 +38,17 @@ def bench() -> Callable[..., None]:
         return run(main())
 
     return play
+
+
+@pytest.fixture
+def receiver() -> "Iterator[Receiver]":
+    """An OTLP/HTTP receiver; a test that needs it is skipped without the extra `otel`."""
+    pytest.importorskip("opentelemetry.proto")
+    from tests.controlplane.service.otlp_receiver import Receiver
+
+    found = Receiver()
+    yield found
+    found.close()
 
 
 def _remember_ends(one: Bench) -> None:

@@ -1,9 +1,6 @@
 """Traces of requests: what a receiver gets over OTLP, and which requests are kept."""
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -19,73 +16,15 @@ from tests.controlplane.api.scripted_server import (
 )
 from tests.controlplane.service.scripted_bench import read
 
-service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+pytest.importorskip("opentelemetry.proto")
 
-from controlplane.service.tracing import request_tracer  # noqa: E402
-from controlplane.service.tracing.request_spans import spans_of  # noqa: E402
-from controlplane.service.tracing.request_tracer import is_remarkable  # noqa: E402
+from controlplane.service.tracing import request_tracer
+from controlplane.service.tracing.request_spans import spans_of
+from controlplane.service.tracing.request_tracer import is_remarkable
+from tests.controlplane.service.otlp_receiver import Receiver, roots, values
 
 PROMPT = {"model": CHAT_MODEL, "prompt": "hello"}
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{:02x}"
-
-
-class Receiver:
-    """An OTLP/HTTP receiver in this process; `spans` are those of all exports so far."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resources: list[dict[str, Any]] = []
-        self.headers: dict[str, str] = {}
-        self.status = 200
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                receiver.headers = dict(self.headers)
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.path == "/v1/traces" and receiver.status == 200:
-                    receiver.add(service.ExportTraceServiceRequest.FromString(body))
-                self.send_response(receiver.status)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *arguments: Any) -> None:
-                """Nothing is logged."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def add(self, exported: Any) -> None:
-        for of_resource in exported.resource_spans:
-            self.resources.append(values(of_resource.resource.attributes))
-            for of_scope in of_resource.scope_spans:
-                self.spans += of_scope.spans
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    found = Receiver()
-    yield found
-    found.close()
-
-
-def values(attributes: Any) -> dict[str, Any]:
-    """The attributes as a dictionary."""
-    return {each.key: _value(each.value) for each in attributes}
-
-
-def _value(value: Any) -> Any:
-    kind = value.WhichOneof("value")
-    return (
-        [_value(one) for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
-    )
 
 
 def traced(receiver: Receiver, **sections: Any) -> Any:
@@ -161,10 +100,10 @@ async def test_embeddings_have_their_passes(receiver):
 async def test_prompts_of_one_body_share_a_trace(receiver):
     async with traced(receiver) as stage:
         answer = await stage.http.post("/v1/completions", json={**PROMPT, "prompt": ["a", "b"]})
-    roots = [span for span in receiver.spans if span.kind == span.SPAN_KIND_SERVER]
-    assert len(roots) == 2 and len({root.trace_id for root in roots}) == 1
-    assert len({root.span_id for root in roots}) == 2
-    assert answer.headers["traceparent"].split("-")[2] in {root.span_id.hex() for root in roots}
+    both = roots(receiver)
+    assert len(both) == 2 and len({root.trace_id for root in both}) == 1
+    assert len({root.span_id for root in both}) == 2
+    assert answer.headers["traceparent"].split("-")[2] in {root.span_id.hex() for root in both}
 
 
 async def test_what_went_wrong_is_kept_and_the_rest_is_a_share(receiver):
@@ -178,16 +117,14 @@ async def test_what_went_wrong_is_kept_and_the_rest_is_a_share(receiver):
         stage.service.gate.is_closed = True
         await stage.http.post("/v1/completions", json=PROMPT)
         stage.service.gate.is_closed = False
-        tracer = stage.service.status.tracer
-    roots = [span for span in receiver.spans if span.kind == span.SPAN_KIND_SERVER]
-    found = [values(root.attributes) for root in roots]
+        tracer = stage.service.status.traces.tracer
+    kept = roots(receiver)
+    found = [values(root.attributes) for root in kept]
     assert [(each["tandem.outcome"], each.get("tandem.missed", [])) for each in found] == [
         ("late", ["ttft"]), ("met", []), ("rejected", []),
     ]  # fmt: skip
-    assert (
-        found[2]["error.type"] == "shutting_down"
-        and roots[2].status.code == roots[2].status.STATUS_CODE_ERROR
-    )
+    assert found[2]["error.type"] == "shutting_down"
+    assert kept[2].status.code == kept[2].status.STATUS_CODE_ERROR
     assert plain.headers["traceparent"].endswith("-00")
     assert (tracer.exported, tracer.dropped) == (3, 0)
 
@@ -221,7 +158,7 @@ async def test_a_receiver_that_fails_costs_traces_only(receiver, caplog):
     receiver.status = 400
     async with traced(receiver) as stage:
         assert (await stage.http.post("/v1/completions", json=PROMPT)).status_code == 200
-        tracer = stage.service.status.tracer
+        tracer = stage.service.status.traces.tracer
     assert (tracer.exported, tracer.dropped) == (0, 1)
     assert caplog.text.count("spans cannot be exported") == 1
 
@@ -232,7 +169,7 @@ async def test_a_full_queue_drops_and_counts(receiver, monkeypatch):
     async with traced(receiver) as stage:
         for _ in range(3):
             await stage.http.post("/v1/completions", json=PROMPT)
-        tracer = stage.service.status.tracer
+        tracer = stage.service.status.traces.tracer
         assert (len(tracer._kept), tracer.dropped) == (1, 2)
         metrics = (await stage.http.get("/metrics")).text
     assert 'tandem_traced_requests_total{what="dropped"} 2.0' in metrics
@@ -244,7 +181,7 @@ async def test_passes_of_requests_that_never_end_are_bounded(receiver, monkeypat
     async with traced(receiver) as stage:
         for _ in range(4):
             await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "a"})
-        tracer = stage.service.status.tracer
+        tracer = stage.service.status.traces.tracer
         assert not tracer._passes
 
 
@@ -254,7 +191,7 @@ async def test_without_an_endpoint_nothing_is_traced():
             "/v1/completions", json=PROMPT, headers={"traceparent": CALLER.format(1)}
         )
         assert "traceparent" not in answer.headers
-        assert stage.service.status.tracer is None
+        assert stage.service.status.traces.tracer is None
 
 
 @pytest.mark.parametrize(

@@ -114,3 +114,11 @@ def test_passes_of_one_size_have_the_time_per_token_of_an_idle_device():
     for _ in range(20):
         pace.observe_prefill(2_000, milliseconds(FIXED_MS + 2_000 * TOKEN_MS))
     assert pace.pace.step == pytest.approx(milliseconds(FIXED_MS), rel=1e-3)
+
+
+def test_a_pass_is_compared_with_what_was_expected_before_it():
+    pace = PassPace(limit=1_000)
+    pace.observe_prefill(100, milliseconds(10))
+    assert pace.calibration.ratio is None
+    pace.observe_prefill(100, milliseconds(15))
+    assert (pace.calibration.ratio, pace.calibration.error) == (pytest.approx(1.5), pytest.approx(0.5))

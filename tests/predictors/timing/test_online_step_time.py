@@ -300,3 +300,9 @@ def test_a_delay_that_overlaps_with_the_step_in_flight_makes_no_step_short():
         pace.observe_work(StepWork(0, 8, 1_000), milliseconds(11), waited=milliseconds(10.5), is_alone=False)
     assert pace.steps.predict(StepWork(0, 8, 1_000)) == pytest.approx(0.01, rel=0.05)
     assert pace.own_step == pytest.approx(milliseconds(10), rel=0.05)
+
+
+def test_a_step_is_compared_with_what_was_expected_before_it():
+    model, work = StepTime(), StepWork(0, 8, 4_000)
+    model.observe(work, 2 * model.predict(work))
+    assert (model.calibration.ratio, model.calibration.error) == (pytest.approx(2.0), pytest.approx(1.0))

@@ -1,12 +1,16 @@
 """The feed's cost under load is measured while the requests are live, and for an answer of full size."""
 
+import asyncio
 import random
+import re
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from benchmark_control_plane.experiments.gate import live_feed_load
-from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
+from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop, run
+from controlplane.api.operations.dashboard import FOLDER
 from controlplane.service.live_records import MAX_ANSWER_BYTES
 
 
@@ -41,3 +45,23 @@ def test_a_client_that_falls_behind_keeps_the_arrivals(monkeypatch, cost):
     while due[-1] < 10.0:
         due.append(due[-1] + randomness.expovariate(live_feed_load._RATE))
     assert len(asked) == len(due) - 1
+
+
+def test_a_reader_asks_as_often_as_the_page():
+    source = (FOLDER / "feed.js").read_text(encoding="utf-8")
+    assert re.search(r"const PERIOD_MS = (\d+);", source)[1] == f"{1e3 * live_feed_load.READING_S:.0f}"
+    asked = []
+
+    class Http:
+        async def get(self, path, headers):
+            asked.append((asyncio.get_running_loop().time(), path))
+            await asyncio.sleep(0.1)
+            return SimpleNamespace(content=b'{"next":%d,' % len(asked))
+
+    async def read_for_two_seconds():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await live_feed_load._read(Http(), "key")
+
+    run(read_for_two_seconds())
+    assert asked == [(0.5 * number, f"/admin/live?since={number}") for number in range(4)]

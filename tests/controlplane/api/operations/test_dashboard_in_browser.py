@@ -218,6 +218,8 @@ async def test_every_chart_is_drawn_and_nothing_overflows(scheme: str, width: in
             assert await page.locator(".card").count() == len(CLASSES)
             drawn = dict(await page.evaluate(_DRAWN))
             assert drawn.keys() == _CHARTS and min(drawn.values()) > 100
+            judged = await page.locator(".calibration h3").all_inner_texts()
+            assert {"FIRST TOKEN", "ENGINE STEP", "EMBEDDING PASS"} <= {name.upper() for name in judged}
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
             await page.locator(".card", has_text="interactive").click()
             assert await page.locator(".card[aria-pressed=true] .name").inner_text() == "interactive"
