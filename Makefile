@@ -40,9 +40,10 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 # Not for tests that depend on machine speed: engines on two cores slow each other down. The third process uses the
 # time in which the others wait for one to start or end.
 SHARED_OUT := -n 3 --dist loadfile
-# The slowest test takes two minutes. One that hangs fails with its name and a traceback, and the others go on. A lost
-# worker ends the run, because xdist would repeat the test that it was lost in without end.
-ENDED := --timeout=300 --max-worker-restart=0
+# The slowest test takes two minutes. One that hangs ends its process with its name and all tracebacks; failed by a
+# signal instead, it could hang once more in its clean-up. A lost worker ends the run, because xdist would repeat the
+# test that it was lost in without end.
+ENDED := --timeout=300 --timeout-method=thread --max-worker-restart=0
 
 .DELETE_ON_ERROR:
 .PHONY: setup serve test test-fast fuzz kernels test-engine test-slow test-gpu gpu-evidence gpu-rehearsal lint coverage faults clients soak clean
