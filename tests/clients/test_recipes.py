@@ -46,12 +46,14 @@ async def test_recipe(name: str):
     for module in MODULES[name]:
         pytest.importorskip(module)
     async with staged(classes=CLASSES) as stage, listening(stage.app) as url:
+        # LlamaIndex's query has more bytes than the context of other tests has tokens.
+        stage.generator.max_model_tokens = 2_048
         program = recipes()[name].replace(SHOWN_URL, url)
         for shown, ours in NAMES.items():
             program = program.replace(shown, ours)
         found: dict[str, object] = {}
         await asyncio.to_thread(exec, program, found)
-        assert found["answer"] == TEXT or TEXT in str(found["answer"])
+        assert found["answer"] == TEXT
 
 
 async def test_requests_of_open_webui():
