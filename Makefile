@@ -149,16 +149,19 @@ lint: setup
 faults: setup
 	$(TEST_ENV) $(BIN)/python -m benchmark_control_plane.experiments.faults.run_faults
 
-# Some clients ask for different releases of the package `openai`, so that they have environments of their own.
-litellm := litellm instructor
+# Some clients ask for different releases of the package `openai`, so that they have environments of their own, with
+# what the tests on scripted engines need.
+scripted := -e ".[server]" hypothesis pytest pytest-asyncio
+litellm := litellm instructor $(scripted)
 llama-index := llama-index-core llama-index-llms-openai-like llama-index-embeddings-openai-like \
-  llama-index-postprocessor-cohere-rerank
-haystack := haystack-ai cohere-haystack
-langchain-cohere := langchain-cohere
+  llama-index-postprocessor-cohere-rerank $(scripted)
+haystack := haystack-ai cohere-haystack $(scripted)
+langchain-cohere := langchain-cohere $(scripted)
+lm-eval := "lm-eval[api]" transformers
 PYTHON_CLIENTS := $(foreach name,litellm llama-index haystack langchain-cohere,.clients/$(name)/.ready)
 NODE_CLIENTS := openai @anthropic-ai/sdk cohere-ai ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/cohere
 
-$(PYTHON_CLIENTS): .clients/%/.ready: Makefile
+$(PYTHON_CLIENTS) .clients/lm-eval/.ready: .clients/%/.ready: Makefile
 	"$(PYTHON)" -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q $($*)
 	@touch $@
@@ -167,7 +170,10 @@ $(PYTHON_CLIENTS): .clients/%/.ready: Makefile
 	npm install --silent --no-audit --no-fund --prefix $(@D) $(addsuffix @latest,$(NODE_CLIENTS))
 	@touch $@
 
-clients: setup $(PYTHON_CLIENTS) .clients/node/.ready
+clients: setup $(PYTHON_CLIENTS) .clients/lm-eval/.ready .clients/node/.ready
+	TANDEM_NODE_CLIENTS=.clients/node $(TEST_ENV) $(BIN)/python -m tests.clients.scripted_tests \
+	  $(BIN)/python $(PYTHON_CLIENTS:.ready=bin/python)
+	TANDEM_LM_EVAL=$(CURDIR)/.clients/lm-eval/bin/python $(TEST_ENV) $(BIN)/python -m pytest tests/clients/test_lm_eval.py
 	$(TEST_ENV) $(BIN)/python -m tests.clients.client_table --write \
 	  --python $(PYTHON_CLIENTS:.ready=bin/python) --node .clients/node
 

@@ -45,11 +45,16 @@ _VERSIONS = "import importlib.metadata as m, sys; print(' '.join(map(m.version, 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client, the file with its probes, and the packages that they import; the first gives the version."""
+    """A client, the file with its probes, and the packages that they import; the first gives the version.
+
+    `ci_tests` is a file with tests of the client on scripted engines, which continuous integration runs; only
+    for clients that the extra `dev` installs.
+    """
 
     name: str
     probes: str
     packages: tuple[str, ...] = ()
+    ci_tests: str = ""
 
 
 _LLAMA_INDEX = (
@@ -58,27 +63,33 @@ _LLAMA_INDEX = (
     "llama-index-embeddings-openai-like",
     "llama-index-postprocessor-cohere-rerank",
 )
+_API = "tests/controlplane/api"
 CLIENTS = (
-    Client("openai (Python)", "openai_python.py", ("openai",)),
+    Client("openai (Python)", "openai_python.py", ("openai",), f"{_API}/openai/test_openai_client.py"),
     Client("openai (Node)", "openai_node.mjs", ("openai",)),
-    Client("anthropic (Python)", "anthropic_python.py", ("anthropic",)),
+    Client("anthropic (Python)", "anthropic_python.py", ("anthropic",), f"{_API}/test_anthropic.py"),
     Client("@anthropic-ai/sdk (Node)", "anthropic_node.mjs", ("@anthropic-ai/sdk",)),
-    Client("cohere ClientV2 (Python)", "cohere_python.py", ("cohere",)),
+    Client("cohere ClientV2 (Python)", "cohere_python.py", ("cohere",), f"{_API}/test_cohere.py"),
     Client("cohere-ai ClientV2 (Node)", "cohere_node.mjs", ("cohere-ai",)),
     Client(
         "Vercel AI SDK (Node)",
         "vercel_ai_node.mjs",
         ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/cohere"),
     ),
-    Client("LangChain", "langchain_python.py", ("langchain-openai",)),
+    Client("LangChain", "langchain_python.py", ("langchain-openai",), f"{_API}/test_tool_clients.py"),
     Client("LangChain's CohereRerank", "langchain_cohere_python.py", ("langchain-cohere",)),
     Client("LlamaIndex", "llama_index_python.py", _LLAMA_INDEX),
     Client("Haystack", "haystack_python.py", ("haystack-ai", "cohere-haystack")),
     Client("LiteLLM", "litellm_python.py", ("litellm",)),
-    Client("openai-agents", "openai_agents_python.py", ("openai-agents",)),
-    Client("pydantic-ai", "pydantic_ai_python.py", ("pydantic-ai-slim",)),
+    Client(
+        "openai-agents",
+        "openai_agents_python.py",
+        ("openai-agents",),
+        f"{_API}/openai/test_responses_clients.py",
+    ),
+    Client("pydantic-ai", "pydantic_ai_python.py", ("pydantic-ai-slim",), f"{_API}/test_tool_clients.py"),
     Client("instructor", "instructor_python.py", ("instructor",)),
-    Client("Tandem's client", "tandem_python.py", ("tandem-llm",)),
+    Client("Tandem's client", "tandem_python.py", ("tandem-llm",), "tests/controlplane/sdk/test_clients.py"),
     Client("curl", "curl_command.py"),
 )
 
@@ -124,7 +135,7 @@ def _add_recipe(client: Client, url: str, python: str, found: dict[str, Any]) ->
     program = recipes()[client.name].replace(SHOWN_URL, url) + "\nassert answer\n"
     ran = subprocess.run(
         [python, "-c", program],
-        capture_output=True, text=True, env=_environment(python), timeout=_SECONDS, check=False,
+        capture_output=True, text=True, env=environment_of(python), timeout=_SECONDS, check=False,
     )  # fmt: skip
     found["cells"]["recipe"] = FAILS if ran.returncode else WORKS
     if ran.returncode:
@@ -150,7 +161,7 @@ def _version(python: str, packages: Sequence[str]) -> str | None:
         [python, "-c", _VERSIONS, *packages],
         capture_output=True,
         text=True,
-        env=_environment(python),
+        env=environment_of(python),
         check=False,
     )
     return None if asked.returncode else asked.stdout.split()[0]
@@ -166,7 +177,7 @@ def _curl_version() -> str | None:
 def _run(command: Sequence[str], python: str = sys.executable) -> dict[str, Any]:
     """The JSON of the last line that the probes print. Raises RuntimeError if they print none."""
     ran = subprocess.run(
-        command, capture_output=True, text=True, env=_environment(python), timeout=_SECONDS, check=False
+        command, capture_output=True, text=True, env=environment_of(python), timeout=_SECONDS, check=False
     )
     try:
         found: dict[str, Any] = json.loads(ran.stdout.strip().rpartition("\n")[2])
@@ -175,7 +186,7 @@ def _run(command: Sequence[str], python: str = sys.executable) -> dict[str, Any]
     return found
 
 
-def _environment(python: str) -> dict[str, str]:
+def environment_of(python: str) -> dict[str, str]:
     """This environment; for another Python without the paths of this one. Nothing is fetched or reported."""
     quiet = {
         "HF_HUB_OFFLINE": "1",
@@ -190,10 +201,12 @@ def _environment(python: str) -> dict[str, str]:
 
 def table_of(rows: Sequence[Row]) -> str:
     """The Markdown table of the rows and the list of the clients that did not run."""
-    lines = [f"| client | version | {' | '.join(FEATURES)} |", "|---|---|" + "---|" * len(FEATURES)]
+    columns = ("client", "version", *FEATURES, "CI")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         cells = [_shown(row.cells.get(feature, NO_CALL)) for feature in FEATURES]
-        lines.append(f"| {row.client.name} | {row.version} | {' | '.join(cells)} |")
+        in_ci = "yes" if row.client.ci_tests else NO_CALL
+        lines.append(f"| {' | '.join([row.client.name, row.version, *cells, in_ci])} |")
     ran = {row.client.name for row in rows}
     missing = [client.name for client in CLIENTS if client.name not in ran]
     lines += ["", f"Not run, because not installed: {', '.join(missing) or 'none'}."]

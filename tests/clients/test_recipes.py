@@ -46,12 +46,14 @@ async def test_recipe(name: str):
     for module in MODULES[name]:
         pytest.importorskip(module)
     async with staged(classes=CLASSES) as stage, listening(stage.app) as url:
+        # LlamaIndex's query has more bytes than the context of other tests has tokens.
+        stage.generator.max_model_tokens = 2_048
         program = recipes()[name].replace(SHOWN_URL, url)
         for shown, ours in NAMES.items():
             program = program.replace(shown, ours)
         found: dict[str, object] = {}
         await asyncio.to_thread(exec, program, found)
-        assert found["answer"] == TEXT or TEXT in str(found["answer"])
+        assert found["answer"] == TEXT
 
 
 async def test_requests_of_open_webui():
@@ -79,7 +81,7 @@ async def check_open_webui(stage: Stage) -> None:
 def test_page_has_a_row_for_each_client_and_a_column_for_each_feature():
     table = PAGE.read_text(encoding="utf-8").partition("table: begin")[2].partition("table: end")[0]
     header, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert [cell.strip() for cell in header.strip("|").split("|")] == ["client", "version", *FEATURES]
+    assert [cell.strip() for cell in header.strip("|").split("|")] == ["client", "version", *FEATURES, "CI"]
     assert [row.split("|")[1].strip() for row in rows] == [client.name for client in CLIENTS]
     assert "FAILS" not in table
 
@@ -90,7 +92,7 @@ def test_table_lists_what_ran_and_what_did_not():
     text = with_table("a\n<!-- table: begin -->\nold\n<!-- table: end -->\nb", table_of(rows))
     cells = {"chat": "works", "images": "`messages.0.content`"}
     line = " | ".join(cells.get(feature, NO_CALL) for feature in FEATURES)
-    assert f"| a client | 1.2 | {line} |" in text and "old" not in text
+    assert f"| a client | 1.2 | {line} | {NO_CALL} |" in text and "old" not in text
     assert text.startswith("a\n") and text.endswith("\nb")
     assert f"Not run, because not installed: {CLIENTS[0].name}" in text
     with pytest.raises(ValueError, match="lacks the lines"):

@@ -1,5 +1,6 @@
-"""Scores of the real worker equal `CrossEncoder.predict`, with and without token types."""
+"""The real worker scores as `CrossEncoder.predict`, with and without token types, and out of memory."""
 
+import asyncio
 import shutil
 
 import numpy as np
@@ -10,9 +11,16 @@ from backends.bundled_models import BOS, EOS, build_cross_encoder, ensure_tiny_m
 from backends.embedding.client import WorkerEmbedder
 from backends.embedding.handshake import EncoderOptions
 from controlplane.config import parse
+from controlplane.core.errors import BackendFailed
 from controlplane.service.bootstrap import assemble
 from controlplane.service.request_jobs import MODEL_LIMIT, Caller, RequestOrigin, TextPairs
-from tests.backends.embedding.real_worker import BUDGET, embed, sentences
+from tests.backends.embedding.real_worker import (
+    BOUND_SECONDS,
+    BUDGET,
+    address_space_limited,
+    embed,
+    sentences,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
@@ -49,7 +57,11 @@ def folder(request):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scorer(folder):
-    embedder = WorkerEmbedder(str(folder), batch_tokens=BUDGET, threads=1, scores_pairs=True)
+    # Freed memory returns to the system, so that a limit applies to every large allocation.
+    environment = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    embedder = WorkerEmbedder(
+        str(folder), batch_tokens=BUDGET, threads=1, scores_pairs=True, environment=environment
+    )
     await embedder.start()
     yield embedder
     await embedder.stop()
@@ -73,6 +85,37 @@ async def test_scores_equal_predict(folder, scorer, limit):
     assert expected.std() > 1e-3
     np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
     np.testing.assert_allclose(1 / (1 + np.exp(-found[:, 1])), expected, atol=1e-5)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_passes_are_timed_by_a_model_of_its_own(scorer):
+    budget = scorer._dispatcher.budget
+    before = budget.time._observations
+    documents = sentences(60)
+    await scores(scorer, QUERY, documents, 512)
+    assert budget.time.model == scorer.facts.time
+    assert budget.time._observations > before
+    assert 0 < scorer.batch_time([64]) < scorer.batch_time([64] * 64) < scorer.batch_time([512] * 64)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_out_of_memory_halves_batches_and_fails_only_pairs_that_never_fit(scorer, caplog):
+    # On a slow machine passes would have one or two pairs, which fit.
+    scorer._dispatcher.budget.full_tokens = BUDGET
+    document, before = "memory " * 900, scorer.batch_bytes([512] * 16)
+    expected = await scores(scorer, QUERY, [document] * 16, 512)
+    with address_space_limited(scorer, spare_bytes=2 * 2**20):
+        found = await scores(scorer, QUERY, [document] * 16, 512)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert "retrying it in halves" in caplog.text
+    assert scorer.batch_bytes([512] * 16) < before
+    # A worker that the failure broke exits and is replaced.
+    await asyncio.wait_for(scorer.ready.wait(), BOUND_SECONDS)
+    await scores(scorer, QUERY, [document], 512)
+    with address_space_limited(scorer, spare_bytes=0), pytest.raises(BackendFailed, match="input 0"):
+        await scores(scorer, QUERY, [document], 512)
+    await asyncio.wait_for(scorer.ready.wait(), BOUND_SECONDS)
+    np.testing.assert_allclose(await scores(scorer, QUERY, [document], 512), expected[:1], atol=1e-5)
 
 
 async def test_a_service_with_rerankers_only_scores_as_predict_does():

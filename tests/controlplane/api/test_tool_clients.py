@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any
 
-import openai
 import pytest
 from pydantic import BaseModel
 
@@ -118,7 +117,7 @@ async def test_pydantic_ai(stage: Stage, url: str, kind: str, is_streamed: bool)
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS"])
 async def test_instructor(stage: Stage, url: str, mode: str):
-    instructor = pytest.importorskip("instructor")
+    instructor, openai = pytest.importorskip("instructor"), pytest.importorskip("openai")
     is_call = mode != "JSON_SCHEMA"
     stage.generator.default = (
         calling("Sum", total=3) if is_call else Script(tokens=1, words=('{"total": 3}',))

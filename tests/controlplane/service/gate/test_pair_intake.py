@@ -1,6 +1,7 @@
 """Rerank requests are embed work: one lease, one deadline and one charge for all documents."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -29,14 +30,17 @@ async def rank(service: Service, documents: list[str], *, tenant: str = "t", **h
     return await service.gate.embed(job)
 
 
-def play(scenario, **sections):
-    """An embedding model and a reranker share a device: a pass takes 10 ms for each padded token."""
+def play(scenario, *, room: Callable[[], int] | None = None, **sections):
+    """An embedding model and a reranker share a device: a pass takes 10 ms for each padded token.
+
+    `room` returns the bytes, one per padded token, that the device has for a pass of the reranker.
+    """
 
     async def main():
         device = SimulatedDevice(embedding_line(0, 0.01))
         size = {"max_input_tokens": 32, "batch_tokens": 64, "bytes_per_token": 1}
         embedder = SimulatedEmbedder(device, model="vectors", **size)
-        reranker = SimulatedEmbedder(device, model="scores", dimension=2, **size)
+        reranker = SimulatedEmbedder(device, model="scores", dimension=2, room=room, **size)
         models = {"embeddings": [{"model": "vectors"}], "rerankers": [{"model": "scores"}]}
         service = build_service(
             parse({"models": models, "classes": CLASSES, **sections}),
@@ -105,3 +109,15 @@ def test_a_client_that_leaves_frees_the_lease():
         assert (ticket.outcome, service.gate.tickets()) == (Outcome.ABORTED, ())
 
     play(scenario)
+
+
+def test_passes_out_of_memory_are_repeated_in_smaller_ones():
+    async def scenario(service):
+        found = await rank(service, ["d" * 5] * 10)
+        assert found.vectors.shape == (10, 2)
+        assert found.ticket.outcome is Outcome.MET
+        # Passes of 6 pairs (60 tokens), then of 3.
+        assert service.encoders["scores"].out_of_memory == 1
+        assert b"tandem_embedding_out_of_memory_total 1.0" in service.metrics_text()
+
+    play(scenario, room=lambda: 30)
