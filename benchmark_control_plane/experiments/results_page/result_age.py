@@ -39,9 +39,9 @@ INDEPENDENT = frozenset(
 """Results of no gate and no scheduler of the server."""
 CURRENT = frozenset(
     (
-        "embed-many", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies",
-        "fleet-retries", "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90",
-        "fleet-traces", "hostile-input", "soak",
+        "embed-many", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-conversations", "fleet-faults",
+        "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers", "fleet-staleness",
+        "fleet-staleness-90", "fleet-traces", "hostile-input", "soak",
     )
 )  # fmt: skip
 """Results of the present rules."""
