@@ -219,7 +219,7 @@ class WorkerEmbedder(ModelProperties):
         """Largest number of bytes that these inputs take while they are computed."""
         return self._budget().batch_bytes(token_counts)
 
-    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[Sequence[int]]:
         """Token ids of `texts`, each after the prompt, never truncated. Raises Refused or BackendDown."""
         tokenizer = self._tokenizer
         if tokenizer is None:

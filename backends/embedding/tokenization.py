@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -23,9 +24,9 @@ def token_characters(tokenizer: Tokenizer) -> int:
     return max(_LEAST_TOKEN_CHARACTERS, *map(len, tokenizer.get_vocab()))
 
 
-def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, special tokens included."""
-    return [found.ids for found in tokenizer.encode_batch_fast(list(texts))]
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sequence[int]]:
+    """Token ids of each text, special tokens included, as arrays of four bytes a token: many may wait."""
+    return [array("I", found.ids) for found in tokenizer.encode_batch_fast(list(texts))]
 
 
 class PendingTokenizations:
@@ -35,8 +36,8 @@ class PendingTokenizations:
         self._pending: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count(1)
 
-    async def tokenize(self, texts: Sequence[str], send: Callable[[Frame], None]) -> list[list[int]]:
-        """Tokenizes `texts` in the worker; `send` transmits the request.
+    async def tokenize(self, texts: Sequence[str], send: Callable[[Frame], None]) -> list[Sequence[int]]:
+        """Tokenizes `texts` in the worker as `token_ids` does; `send` transmits the request.
 
         Raises BackendDown if the worker ends, or cannot tokenize one of the texts.
         """
@@ -50,7 +51,7 @@ class PendingTokenizations:
         if not payload:
             raise BackendDown("the embedding worker failed to tokenize")
         lengths, ids = unpack_inputs(payload)
-        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+        return [array("I", part.tobytes()) for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
     def resolve(self, frame: Frame) -> None:
         """Completes the tokenization that `frame` responds to, if it still waits."""

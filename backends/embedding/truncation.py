@@ -5,6 +5,7 @@ tokens stay and count towards the limit. The vector is therefore the one that se
 under that `max_seq_length`. Token ids sent by a client keep the special tokens that they contain.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,4 +65,5 @@ class Truncation:
             )
         length = limit - special
         kept = ids[end - length : end] if (side or self.side) == "left" else ids[begin : begin + length]
-        return [*ids[:begin], *kept, *ids[end:]]
+        cut = [*ids[:begin], *kept, *ids[end:]]
+        return array("I", cut) if isinstance(ids, array) else cut

@@ -14,9 +14,14 @@ def memory_mb(process_id: int, key: str = "VmRSS") -> float:
 
 
 def proportional_mb(process_id: int) -> float:
-    """Resident memory of a process, of which a page that n processes have counts as 1/n of a page."""
+    """Resident memory of a process, of which a page that n processes have counts as 1/n of a page.
+
+    Pages of mapped files do not count: libraries are shared with other programs, so that the end of one of
+    those would look like growth.
+    """
     rollup = Path(f"/proc/{process_id}/smaps_rollup").read_text(encoding="utf-8")
-    return next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1_024 / 1e6
+    sizes = {key: int(size) for key, size, *_ in map(str.split, rollup.splitlines()[1:])}
+    return (sizes["Pss_Anon:"] + sizes["Pss_Shmem:"]) * 1_024 / 1e6
 
 
 def processes_of(process_id: int) -> Iterator[int]:

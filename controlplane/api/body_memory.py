@@ -1,7 +1,7 @@
 """Bounds the memory of bodies that are being read and of requests that wait or run, also by tenant.
 
 `max_body` bounds one body and `admission.max_waiting` the requests, but not what they hold together: a rerank
-request of 12 KB makes 310,000 tokens, and a chat keeps its body until it ends.
+request of 12 KB makes 310,000 tokens, and each request keeps its body until it ends.
 """
 
 from collections import Counter
@@ -34,8 +34,8 @@ class BodyMemory:
         return BodyPart(self._held, tenant, settings, partial(self._on_shed, kind))
 
 
-# Of a list of token ids; ids above 256 are objects of 28 bytes besides, except in pairs, which share them.
-# The prompt of a generation has four bytes for each, and two for the hashes of blocks.
+# What was tokenized here has four bytes for each token, the prompt of a generation two more for the hashes of
+# blocks, and inputs that are computed four more.
 _BYTES_PER_TOKEN = 8
 
 

@@ -207,9 +207,8 @@ def _character_bytes(body: bytes) -> int:
     return 4 if first >= _FOUR_BYTES_FROM else 2 if first >= _TWO_BYTES_FROM else escaped
 
 
-def _parsed(body: bytes, model: type[Body], limits: BodyLimits, *, is_kept: bool) -> tuple[Body, int]:
-    found = parse_body(body, model, limits)
-    return found, object_bytes(body, limits.inline_body) if is_kept else 0
+def _parsed(body: bytes, model: type[Body], limits: BodyLimits) -> tuple[Body, int]:
+    return parse_body(body, model, limits), object_bytes(body, limits.inline_body)
 
 
 class BodyParser:
@@ -223,15 +222,12 @@ class BodyParser:
         self._release = MemoryRelease()
 
     async def parse(
-        self, body: bytes, model: type[Body], limits: BodyLimits, *, tenant: str, is_kept: bool = False
+        self, body: bytes, model: type[Body], limits: BodyLimits, *, tenant: str
     ) -> tuple[Body, int]:
-        """Validates a body of `tenant`; also returns the memory that it takes if it `is_kept`, otherwise 0.
-
-        Raises Problem (400).
-        """
+        """Validates a body of `tenant`; also returns the memory that it takes. Raises Problem (400)."""
         if len(body) <= limits.inline_body:
-            return _parsed(body, model, limits, is_kept=is_kept)
-        work = partial(asyncio.to_thread, _parsed, body, model, limits, is_kept=is_kept)
+            return _parsed(body, model, limits)
+        work = partial(asyncio.to_thread, _parsed, body, model, limits)
         try:
             return await self._slot.run(tenant, work)
         finally:

@@ -81,9 +81,7 @@ class EndpointFactory:
         headers = request.scope["headers"]
         try:
             content = await _content(request, part)
-            body, size = await self._bodies.parse(
-                content, model, settings.limits, tenant=caller.tenant, is_kept=kind is Kind.GENERATE
-            )
+            body, size = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
             part.hold_body(size)
             hints = hints_of(headers, body)
         except BaseException:

@@ -42,9 +42,9 @@ class LimitsSection:
     """A larger body is parsed in a thread, one at a time and tenants in turn; a smaller one at once."""
     body_memory: Annotated[Bytes, Field(ge=1)] = 128 * 2**20
     """Most bytes of all bodies together that are being read and parsed, and of what requests hold that wait
-    or run: 8 bytes a token, and for chats and completions also the estimated size of the parsed body, with
-    images as sent. A tenant has half of it at most, but one request in any case; what has up to
-    `inline_body` bytes does not count. Beyond it a request is rejected with `server.overload_status`."""
+    or run: 8 bytes a token and the estimated size of the parsed body, with images as sent. A tenant has half
+    of it at most, but one request in any case; what has up to `inline_body` bytes does not count. Beyond it a
+    request is rejected with `server.overload_status`."""
     max_depth: Positive = 64
     """Deepest nesting of lists and objects in a body."""
     max_members: Positive = 20_000

@@ -309,7 +309,7 @@ class Embedder(Protocol):
     async def check(self) -> None:
         """Raises BackendDown unless the engine responds."""
 
-    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+    async def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> Sequence[Sequence[int]]:
         """Token ids of each text with the model's special tokens, never truncated.
 
         `prompt` names one of `prompts`; None is the model's default. Raises Refused for an unknown name.

@@ -27,6 +27,21 @@ def retries(content: Mapping[str, Any]) -> Rows:
         )
 
 
+def conversations(content: Mapping[str, Any]) -> Rows:
+    for cell, rows in _groups([row for row in content["rows"] if "cached_percent" in row], "cell"):
+        shares = (
+            f"{policy.replace('_', ' ').lower()} "
+            + " and ".join(f"{row['cached_percent']:.0f}" for row in found)
+            for policy, found in _groups(rows, "policy")
+        )
+        routers = " and ".join(f"{count}" for count, _ in _groups(rows, "routers"))
+        yield (
+            f"Tokens of earlier turns that were found in a cache on {_fleet(content)} at "
+            f"{content['rate_per_box']:g}/s, {cell}, with {routers} routers",
+            f"{', '.join(shares)} %",
+        )
+
+
 def accuracy(content: Mapping[str, Any]) -> Rows:
     cells = content["cells"]
     yield (

@@ -33,9 +33,12 @@ def _conditions(content: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, flo
     rate = f" at {content['rate_per_box']:g}/s" if "rate_per_box" in content else ""
     for key, words in _KEYS.items():
         if key in first:
-            for value in dict.fromkeys(row[key] for row in content["rows"]):
-                met = {row["policy"]: row["met_percent"] for row in content["rows"] if row[key] == value}
-                yield f"{boxes}{rate}, {words(value)}", met
+            groups: dict[tuple[Any, int | None], dict[str, float]] = {}
+            for row in content["rows"]:
+                groups.setdefault((row[key], row.get("routers")), {})[row["policy"]] = row["met_percent"]
+            for (value, routers), met in groups.items():
+                asked = "" if routers is None else f", {routers} {_plural('router', routers)}"
+                yield f"{boxes}{rate}, {words(value)}{asked}", met
 
 
 def _router_lost(value: Any) -> str:
@@ -106,7 +109,7 @@ TABLES: Sequence[tuple[Sequence[str], Callable[[Found], Iterable[str]]]] = (
     (
         (
             "fleet-policies.json", "fleet-traces.json", "fleet-staleness.json", "fleet-staleness-90.json",
-            "fleet-router-lost.json", "fleet-faults.json",
+            "fleet-router-lost.json", "fleet-faults.json", "fleet-conversations.json",
         ),
         routing,
     ),

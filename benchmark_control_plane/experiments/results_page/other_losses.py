@@ -42,6 +42,14 @@ _ROUTERS_APART = (
     "a router does not know what the others have sent since the last report "
     "([fleet](fleet.md#what-the-studies-found))"
 )
+_HOMES_LEFT = (
+    "a session leaves a box that is busier than others, so less of its prompt is found in a cache "
+    "([0081](decisions/0081-sessions-have-homes.md))"
+)
+_HOMES_USELESS = (
+    "a session returns to its box although nothing of its prompt is in the cache there "
+    "([0081](decisions/0081-sessions-have-homes.md))"
+)
 _REASONS = {
     "recorded code completions": "arrivals in bursts of milliseconds at this scale; not shown",
 }
@@ -51,19 +59,27 @@ _STALE_S = 1.0
 def policies(content: Mapping[str, Any]) -> Losses:
     """Of each condition the best of the other policies, if it is ahead; one without reports is in all."""
     key = next(name for name in ("cell", "period", "router_lost") if name in content["rows"][0])
-    for value in dict.fromkeys(row[key] for row in content["rows"]):
-        found = {row["policy"]: row for row in content["rows"] if row[key] in (value, None)}
+    for value, routers in dict.fromkeys((row[key], row.get("routers")) for row in content["rows"]):
+        found = {
+            row["policy"]: row
+            for row in content["rows"]
+            if row[key] in (value, None) and row.get("routers") == routers
+        }
         if (own := found.pop("TANDEM", None)) is None:
             continue
         best = max(found.values(), key=lambda row: float(row["met_percent"]))
         if (points := own["met_percent"] - best["met_percent"]) >= 0:
             continue
         reason = _REASONS.get(value, _TWO_CHOICES)
+        if "cached_percent" in own:
+            reason = _HOMES_LEFT if best["cached_percent"] > own["cached_percent"] else _HOMES_USELESS
         if -points < max(own["met_spread"], best["met_spread"]):
             reason = "less than the range of the seeds"
         elif key == "period" and value >= _STALE_S:
             reason = _ROUTERS_APART
         where = f"{content['boxes'][0]} boxes at {content['rate_per_box']:g}/s, {_condition(key, value)}"
+        if routers is not None:
+            where += f", {routers} router{'s' * (routers > 1)}"
         against = best["policy"].replace("_", " ").lower()
         yield Loss("routing on simulated boxes", where, points, f"{points:+.1f}", against, reason)
 
@@ -182,6 +198,7 @@ LOSSES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Losses]]] = {
     "fleet-staleness-90.json": ("component-results.md#fleet", policies),
     "fleet-router-lost.json": ("component-results.md#fleet", policies),
     "fleet-traces.json": ("component-results.md#fleet", policies),
+    "fleet-conversations.json": ("component-results.md#fleet", policies),
     "fleet-retries.json": ("component-results.md#fleet", second_try),
     "collocation.json": ("component-results.md#collocation", interference),
     "embedding-throughput.json": ("component-results.md#collocation", embedding_throughput),
@@ -207,12 +224,12 @@ def table(losses: Iterable[Loss]) -> list[str]:
 
 
 def _cells(found: Iterable[Loss]) -> str:
-    """Condition, difference and system of each; a system, or what conditions begin with, only once."""
+    """Condition, difference and system of each; a system, or what its conditions begin with, only once."""
     by_system: dict[str, list[str]] = {}
-    before = ""
+    before: dict[str, str] = {}
     for loss in found:
         first, _, rest = loss.where.partition(", ")
-        where = rest if rest and first == before else loss.where
-        before = first
+        where = rest if rest and first == before.get(loss.against) else loss.where
+        before[loss.against] = first
         by_system.setdefault(loss.against, []).append(f"{where}: {loss.size}" if where else loss.size)
     return "; ".join(f"{', '.join(sizes)} against {against}" for against, sizes in by_system.items())

@@ -39,10 +39,9 @@ INDEPENDENT = frozenset(
 """Results of no gate and no scheduler of the server."""
 CURRENT = frozenset(
     (
-        "decision-log-throughput", "embed-many",
-        "fault-suite", "fleet-capacity", "fleet-choices", "fleet-faults", "fleet-policies",
-        "fleet-retries", "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90",
-        "fleet-traces", "hostile-input", "soak", "tuning-on-engines",
+        "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-conversations",
+        "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers", "fleet-staleness",
+        "fleet-staleness-90", "fleet-traces", "hostile-input", "soak", "tuning-on-engines", "embed-many",
     )
 )  # fmt: skip
 """Results of the present rules."""

@@ -329,6 +329,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "prediction-goodput.json": (PREDICTION, prediction_rows.prediction_goodput),
     "ttft-forecast.json": (PREDICTION, prediction_rows.ttft_forecast),
     "fleet-retries.json": (FLEET, fleet_rows.retries),
+    "fleet-conversations.json": (FLEET, fleet_rows.conversations),
     "fleet-autoscaling.json": (FLEET, fleet_rows.autoscaling),
     "fleet-accuracy*.json": (FLEET, fleet_rows.accuracy),
     "fleet-order.json": (FLEET, fleet_rows.order),

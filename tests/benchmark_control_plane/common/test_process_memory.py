@@ -1,8 +1,10 @@
 """Memory of a process with its children, which count from their start and no longer when they have ended."""
 
+import mmap
 import multiprocessing
 import os
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from benchmark_control_plane.common.process_memory import TreeMemory, processes_of
 
@@ -35,6 +37,33 @@ def test_the_peak_has_what_a_child_held():
     child.join()
     assert memory.growth_mb() < 0
     assert memory.peak_growth_mb() >= 0.9 * SIZE_MB
+
+
+def map_file(path: Path, pipe: Connection) -> None:
+    """Reads all pages of a file, and keeps them mapped until a message comes."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        pipe.send(mapped.find(b"x"))
+        pipe.recv()
+
+
+def test_the_end_of_another_program_with_the_same_libraries_is_no_growth(tmp_path: Path):
+    file = tmp_path / "library"
+    file.write_bytes(bytes(SIZE_MB * 1_000_000))
+    context = multiprocessing.get_context("spawn")
+    pipes, programs = [], []
+    for _ in range(2):
+        ours, theirs = context.Pipe()
+        program = context.Process(target=map_file, args=(file, theirs))
+        program.start()
+        assert ours.recv() == -1
+        pipes.append(ours)
+        programs.append(program)
+    memory = TreeMemory(programs[0].pid)
+    pipes[1].send(None)
+    programs[1].join()
+    assert memory.growth_mb() < 0.1 * SIZE_MB
+    pipes[0].send(None)
+    programs[0].join()
 
 
 def test_memory_that_a_fork_shares_counts_once():

@@ -16,7 +16,9 @@ from tests.controlplane.api.example_bodies import EMBED
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage, staged, until
 
 TENANTS = ("one", "other", "third")
-LIMITS = BodyLimits(inline_body=100, body_memory=4_000)
+# What the requests of `body_of` take besides the characters of their bodies.
+OVERHEAD = 596
+LIMITS = BodyLimits(inline_body=1_000, body_memory=40_000)
 SETTINGS = ApiSettings(
     api_keys=tuple(ApiKey(sha256(name.encode()).hexdigest(), Caller(name, None)) for name in TENANTS),
     limits=LIMITS,
@@ -69,62 +71,75 @@ async def uploading(stage: Stage, *uploads: tuple[str, int]) -> AsyncIterator[No
 
 async def test_a_tenant_has_half_of_the_memory():
     async with staged(SETTINGS) as stage:
-        async with uploading(stage, ("one", 1_500)):
-            refused = await send(stage, "one", body_of(1_000))
+        async with uploading(stage, ("one", 15_000)):
+            refused = await send(stage, "one", body_of(10_000))
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
             assert refused.headers["retry-after"] == "1"
-            assert "body_memory=4,000" in refused.json()["error"]["message"]
-            assert await status(stage, "one", 400) == 200
-            assert await status(stage, "other", 1_900) == 200
-        assert await status(stage, "one", 1_900) == 200
+            assert "body_memory=40,000" in refused.json()["error"]["message"]
+            assert await status(stage, "one", 4_000) == 200
+            assert await status(stage, "other", 19_000) == 200
+        assert await status(stage, "one", 19_000) == 200
         metrics = (await stage.http.get("/metrics")).text
         assert "tandem_requests_shed_total 1.0" in metrics
 
 
 async def test_all_tenants_together_have_the_memory():
-    async with staged(SETTINGS) as stage, uploading(stage, ("one", 1_900), ("other", 1_500)):
-        assert await status(stage, "other", 450) == 200
-        async with uploading(stage, ("other", 450)):
-            assert await status(stage, "other", 200) == 429
+    async with staged(SETTINGS) as stage, uploading(stage, ("one", 19_000), ("other", 15_000)):
+        assert await status(stage, "other", 4_000) == 200
+        async with uploading(stage, ("other", 4_000)):
+            assert await status(stage, "other", 2_000) == 429
 
 
 async def test_the_only_body_of_a_tenant_is_always_read():
-    async with staged(SETTINGS) as stage, uploading(stage, ("one", 1_900), ("other", 1_900)):
-        assert await status(stage, "third", 3_900) == 200
+    async with staged(SETTINGS) as stage, uploading(stage, ("one", 19_000), ("other", 19_000)):
+        assert await status(stage, "third", 39_000) == 200
 
 
 async def test_small_bodies_are_not_counted():
-    async with staged(SETTINGS) as stage, uploading(stage, ("one", 2_000)):
-        assert await status(stage, "one", LIMITS.inline_body) == 200
-        assert await status(stage, "one", LIMITS.inline_body + 1) == 429
+    async with staged(SETTINGS) as stage, uploading(stage, ("one", 20_000)):
+        assert await status(stage, "one", LIMITS.inline_body - OVERHEAD) == 200
+        assert await status(stage, "one", LIMITS.inline_body - OVERHEAD + 1) == 429
 
 
 async def test_a_request_that_is_refused_or_left_holds_nothing():
     async with staged(SETTINGS) as stage:
-        upload = await SlowUpload(stage, "one", 1_900).begun()
+        upload = await SlowUpload(stage, "one", 19_000).begun()
         upload._answer.cancel()
         await asyncio.gather(upload._answer, return_exceptions=True)
-        refused = await send(stage, "one", body_of(1_900)[:-1])
+        refused = await send(stage, "one", body_of(19_000)[:-1])
         assert refused.status_code == 400
-        async with uploading(stage, ("one", 200)):
-            assert await status(stage, "one", 1_800) == 200
+        async with uploading(stage, ("one", 2_000)):
+            assert await status(stage, "one", 17_000) == 200
+
+
+RERANK = "/v1/rerank"
+SMALL = {RERANK: {"query": "q", "documents": ["d"]}, EMBED: {"model": EMBED_MODEL, "input": "d"}}
 
 
 @pytest.mark.parametrize(
-    ("path", "large", "small"),
+    ("path", "large"),
     [
-        ("/v1/rerank", {"query": "q" * 60, "documents": ["d"] * 4}, {"query": "q", "documents": ["d"]}),
-        (EMBED, {"model": EMBED_MODEL, "input": ["d" * 61] * 4}, {"model": EMBED_MODEL, "input": "d"}),
+        # These have 2,440 tokens, which take 19,520 bytes.
+        (RERANK, {"query": "q" * 60, "documents": ["d"] * 40}),
+        (EMBED, {"input": ["d" * 61] * 40}),
+        # These are cut to 64 tokens.
+        (RERANK, {"query": "q", "documents": ["d" * 12_000]}),
+        (EMBED, {"input": "d" * 12_000, "truncate_prompt_tokens": -1}),
+        # Three hundred numbers of 1,200 bytes of text, which take 40 bytes each.
+        (EMBED, {"input": [[300] * 60] * 5}),
     ],
 )
-async def test_inputs_that_wait_are_counted(path: str, large: dict[str, object], small: dict[str, object]):
-    """Each of the large ones has 244 tokens, which take 1,952 bytes."""
+async def test_embeddings_and_pairs_that_wait_are_counted_with_their_bodies(
+    path: str, large: dict[str, object]
+):
+    """A tenant has memory for one of the large ones."""
+    large, small = SMALL[path] | large, SMALL[path]
 
     async def ask(stage: Stage, tenant: str, body: dict[str, object]) -> httpx.Response:
         return await stage.http.post(path, json=body, headers={"authorization": f"Bearer {tenant}"})
 
     async with staged(SETTINGS, is_stepped=True) as stage:
-        worker = stage.reranker if path == "/v1/rerank" else stage.embedder
+        worker = stage.reranker if path == RERANK else stage.embedder
         first = asyncio.create_task(ask(stage, "one", large))
         await until(lambda: bool(worker.live))
         async with asyncio.timeout(5):

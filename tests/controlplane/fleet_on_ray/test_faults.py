@@ -1,4 +1,4 @@
-"""Faults of a fleet on Ray Serve: killed, stopped and drained boxes, a killed router, no box at all.
+"""A fleet on Ray Serve: sessions, then killed, stopped and drained boxes, a killed router, no box at all.
 
 The boxes are real, their engines simulated. One fleet for the whole file: its start takes half a minute.
 """
@@ -18,8 +18,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark_control_plane.experiments.fleet.simulated_boxes import BEGUN, serving_fleet
+from benchmark_control_plane.experiments.fleet.simulated_boxes import BEGUN, MODEL, serving_fleet
 from benchmark_control_plane.experiments.fleet.streaming_client import (
     Ending,
     StreamedExchange,
@@ -36,6 +37,7 @@ SECTIONS = {"server": {"admin_key_sha256": sha256(b"root").hexdigest(), "drain_m
 BOX, ROUTER = "ray::ServeReplica:tandem-box:Box", "ray::ServeReplica:tandem-box:Router"
 CLIENTS = 4
 PROBES = 20
+SESSIONS, TURNS = 12, 3
 HAPROXY = Path("/tmp/haproxy-serve")
 
 
@@ -123,6 +125,32 @@ async def load(
 
 def endings(ended: list[StreamedExchange]) -> Counter[tuple[str, int]]:
     return Counter((each.ending.value, each.status) for each in ended)
+
+
+async def ended_by(http: httpx.AsyncClient, box: str) -> int:
+    """How many requests a box has ended."""
+    families = text_string_to_metric_families((await http.get(f"{box}/metrics")).text)
+    samples = (sample for family in families for sample in family.samples)
+    return sum(int(sample.value) for sample in samples if sample.name == "tandem_requests_total")
+
+
+async def test_the_turns_of_a_session_go_to_the_box_of_the_first(url: str) -> None:
+    """Two routers are asked in turn; without homes half of the turns would go to the other box."""
+    await until(both_serve, 60)
+    boxes, seen = box_urls(), Counter[tuple[int, ...]]()
+    async with client() as http:
+        for session in range(SESSIONS):
+            before = [await ended_by(http, box) for box in boxes]
+            for turn in range(1, TURNS + 1):
+                # What a prompt takes is worth more than what the last report knows of the turn before.
+                body = {"model": MODEL, "prompt": "x" * 1_200 * turn, "max_tokens": 1}
+                headers = {"x-session-id": f"session {session}"}
+                answer = await http.post(f"{url}/v1/completions", json=body, headers=headers)
+                assert answer.status_code == 200, answer.text
+            after = [await ended_by(http, box) for box in boxes]
+            seen[tuple(new - old for new, old in zip(after, before, strict=True))] += 1
+    log.info("turns of a session by box: %s", dict(seen))
+    assert seen.keys() == {(TURNS, 0), (0, TURNS)}
 
 
 async def test_a_killed_box_loses_only_what_it_had(url: str) -> None:

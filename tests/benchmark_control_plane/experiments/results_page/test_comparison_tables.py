@@ -118,11 +118,12 @@ def test_losses_with_one_reason_share_a_row_the_largest_first() -> None:
 
     found = [
         loss("", None, "encode", "one call"), loss("64 boxes, even", -1.0, "random", "small"),
-        loss("64 boxes, bursts", -4.0, "random", "small"), loss("8 boxes", -2.0, "best", "small"),
-        loss("alone", -3.0, "random", "other"),
+        loss("64 boxes, bursts", -4.0, "random", "small"), loss("64 boxes, odd", -0.5, "best", "small"),
+        loss("8 boxes", -2.0, "best", "small"), loss("alone", -3.0, "random", "other"),
     ]  # fmt: skip
     assert other_losses.table(found)[2:] == [
-        "| routing | 64 boxes, even: -1.0, bursts: -4.0 against random; 8 boxes: -2.0 against best | small |",
+        "| routing | 64 boxes, even: -1.0, bursts: -4.0 against random; 64 boxes, odd: -0.5, 8 boxes: -2.0 "
+        "against best | small |",
         "| routing | alone: -3.0 against random | other |",
         "| routing | 0.93 against encode | one call |",
         "",
@@ -204,6 +205,21 @@ def test_a_policy_that_is_ahead_is_a_lost_cell() -> None:
     assert found[0].where == "8 boxes at 37/s, reports every 0.2 s"
     assert found[1].reason == "less than the range of the seeds"
     assert "what the others have sent" in found[2].reason
+
+
+def test_sessions_lose_by_homes_that_are_left_or_kept_in_vain() -> None:
+    def row(policy: str, routers: int, met: float, cached: float) -> dict[str, Any]:
+        found = {"policy": policy, "routers": routers, "met_percent": met, "cached_percent": cached}
+        return {"cell": "turns", "met_spread": 0.5, **found}
+
+    rows = [row("TANDEM", 1, 67.0, 26.0), row("PREFIX_STICKY", 1, 74.0, 36.0)]
+    rows += [row("TANDEM", 4, 95.0, 0.1), row("LEAST_CONNECTIONS", 4, 97.0, 0.0)]
+    left, useless = other_losses.policies({"boxes": [8], "rate_per_box": 37.0, "rows": rows})
+    assert (left.where, useless.where) == (
+        "8 boxes at 37/s, turns, 1 router",
+        "8 boxes at 37/s, turns, 4 routers",
+    )
+    assert "leaves a box" in left.reason and "nothing of its prompt" in useless.reason
 
 
 def test_a_server_that_takes_longer_is_a_loss_also_where_the_runs_do_not_agree() -> None:

@@ -16,6 +16,7 @@ def test_routing_has_a_row_for_each_condition_and_one_without_reports() -> None:
         "[b]": {"boxes": [8], "rows": [row(cell="equal boxes")]},
         "[c]": {**LOAD, "rows": [row(boxes_down=3)]},
         "[d]": {**LOAD, "rows": [row(router_lost=True)]},
+        "[e]": {**LOAD, "rows": [row(cell="turns", routers=1), row(cell="turns", routers=4)]},
     }
     assert [line.strip("| ").split(" | ") for line in fleet_tables.routing(found)[2:-1]] == [
         ["8 boxes at 37/s, reports every 0.2 s", "98.0", "—", "98.0", "—", "—", "—", "—", "[a]"],
@@ -25,6 +26,8 @@ def test_routing_has_a_row_for_each_condition_and_one_without_reports() -> None:
          "[c]"],
         ["8 boxes at 37/s, one of four routers down for a third of the time", "—", "—", "98.0", "—", "—",
          "—", "—", "[d]"],
+        ["8 boxes at 37/s, turns, 1 router", "—", "—", "98.0", "—", "—", "—", "—", "[e]"],
+        ["8 boxes at 37/s, turns, 4 routers", "—", "—", "98.0", "—", "—", "—", "—", "[e]"],
     ]  # fmt: skip
 
 
@@ -61,6 +64,21 @@ def test_a_second_try_is_compared_with_none() -> None:
     rows = [row(retries=True, rate_per_box=48.1)]
     assert list(fleet_rows.retries({**LOAD, "rows": rows})) == [
         ("Second try after a refusal on 8 simulated boxes, 48.1 requests/s and box: met", "with 98.04 %")
+    ]
+
+
+def test_what_turns_find_in_caches_is_stated_by_policy_and_routers() -> None:
+    rows = [
+        row(cell="turns", policy=policy, routers=routers, cached_percent=40.4 + routers)
+        for policy in ("TANDEM", "PREFIX_STICKY")
+        for routers in (1, 4)
+    ]
+    assert list(fleet_rows.conversations({**LOAD, "rows": [*rows, row(cell="one turn", routers=1)]})) == [
+        (
+            "Tokens of earlier turns that were found in a cache on 8 simulated boxes at 37/s, turns, with 1 "
+            "and 4 routers",
+            "tandem 41 and 44, prefix sticky 41 and 44 %",
+        )
     ]
 
 

@@ -1,0 +1,48 @@
+"""Token ids of texts: four bytes each, since many texts may wait."""
+
+import asyncio
+import json
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from backends.embedding.ipc import Frame, FrameKind, pack_inputs
+from backends.embedding.tokenization import PendingTokenizations, token_ids
+from backends.embedding.truncation import Truncation
+
+WORDS = {"zero": 0, "many": 70_000, "more": 70_001}
+TEXTS = ["many more many", "more"]
+IDS = [[70_000, 70_001, 70_000], [70_001]]
+
+
+def a_tokenizer() -> Tokenizer:
+    found = Tokenizer(WordLevel(WORDS, unk_token="zero"))
+    found.pre_tokenizer = Whitespace()
+    return found
+
+
+def test_tokens_take_four_bytes_each():
+    found = token_ids(a_tokenizer(), TEXTS)
+    assert [list(ids) for ids in found] == IDS
+    assert [memoryview(ids).nbytes for ids in found] == [12, 4]
+
+
+async def test_tokens_of_the_worker_take_four_bytes_each():
+    pending, sent = PendingTokenizations(), asyncio.Queue[Frame]()
+    task = asyncio.create_task(pending.tokenize(TEXTS, sent.put_nowait))
+    asked = await sent.get()
+    assert json.loads(asked.payload) == TEXTS
+    packed = pack_inputs([np.array(ids, np.uint32) for ids in IDS])
+    pending.resolve(Frame(FrameKind.TOKENS, asked.number, packed))
+    found = await task
+    assert [list(ids) for ids in found] == IDS
+    assert [memoryview(ids).nbytes for ids in found] == [12, 4]
+
+
+def test_what_is_cut_takes_four_bytes_each_too():
+    (ids, _) = token_ids(a_tokenizer(), TEXTS)
+    found = Truncation((), (), "left").truncate(ids, 2)
+    assert list(found) == [70_001, 70_000]
+    assert memoryview(found).nbytes == 8
