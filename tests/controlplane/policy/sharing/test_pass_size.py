@@ -98,6 +98,11 @@ def test_time_that_other_requests_lack_costs_in_proportion_to_the_pause():
     assert costs([0.1, 0.4]) == pytest.approx([2.0, 9.0])
 
 
+def test_a_pass_is_a_pause_of_the_time_by_which_it_delays_the_steps():
+    costs = PauseCosts([WeightedSlo(1.0, (TimeLeft(0.3),))], per_second=20.0, pass_delay=0.25)
+    assert costs([0.4, 1.6]) == pytest.approx([2.0, 9.0])
+
+
 def test_steps_slower_than_the_objective_regain_nothing():
     assert risk(pace(debt=-0.1, regained=-0.01), 0.05) == 0.0
     assert risk(pace(debt=-0.1, regained=-0.01), 0.2) == 1.0
