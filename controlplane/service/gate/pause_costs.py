@@ -21,7 +21,6 @@ def pause_costs(
     estimator: ObservedPace | ReportedPace,
     now: Instant,
     engine: EngineLeases | None,
-    per_second: float = 0.0,
 ) -> PauseCost | None:
     """What an embedding pass costs the requests in the engine; None if there is none.
 
@@ -31,7 +30,6 @@ def pause_costs(
         estimator: of the pace of the LLM.
         now: start of the pass.
         engine: knows which requests wait for a place in it; None: none waits.
-        per_second: what a second of the device's time is worth to other requests (`OpportunityCost`).
     """
     pace = estimator.pace
     mean_step = Duration(0) if pace is None else pace.step
@@ -58,7 +56,7 @@ def pause_costs(
         (running if has_place else waiting).append(slo)
     if not running and not waiting:
         return None
-    return PauseCosts(running, waiting, stretch, per_second, estimator.pass_delay)
+    return PauseCosts(running, waiting, stretch, estimator.pass_delay)
 
 
 def _objectives(
