@@ -23,7 +23,7 @@ from backends.embedding.deadline_order import ServiceRate, time_left
 from backends.embedding.ipc import Ids, PassResult, Rows
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import ObservedTime, TimePoint
-from controlplane.core.clock import Duration, Instant, after, between, seconds
+from controlplane.core.clock import Duration, Instant, after, between, seconds, to_seconds
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
 from controlplane.core.ports import EmbeddingPass, PauseCost
 from controlplane.policy.sharing.pass_size import PendingWork, call_values, inputs_to_compute
@@ -61,7 +61,7 @@ class PendingCall:
 class _InFlight:
     """A batch sent to the worker `at` this time, `is_ahead` while every lane was busy.
 
-    A `is_solo_retry` repeats an input that ran out of memory, alone.
+    A `is_solo_retry` repeats an input that ran out of memory, alone. `priced` is that of `EmbeddingPass`.
     """
 
     batch: Batch[PendingCall]
@@ -69,6 +69,7 @@ class _InFlight:
     at: Instant
     is_ahead: bool = False
     is_solo_retry: bool = False
+    priced: Duration | None = None
 
 
 @dataclass(slots=True)
@@ -183,7 +184,9 @@ class BatchDispatcher:
             self._queue.requeue([batch])
             return None
         is_ahead = len(self._in_flight) >= budget.lanes
-        return self._mark_sent(_InFlight(batch, pass_bytes, now, is_ahead))
+        took = budget.time.seconds(len(batch.items), batch.items[0].tokens)
+        priced = None if cost is None else seconds(took)
+        return self._mark_sent(_InFlight(batch, pass_bytes, now, is_ahead, priced=priced))
 
     def _size(
         self,
@@ -196,7 +199,9 @@ class BatchDispatcher:
         """How many of `items`, the most urgent first, the next pass takes."""
         if cost is None:
             return len(items)
-        works = [time.seconds(len(call.pending), call.lengths[call.pending[0]]) for call in calls]
+        works = [
+            time.caution * time.seconds(len(call.pending), call.lengths[call.pending[0]]) for call in calls
+        ]
         pending = [
             PendingWork(call.weight, time_left(call.key, now), seconds(work))
             for call, work in zip(calls, works, strict=True)
@@ -223,7 +228,10 @@ class BatchDispatcher:
         assert self.budget is not None
         batch, budget = sent.batch, self.budget
         inputs, longest = len(batch.items), batch.items[0].tokens
-        budget.time.observe(TimePoint(inputs, longest, result.elapsed_ns / 1e9))
+        point = TimePoint(inputs, longest, result.elapsed_ns / 1e9)
+        if not sent.is_ahead:
+            budget.time.observe_wait(point, to_seconds(between(sent.at, now)))
+        budget.time.observe(point)
         budget.memory = budget.memory.raised_to_cover(MemoryPoint(inputs, longest, result.peak_bytes))
         budget.record_success(batch.padded_tokens)
         for item, row in zip(batch.items, result.rows, strict=True):
@@ -240,10 +248,10 @@ class BatchDispatcher:
         self._last_end = now
         if not self._in_flight:
             self._rate.idle()
-        handover = 0 if sent.is_ahead else max(0, between(sent.at, now) - result.elapsed_ns)
+        handover = Duration(0 if sent.is_ahead else max(0, between(sent.at, now) - result.elapsed_ns))
         elapsed = seconds(result.elapsed_ns / 1e9 / concurrent)
         requests = {item.call.payload.request_id for item in batch.items}
-        return EmbeddingPass(inputs, tokens, batch.padded_tokens, elapsed, Duration(handover), requests)
+        return EmbeddingPass(inputs, tokens, batch.padded_tokens, elapsed, handover, requests, sent.priced)
 
     def pass_failed(self, number: int, message: str, *, is_out_of_memory: bool) -> None:
         """Retries a failed batch in halves, or fails the call of its single input."""

@@ -3,11 +3,13 @@
 `base + per_token * tokens + per_square * tokens * padded_length` over padded tokens: start cost, dense
 layers, attention. The coefficients are fitted at startup to a grid of measured passes by least squares of the
 relative error, none below zero. Online, a running mean of observed over predicted time scales the model,
-which accounts for a device that is shared with other work.
+which accounts for a device that is shared with other work; the ratio that a tenth of the passes exceed says
+how much longer than predicted one may take.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 # A pass this many times as long as its start cost loses 3 % of the best throughput.
 _MIN_STARTS_PER_PASS = 32
 _MAX_SCALE_CHANGE = 4.0
+_CAUTION_LEVEL, _CAUTION_PASSES = 0.9, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,22 @@ class ObservedTime:
     model: PassTime
     memory: int = 32
     scale: float = 1.0
+    caution: float = field(default=1.0, init=False)
+    """Nine in ten passes took at most this multiple of their prediction, hand-over included; at least 1."""
     _observations: int = 0
+    _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_CAUTION_PASSES), init=False)
 
     def seconds(self, inputs: int, padded_length: int) -> float:
         """Duration of a pass at the current scale."""
         return self.scale * self.model.seconds(inputs, padded_length)
+
+    def observe_wait(self, point: TimePoint, waited: float) -> None:
+        """Updates `caution` by a pass whose result came `waited` seconds after it was sent."""
+        expected = self.seconds(point.inputs, point.padded_length)
+        if expected > 0:
+            self._ratios.append(waited / expected)
+            ratios = sorted(self._ratios)
+            self.caution = max(1.0, ratios[int(_CAUTION_LEVEL * (len(ratios) - 1))])
 
     def observe(self, point: TimePoint) -> None:
         """Updates the scale; one pass changes it by a bounded factor."""

@@ -105,6 +105,7 @@ class SimulatedEmbedder:
         self._calls: dict[str, _Call] = {}
         self._rate = ServiceRate()
         self._last_end = Instant(0)
+        self._priced: Duration | None = None
         self._padded = 0
         self._room = room
         self.sharing = sharing
@@ -274,12 +275,14 @@ class SimulatedEmbedder:
                 tokens += length
             if is_full:
                 break
+        cost = None if self.pause_cost is None or self.sharing is DeviceSharing.IDLE else self.pause_cost()
         size = inputs_to_compute(
             [value for _, value in candidates],
             lambda inputs: took(inputs, longest[inputs - 1]),
-            None if self.pause_cost is None or self.sharing is DeviceSharing.IDLE else self.pause_cost(),
+            cost,
             between(self._last_end, now),
         )
+        self._priced = took(size, longest[size - 1]) if size and cost is not None else None
         for call, _ in candidates[:size]:
             self._batch.append((call, call.lengths.pop()))
             if not call.lengths:
@@ -326,7 +329,8 @@ class SimulatedEmbedder:
         self._rate.pass_finished(self._last_end, tokens)
         self._rate.idle()
         if self.on_pass is not None and self._batch:
-            self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, seconds(duration)))
+            took = seconds(duration)
+            self.on_pass(EmbeddingPass(len(self._batch), tokens, self._padded, took, priced=self._priced))
         self._batch = []
         self._announce()
 

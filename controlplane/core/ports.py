@@ -196,7 +196,8 @@ class EmbeddingPass:
     """One forward pass of an embedding model, as the server saw it.
 
     `handover` is the time for which a free lane was not computing between the decision to start the pass and
-    the receipt of its result. `requests` are the ids of the requests that it computed for.
+    the receipt of its result. `requests` are the ids of the requests that it computed for. `priced` is the
+    predicted time by which its cost was weighed; None if it had none.
     """
 
     inputs: int
@@ -205,12 +206,13 @@ class EmbeddingPass:
     elapsed: Duration
     handover: Duration = NO_TIME
     requests: Collection[str] = ()
+    priced: Duration | None = None
 
 
 PauseCost = Callable[[Sequence[float]], Sequence[float]]
-"""Expected number of SLOs of running generations, weighted by class, that each of some pauses breaks.
+"""Expected number of SLOs of running generations, weighted by class, that each of some passes breaks.
 
-Pauses are in seconds, ascending."""
+Passes are by their time in seconds, ascending."""
 
 
 class Embedder(Protocol):

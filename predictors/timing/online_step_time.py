@@ -41,6 +41,8 @@ _MIN_TYPICAL_ERROR = 0.02
 _MIN_COEFFICIENT = 1e-4
 # Window of the mean stretch and of the shortest step, in steps.
 _STRETCH_STEPS = 64
+_PASS_DECAY = 1.0 - 1.0 / 64
+_PRIOR_PASS_SECONDS = 0.1
 
 
 class StepWork(NamedTuple):
@@ -156,6 +158,8 @@ class StepReports:
         self._reported = 0
         self._stretch = 1.0
         self._steps = self._all_seconds = self._prefill_seconds = self._prefill_squares = 0.0
+        # At first a pass is taken to delay the steps by its whole time.
+        self._delayed_seconds = self._pass_seconds = _PRIOR_PASS_SECONDS
         self._full_steps: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
         # Whether each of the last steps beside embedding work was shorter than predicted.
         self._are_short: deque[bool] = deque(maxlen=_RECENT_STEPS)
@@ -217,10 +221,26 @@ class StepReports:
         self._reported += 1
         if is_alone or (not waited and self._shows_overestimate(is_short=took / 1e9 < predicted)):
             self.steps.observe(work, busy / 1e9)
+        if not is_alone:
+            self._delayed_seconds += busy / 1e9 - predicted
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / predicted)
         prefill = work.prefill_tokens * self.steps.per_prompt_token
         self._record_prefill(min(busy / 1e9, prefill), busy / 1e9)
         self._stretch += (clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
+
+    def observe_pass(self, predicted: Duration) -> None:
+        """Learns that an embedding pass of this predicted time, begun while the engine ran, has ended."""
+        self._pass_seconds = _PASS_DECAY * self._pass_seconds + predicted / 1e9
+        self._delayed_seconds *= _PASS_DECAY
+
+    @property
+    def pass_delay(self) -> float:
+        """Seconds by which each predicted second of embedding passes delays the steps, from 0 to 1.
+
+        A mean over 64 passes. It is 1 where they take turns with the steps, and less where they run at the
+        same time. Time for which the engine waited on purpose is no delay.
+        """
+        return min(1.0, max(0.0, self._delayed_seconds / self._pass_seconds))
 
     def _shows_overestimate(self, *, is_short: bool) -> bool:
         """Whether a step beside embeddings, no shorter than alone, shows that the model expects too much.

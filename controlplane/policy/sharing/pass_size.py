@@ -1,14 +1,14 @@
 """Decides how long the next embedding pass is, by the objectives that it meets and breaks.
 
-A pass delays the next engine step. `PauseCosts` predicts how many SLOs that delay breaks, weighted by
-class: from the length distribution of each running request, and from the time left to each that waits for a
-place in the engine. While generations miss their SLO for lack of time, a second of it has an opportunity
-cost besides (decision 0079). A pass meets SLOs, too: each input is worth its share of its call's SLO, scaled
-by the share of the device that the pending calls need from now on to be on time. With time to spare a pass is
-worth little and waits for a step at which it costs nothing; close to a deadline it is worth as much as the
-class's weight. The pass takes the most urgent inputs up to the number at which its worth less its cost is
-highest; at zero inputs no pass starts. Passes without a cost would use up all time that a TPOT objective
-leaves, and the next delay would break it, so a tenth of it is kept.
+A pass delays the engine's steps: by its time where they take turns, by less where they run at the same time
+(decision 0084). `PauseCosts` predicts how many SLOs that delay breaks, weighted by class: from the length
+distribution of each running request, and from the time left to each that waits for a place in the engine. A
+pass meets SLOs, too: each input is worth its share of its call's SLO, scaled by the share of the device that
+the pending calls need from now on to be on time. With time to spare a pass is worth little and waits for a
+step at which it costs nothing; close to a deadline it is worth as much as the class's weight. The pass takes
+the most urgent inputs up to the number at which its worth less its cost is highest; at zero inputs no pass
+starts. Passes without a cost would use up all time that a TPOT objective leaves, and the next delay would
+break it, so a tenth of it is kept.
 
 Neither side starves. An engine waits for passes no longer than its TPOT objectives allow (`decode_pacing`).
 Calls that are late or have no deadline are worth a small fixed share, and 5 % of the time since the last pass
@@ -159,14 +159,17 @@ class WeightedSlo(NamedTuple):
 
 
 class PauseCosts:
-    """Expected number of SLOs of requests in the engine that a pause breaks, weighted by class.
+    """Expected number of SLOs of requests in the engine that a pass breaks, weighted by class.
+
+    A second of a pass is a pause of `pass_delay` seconds: all of it where steps and passes take turns, less
+    where they run at the same time.
 
     When a request that waits for a place gets it is not known. If each part of its spare time were as likely
     as the others to be needed, a pause would break its SLO with the probability pause / spare time. The
     gate admits what it predicts to be in time, so that few starts are as late as that: 0.3 of it.
 
     Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the requests by
-    `stretch` seconds. It costs `per_second` SLOs of requests that are not in the engine yet.
+    `stretch` seconds.
     """
 
     def __init__(
@@ -174,22 +177,21 @@ class PauseCosts:
         running: Iterable[WeightedSlo],
         waiting: Iterable[WeightedSlo] = (),
         stretch: float = 1.0,
-        per_second: float = 0.0,
+        pass_delay: float = 1.0,
     ) -> None:
         self._running = list(running)
-        self._per_second = per_second
         self._stretch = stretch
+        self._pass_delay = pass_delay
         by_spare = sorted((slo.least_spare, slo.weight) for slo in waiting)
         self._spares = [spare for spare, _ in by_spare]
         # Of the first n: their weights, and what each second costs.
         self._weights = [0.0, *accumulate(weight for _, weight in by_spare)]
         self._rates = [0.0, *accumulate(weight / spare for spare, weight in by_spare)]
 
-    def __call__(self, pauses: Sequence[float]) -> list[float]:
-        """The expected number for each of some pauses from now on, in seconds, ascending."""
-        lost = [self._per_second * pause for pause in pauses]
-        pauses = [self._stretch * pause for pause in pauses]
-        costs = [more + self._cost_to_waiting(pause) for more, pause in zip(lost, pauses, strict=True)]
+    def __call__(self, passes: Sequence[float]) -> list[float]:
+        """The expected number for passes of these lengths from now on, in seconds, ascending."""
+        pauses = [self._stretch * self._pass_delay * seconds for seconds in passes]
+        costs = list(map(self._cost_to_waiting, pauses))
         # Plain floats: no pause breaks most SLOs, and for the few others numpy takes longer.
         for slo in self._running:
             if (risks := slo.added_risk(pauses)) is not None:

@@ -28,7 +28,6 @@ from controlplane.service.gate.cycle_timer import CycleTimer
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
-from controlplane.service.gate.opportunity_cost import OpportunityCost
 from controlplane.service.gate.pause_costs import pause_costs
 from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.prefix_leases import PrefixLeases
@@ -89,12 +88,10 @@ class Dispatcher:
         parts = (self.pace_estimators, self._engine_leases, self.ttft, self.prefixes)
         self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, encoders, *parts)
         self._retry_spacer = RetrySpacer()
-        self._opportunity_cost = OpportunityCost()
         self.accounting = Accounting(
             ledger, metrics, rates, tenants, lengths, self.pace_estimators[Owner.LLM], self.ttft, generators,
             self.prefixes, recorder,
         )  # fmt: skip
-        self.accounting.on_end.append(self._opportunity_cost.request_ended)
 
     @property
     def config_version(self) -> int:
@@ -136,9 +133,8 @@ class Dispatcher:
 
     def pause_costs(self) -> PauseCost | None:
         """What an embedding pass costs the generations in the engine now; None if there are none."""
-        now = self._clock.now()
-        pace, per_second = self.pace_estimators[Owner.LLM], self._opportunity_cost.per_second(now)
-        return pause_costs(self._tickets.values(), self.ledger, pace, now, self._engine_leases, per_second)
+        pace, now = self.pace_estimators[Owner.LLM], self._clock.now()
+        return pause_costs(self._tickets.values(), self.ledger, pace, now, self._engine_leases)
 
     def set_policies(self, policies: Policies) -> None:
         """Replaces the policies; waiting requests are ranked and decided again."""

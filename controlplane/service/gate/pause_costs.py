@@ -21,17 +21,15 @@ def pause_costs(
     estimator: ObservedPace | ReportedPace,
     now: Instant,
     engine: EngineLeases | None,
-    per_second: float = 0.0,
 ) -> PauseCost | None:
-    """What a pause of the engine costs the requests in it; None if there is none.
+    """What an embedding pass costs the requests in the engine; None if there is none.
 
     Args:
         tickets: in order of arrival.
         ledger: has a lease for each request in the engine.
         estimator: of the pace of the LLM.
-        now: time from which the pause is.
+        now: start of the pass.
         engine: knows which requests wait for a place in it; None: none waits.
-        per_second: what a second of the device's time is worth to other requests (`OpportunityCost`).
     """
     pace = estimator.pace
     mean_step = Duration(0) if pace is None else pace.step
@@ -56,7 +54,9 @@ def pause_costs(
         slo = WeightedSlo(request.service_class.weight, objectives)
         has_place = engine is None or engine.has_started(ticket)
         (running if has_place else waiting).append(slo)
-    return PauseCosts(running, waiting, stretch, per_second) if running or waiting else None
+    if not running and not waiting:
+        return None
+    return PauseCosts(running, waiting, stretch, estimator.pass_delay)
 
 
 def _objectives(

@@ -256,6 +256,28 @@ def test_a_cost_shortens_the_pass_to_what_it_is_worth_and_keeps_it_off_a_busy_la
     assert max(len(inputs) for inputs in harness.sent.values()) > 5
 
 
+def test_calls_are_worth_more_where_passes_have_taken_longer_than_predicted():
+    harness = Harness(1_000)
+    harness.submit([10] * 20, deadline=Instant(seconds(0.1)))
+    harness.send(lambda pauses: [0.3] * len(pauses))
+    assert harness.sent == {}, "21 of 100 ms"
+    harness.dispatcher.budget.time.caution = 2.0
+    harness.send(lambda pauses: [0.3] * len(pauses))
+    assert [len(inputs) for inputs in harness.sent.values()] == [20]
+
+
+def test_the_wait_for_a_result_is_learned_except_behind_another_pass():
+    harness = Harness(50)
+    harness.submit([10] * 30)
+    harness.send()
+    assert list(harness.sent) == [1, 2], "one is sent ahead"
+    rows = np.zeros((5, 2), dtype=np.float32)
+    for number in (1, 2):
+        result = PassResult(rows, 6_000_000, 0)
+        harness.dispatcher.pass_finished(number, result, Instant(seconds(0.03 * number)))
+        assert harness.dispatcher.budget.time.caution == pytest.approx(5.0), "30 for 6 ms"
+
+
 def test_work_needs_the_cpu_when_half_of_the_time_to_its_deadline_is_left_or_it_starves():
     harness = Harness(1_000)
     assert harness.dispatcher.latest_start(Instant(0)) is None
@@ -282,6 +304,16 @@ def test_handover_is_the_time_of_a_pass_that_its_worker_did_not_compute():
         harness.dispatcher.pass_finished(number, result, Instant(seconds(0.004))) for number in (1, 2)
     ]
     assert [done.handover for done in finished] == [seconds(0.001), 0]
+    assert [done.priced for done in finished] == [None, None]
+
+
+def test_a_pass_with_a_cost_states_the_time_by_which_it_was_weighed():
+    harness = Harness(100)
+    harness.submit([10] * 3, deadline=Instant(seconds(0.005)))
+    harness.send(lambda pauses: [0.0] * len(pauses))
+    result = PassResult(np.zeros((3, 2), dtype=np.float32), seconds(0.002), 0)
+    done = harness.dispatcher.pass_finished(1, result, Instant(seconds(0.003)))
+    assert done.priced == seconds(0.004), "1 ms and 0.1 ms per token"
 
 
 def test_a_pass_of_a_more_urgent_call_takes_its_inputs_first():

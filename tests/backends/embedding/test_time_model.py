@@ -50,6 +50,17 @@ def test_an_outlier_changes_the_scale_by_a_bounded_factor():
     assert time.scale < 1.2
 
 
+def test_caution_covers_nine_in_ten_of_the_latest_passes_with_their_hand_over():
+    time = ObservedTime(PassTime(0.001, 1e-5, 0.0))
+    assert time.caution == 1.0
+    for wait in [20.0] * 100 + [0.5] * 30 + [1.0] * 20 + [1.5] * 10 + [4.0] * 4:
+        time.observe_wait(TimePoint(4, 100, 0.0), wait * time.seconds(4, 100))
+    assert time.caution == pytest.approx(1.5)
+    for _ in range(64):
+        time.observe_wait(TimePoint(4, 100, 0.0), 0.5 * time.seconds(4, 100))
+    assert time.caution == 1.0, "a pass is never expected to be shorter than predicted"
+
+
 def test_a_fit_without_points_raises():
     with pytest.raises(ValueError, match="no pass was measured"):
         fit_time_model([])

@@ -283,6 +283,29 @@ def trained(step_ms: float) -> ObservedPace:
     return pace
 
 
+@pytest.mark.parametrize(
+    ("step_ms", "pass_ms", "expected"),
+    [(30, 20, 1.0), (12, 12, 1 / 6), (10, 10, 0.0), (60, 20, 1.0)],
+    ids=["in turns", "beside", "on another device", "after a stall"],
+)
+def test_a_pass_delays_the_steps_by_what_those_beside_it_take_longer(step_ms, pass_ms, expected):
+    pace = trained(10)
+    assert pace.pass_delay == 1.0, "nothing is known yet"
+    for _ in range(500):
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(step_ms), is_alone=False)
+        pace.observe_pass(milliseconds(pass_ms))
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(10))
+    assert pace.pass_delay == pytest.approx(expected, abs=0.03)
+
+
+def test_a_wait_for_a_pass_is_no_delay_by_it():
+    pace = trained(10)
+    for _ in range(500):
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(25), waited=milliseconds(12), is_alone=False)
+        pace.observe_pass(milliseconds(15))
+    assert pace.pass_delay == pytest.approx(3 / 15, abs=0.03)
+
+
 def test_reports_that_are_read_at_the_same_time_do_not_lower_the_model():
     pace = trained(10)
     for _ in range(300):

@@ -93,9 +93,9 @@ def test_a_request_with_several_objectives_has_one_slo():
     assert PauseCosts([WeightedSlo(1.0, (TimeLeft(0.3),))], stretch=2.0)([0.1, 0.2]) == [0.0, 1.0]
 
 
-def test_time_that_other_requests_lack_costs_in_proportion_to_the_pause():
-    costs = PauseCosts([WeightedSlo(1.0, (TimeLeft(0.3),))], per_second=20.0)
-    assert costs([0.1, 0.4]) == pytest.approx([2.0, 9.0])
+def test_a_pass_is_a_pause_of_the_time_by_which_it_delays_the_steps():
+    costs = PauseCosts([WeightedSlo(1.0, (TimeLeft(0.3),))], stretch=2.0, pass_delay=0.25)
+    assert costs([0.5, 0.7]) == [0.0, 1.0]
 
 
 def test_steps_slower_than_the_objective_regain_nothing():

@@ -25,6 +25,7 @@ class Bench:
             pace=Pace(milliseconds(10), milliseconds(0.1)),
             own_step=milliseconds(10),
             prefill_share=prefill_share,
+            pass_delay=1.0,
         )
         self.tickets: list[Ticket] = []
         self.waiting: list[Ticket] = []
@@ -83,3 +84,11 @@ def test_a_pause_is_as_long_as_the_prompts_that_arrive_meanwhile_make_it():
     bench.add(200, ttft=100)
     # The step takes 20 ms with its share of prefills, and each ms of a pause delays by two.
     assert bench.cost(24, 26) == pytest.approx([0.0, 1.0])
+
+
+def test_a_pass_that_runs_beside_the_steps_costs_what_it_delays_them():
+    bench = Bench()
+    bench.estimator.pass_delay = 0.25
+    bench.add(200, ttft=100)
+    # Of 100 ms, 10 have passed, the prompt takes 20 ms and the step 10 ms.
+    assert bench.cost(236, 244) == pytest.approx([0.0, 1.0])

@@ -1,4 +1,6 @@
-"""Whether a step of the engine trains the step-time model as one without embeddings."""
+"""What steps of the engine and embedding passes teach the models of their times."""
+
+from dataclasses import replace
 
 import pytest
 
@@ -19,27 +21,45 @@ LONG = EngineStep(300, 8, 1_000, milliseconds(500))
 PASS = EmbeddingPass(16, 1_000, 1_024, milliseconds(300))
 
 
+class Bench:
+    """An engine and an embedding model under observation; 40 steps of 10 ms have ended."""
+
+    def __init__(self) -> None:
+        self.model, metrics = ObservedPace(), Metrics()
+        self.generator, self.embedder = ScriptedGenerator(), ScriptedEmbedder()
+        observer = RateObserver(
+            MonotonicClock(),
+            {Owner.LLM: self.model, Owner.EMBEDDING: ObservedPace()},
+            lambda: None,
+            EncoderRegistry([self.embedder]),
+            metrics,
+            FailOpen(metrics),
+        )
+        observer.attach({self.generator.model: self.generator})
+        for _ in range(40):
+            self.generator.on_step(STEP)
+
+
 def test_a_pass_that_ended_during_the_step_makes_it_shared():
     """The pass is over when the step is reported, but the step was longer because of it."""
-    model, metrics = ObservedPace(), Metrics()
-    generator = ScriptedGenerator()
-    embedder = ScriptedEmbedder()
-    observer = RateObserver(
-        MonotonicClock(),
-        {Owner.LLM: model, Owner.EMBEDDING: ObservedPace()},
-        lambda: None,
-        EncoderRegistry([embedder]),
-        metrics,
-        FailOpen(metrics),
-    )
-    observer.attach({generator.model: generator})
+    bench = Bench()
+    per_prompt_token = bench.model.steps.per_prompt_token
     for _ in range(40):
-        generator.on_step(STEP)
-    per_prompt_token = model.steps.per_prompt_token
+        bench.embedder.on_pass(PASS)
+        assert not bench.embedder.is_computing
+        bench.generator.on_step(LONG)
+    assert bench.model.steps.per_prompt_token == pytest.approx(per_prompt_token)
+    bench.generator.on_step(LONG)
+    assert bench.model.steps.per_prompt_token > 1.1 * per_prompt_token
+
+
+def test_only_a_pass_with_a_cost_shows_what_passes_delay():
+    """One without began while no generation ran, or in the idle class."""
+    bench = Bench()
     for _ in range(40):
-        embedder.on_pass(PASS)
-        assert not embedder.is_computing
-        generator.on_step(LONG)
-    assert model.steps.per_prompt_token == pytest.approx(per_prompt_token)
-    generator.on_step(LONG)
-    assert model.steps.per_prompt_token > 1.1 * per_prompt_token
+        bench.embedder.on_pass(PASS)
+    assert bench.model.pass_delay == 1.0
+    for _ in range(200):
+        bench.generator.on_step(STEP._replace(took=milliseconds(12)))
+        bench.embedder.on_pass(replace(PASS, priced=milliseconds(8)))
+    assert bench.model.pass_delay == pytest.approx(2 / 8, abs=0.03)
