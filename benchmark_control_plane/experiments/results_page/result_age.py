@@ -26,6 +26,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0077": ("predictors",),
     "0080": ("simulated-mix-prefill", "traces", "traces-code"),
     "0082": ("memory-splits", "mix-compute", "mix-memory", "victims"),
+    "0084": ("embed-many",),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
 INDEPENDENT = frozenset(
@@ -40,8 +41,8 @@ INDEPENDENT = frozenset(
 CURRENT = frozenset(
     (
         "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-conversations",
-        "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers", "fleet-staleness",
-        "fleet-staleness-90", "fleet-traces", "hostile-input", "soak", "tuning-on-engines", "embed-many",
+        "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
+        "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input", "soak", "tuning-on-engines",
     )
 )  # fmt: skip
 """Results of the present rules."""
