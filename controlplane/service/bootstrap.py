@@ -145,18 +145,9 @@ def build_service(
     restart = None if config.models.chat is None else config.models.chat.restart
     supervisors = {generator.model: EngineSupervisor(generator, restart) for generator in generators}
     build = partial(
-        _parts,
-        config,
-        supervisors,
-        encoders,
-        replacement,
-        device_memory,
-        workspace_bytes,
-        monitor,
-        clock or MonotonicClock(),
-        predictor,
-        metrics,
-    )
+        _parts, config, supervisors, encoders, replacement, device_memory, workspace_bytes, monitor,
+        clock or MonotonicClock(), predictor, metrics,
+    )  # fmt: skip
     return Service(
         list(supervisors.values()),
         encoders,
