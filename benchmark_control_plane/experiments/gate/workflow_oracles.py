@@ -63,7 +63,7 @@ _DIVISIONS: Mapping[str, TrueWork] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class OracleArm:
     """A system of the experiment, with a division or a reserve that needs an oracle."""
 
     name: str
@@ -72,7 +72,7 @@ class Arm:
     reserve: Reserve | None = None
 
     @classmethod
-    def all_of(cls, systems: Sequence[SystemSection]) -> "list[Arm]":
+    def all_of(cls, systems: Sequence[SystemSection]) -> "list[OracleArm]":
         """The systems alone, the divisions by work, and each reserve with each system."""
         arms = [cls(system.name, system) for system in systems]
         arms += [cls(name, systems[0], division) for name, division in _DIVISIONS.items()]
@@ -108,7 +108,7 @@ class _ReservingStage:
     """The service on a simulated device, with a gate that reserves for announced answers."""
 
     bench: Bench
-    arm: Arm
+    arm: OracleArm
     requests: Sequence[PlannedRequest]
     shares_machine = False
 
@@ -126,7 +126,7 @@ class _ReservingStage:
             return result
 
 
-def measured(bench: Bench, arm: Arm, load: float, seed: int, folder: Path) -> dict[str, Any]:
+def measured(bench: Bench, arm: OracleArm, load: float, seed: int, folder: Path) -> dict[str, Any]:
     """One run: attainment of each class in percent, and the losses of the workflows."""
     plan = bench.experiment.plan
     bench = _OracleBench(bench.experiment, bench.objectives, bench.capacity, arm.division)
@@ -173,7 +173,7 @@ def study(experiment: Experiment, chosen: Sequence[str]) -> list[dict[str, Any]]
     """Rows of all arms whose name matches one of `chosen`, at the loads and seeds of the experiment."""
     plan, rows = experiment.plan, []
     patterns = chosen or ["*"]
-    arms = [arm for arm in Arm.all_of(plan.systems) if any(fnmatchcase(arm.name, p) for p in patterns)]
+    arms = [arm for arm in OracleArm.all_of(plan.systems) if any(fnmatchcase(arm.name, p) for p in patterns)]
     with tempfile.TemporaryDirectory() as name:
         folder, reference = Path(name), plan.reference_system
         with staged(plan, reference, {}, folder) as stage:
