@@ -22,7 +22,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0066": (
         "cancellation", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
     ),
-    "0067": ("workflow", "workflow-trace"),
+    "0067": ("workflow-trace",),
     "0077": ("predictors",),
     "0080": ("simulated-mix-prefill", "traces", "traces-code"),
     "0082": ("memory-splits", "mix-compute", "mix-memory", "victims"),
@@ -42,7 +42,8 @@ CURRENT = frozenset(
     (
         "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-conversations",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
-        "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input", "soak", "tuning-on-engines",
+        "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input", "soak",
+        "tuning-on-engines", "workflow",
     )
 )  # fmt: skip
 """Results of the present rules."""
