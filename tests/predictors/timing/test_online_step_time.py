@@ -298,6 +298,17 @@ def test_a_pass_delays_the_steps_by_what_those_beside_it_take_longer(step_ms, pa
     assert pace.pass_delay == pytest.approx(expected, abs=0.03)
 
 
+def test_steps_beside_passes_without_a_cost_do_not_add_up():
+    pace = trained(10)
+    for _ in range(20_000):
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(30), is_alone=False)
+    assert pace.pass_delay == 1.0
+    for _ in range(300):
+        pace.observe_work(StepWork(0, 8, 1_000), milliseconds(15), is_alone=False)
+        pace.observe_pass(milliseconds(10))
+    assert pace.pass_delay == pytest.approx(0.5, abs=0.05)
+
+
 def test_a_wait_for_a_pass_is_no_delay_by_it():
     pace = trained(10)
     for _ in range(500):
