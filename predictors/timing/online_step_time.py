@@ -224,7 +224,7 @@ class StepReports:
         if not is_alone:
             # Bounded, because steps beside passes without a cost count too, and no such pass lets them fade.
             delayed = self._delayed_seconds + busy / 1e9 - predicted
-            self._delayed_seconds = min(max(0.0, delayed), self._pass_seconds)
+            self._delayed_seconds = min(max(0.0, delayed), 2.0 * self._pass_seconds)
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / predicted)
         prefill = work.prefill_tokens * self.steps.per_prompt_token
         self._record_prefill(min(busy / 1e9, prefill), busy / 1e9)
@@ -242,7 +242,7 @@ class StepReports:
         A mean over 64 passes. It is 1 where they take turns with the steps, and less where they run at the
         same time. Time for which the engine waited on purpose is no delay.
         """
-        return self._delayed_seconds / self._pass_seconds
+        return min(1.0, self._delayed_seconds / self._pass_seconds)
 
     def _shows_overestimate(self, *, is_short: bool) -> bool:
         """Whether a step beside embeddings, no shorter than alone, shows that the model expects too much.
