@@ -3,7 +3,6 @@
 Both get the same models, the same vLLM arguments, and the same devices and types.
 """
 
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -54,7 +53,8 @@ class Stack:
 def models_of(experiment: Path | None) -> Live:
     """Models of an experiment's section `live`, or the bundled ones. Raises BadInput if it has no `live`."""
     if experiment is None:
-        embedding = EmbeddingModel("tandem/minilm", threads=os.cpu_count() or 1)
+        # One thread, as in configs/dev.yaml.
+        embedding = EmbeddingModel("tandem/minilm", threads=1)
         return Live(ChatModel(f"tandem/{MODEL}", name=MODEL, engine=ENGINE), embedding)
     live = read_experiment(experiment, Path()).plan.live
     if live is None:
@@ -100,8 +100,6 @@ def _tandem(live: Live, folder: Path) -> Server:
     config = {
         "models": {"chat": as_yaml(live.chat), "embeddings": [as_yaml(live.embedding)]},
         "pool": {"memory": live.pool_memory},
-        # Closer to the TPOT objective than by default, since only attainment is measured here.
-        "scheduling": {"engine": {"decode_pacing": 0.9}},
         "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
         "classes": {
             "interactive": {

@@ -9,7 +9,7 @@ from benchmark_control_plane.experiments.collocation import interference
 from benchmark_control_plane.experiments.collocation.interference import CollocationLatencies, CollocationLoad
 from benchmark_control_plane.experiments.collocation.server_pairs import Stack
 
-LOAD = CollocationLoad(chats_per_second=200.0, chat_words=3, burst_interval=0.02, objective_share=0.3)
+LOAD = CollocationLoad(chats_per_second=200.0, chat_words=3, burst_interval=0.02)
 
 
 async def planned(monkeypatch):
@@ -39,3 +39,20 @@ async def test_two_slices_of_a_seed_have_the_same_moments(monkeypatch):
         assert second[kind] == pytest.approx(moments, abs=1e-6)
     gaps = [after - at for at, after in pairwise(first["bursts"])]
     assert gaps == pytest.approx([0.02] * 4, abs=1e-6)
+
+
+def test_the_objectives_are_halfway_between_chat_alone_and_beside_bursts():
+    alone = CollocationLatencies(ttft=[0.010, 0.020], tpot=[0.002, 0.004])
+    beside = CollocationLatencies(ttft=[0.010, 0.060], tpot=[0.002, 0.010])
+    assert interference._objectives(alone, beside) == pytest.approx(
+        {"x-slo-ttft-ms": 40.0, "x-slo-tpot-ms": 7.0}
+    )
+
+
+def test_a_chat_is_in_time_if_it_meets_both_objectives():
+    seen = CollocationLatencies(
+        ttft=[0.01, 0.03, 0.01], tpot=[0.002, 0.002, 0.009], bursts=[0.5], burst_seconds=1.0
+    )
+    seen.gaps, seen.chat_failed = [0.001], 1
+    found = interference._figures(seen, 1.0, {"x-slo-ttft-ms": 20.0, "x-slo-tpot-ms": 5.0})
+    assert (found["chat_attainment"], found["burst_attainment"]) == (0.25, 1.0)
