@@ -42,13 +42,15 @@ def others_cores(before: CpuSnapshot, after: CpuSnapshot) -> float:
 
 def fixed_work_ms() -> float:
     """CPU milliseconds that a fixed piece of work takes now: the median of five."""
-    took = []
-    for _ in range(_WORK_TIMES):
-        before, total = time.thread_time(), 0
-        for step in range(_WORK_STEPS):
-            total += step * step % 7
-        took.append(1e3 * (time.thread_time() - before))
-    return median(took)
+    return median(piece_of_work_ms() for _ in range(_WORK_TIMES))
+
+
+def piece_of_work_ms(parts: int = 1) -> float:
+    """CPU milliseconds of one of so many equal parts of the fixed piece of work."""
+    before, total = time.thread_time(), 0
+    for step in range(_WORK_STEPS // parts):
+        total += step * step % 7
+    return 1e3 * (time.thread_time() - before)
 
 
 def raise_session(process_id: int, nice: int) -> None:

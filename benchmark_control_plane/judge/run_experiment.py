@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
 from benchmark_control_plane.common.machine_load import cpu_snapshot, fixed_work_ms, others_cores
 from benchmark_control_plane.common.results_file import file_name
+from benchmark_control_plane.common.work_probe import probed_work
 from benchmark_control_plane.judge.experiment_file import (
     Experiment,
     first_variant,
@@ -71,11 +73,15 @@ class _ExperimentRun:
         self, stage: Stage, system: SystemSection, load: float, seed: int, title: str, store: StoreRun
     ) -> float | None:
         for _ in range(1 if system.is_simulated else _TRIES):
-            work_ms = fixed_work_ms() if system.starts_servers else None
-            before = cpu_snapshot()
-            entry, records = self.bench.run(stage, system, load, seed, self.progress.ticker(title))
-            if work_ms is not None:
-                entry |= {"work_ms": work_ms, "other_cores": others_cores(before, cpu_snapshot())}
+            ticker = self.progress.ticker(title)
+            if system.starts_servers:
+                work_ms, before = fixed_work_ms(), cpu_snapshot()
+                with probed_work() as during:
+                    entry, records = self.bench.run(stage, system, load, seed, ticker)
+                    others = others_cores(before, cpu_snapshot())
+                entry |= {"work_ms": work_ms, "busy_work_ms": median(during), "other_cores": others}
+            else:
+                entry, records = self.bench.run(stage, system, load, seed, ticker)
             if system.is_simulated and load in (system.loads or self.bench.experiment.plan.loads):
                 entry["bound"] = self.bounds.of(system, load, seed)
             store(entry, records)

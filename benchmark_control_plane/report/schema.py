@@ -115,6 +115,7 @@ class RunFigures(TypedDict):
     results lack the latter two. `other_cores` is what processes besides the load generator and the servers
     that the experiment started used of the machine, on average over the run. `work_ms` is the CPU time of a
     fixed piece of work just before the run: it grows where other guests of the host slow the machine down.
+    `busy_work_ms` is its median during the run, when the servers slow it down, too.
     """
 
     system: str
@@ -138,6 +139,7 @@ class RunFigures(TypedDict):
     bound: NotRequired[HindsightBound | None]
     other_cores: NotRequired[float]
     work_ms: NotRequired[float]
+    busy_work_ms: NotRequired[float]
 
 
 class FrontierRow(TypedDict):

@@ -129,6 +129,8 @@ def _remarks(results: Results, picture: str | None, link: str) -> str:
         remarks.append(f"other processes used {fmean(others):.2f} cores, at most {max(others):.2f} in a run")
     if took := [run["work_ms"] for run in results["runs"] if "work_ms" in run]:
         remarks.append(f"the same piece of work took {min(took):.0f} to {max(took):.0f} ms before the runs")
+    if took := [run["busy_work_ms"] for run in results["runs"] if "busy_work_ms" in run]:
+        remarks.append(f"and {min(took):.0f} to {max(took):.0f} ms, as a median, during them")
     if invalid := aggregates.invalid(results):
         remarks.append(f"{len(invalid)} of {len(results['runs'])} runs not valid and left out")
         valid = {_cell_of(run) for run in results["runs"] if run["valid"]}

@@ -16,6 +16,7 @@ from benchmark_control_plane.common.machine_load import (
     raised_session,
     set_session_nice,
 )
+from benchmark_control_plane.common.work_probe import probed_work
 
 
 def test_own_work_is_not_counted_as_others():
@@ -44,6 +45,12 @@ def test_one_slow_piece_of_work_is_no_slow_machine(monkeypatch):
     clock = accumulate([0.0, 0.02, 1.0, 0.03, 1.0, 0.9, 1.0, 0.02, 1.0, 0.03])
     monkeypatch.setattr(machine_load.time, "thread_time", lambda: next(clock))
     assert fixed_work_ms() == pytest.approx(30.0)
+
+
+def test_the_probe_gives_a_time_for_each_second_of_the_block():
+    with probed_work() as found:
+        assert found == []
+    assert len(found) >= 1 and all(took > 0.0 for took in found)
 
 
 def test_a_session_has_its_former_level_after_the_block(tmp_path):

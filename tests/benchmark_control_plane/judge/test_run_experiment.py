@@ -367,3 +367,4 @@ def test_a_run_of_started_servers_states_other_processes_and_the_speed(tmp_path,
     (stored, _), _ = results.add.call_args
     assert (stored.get("other_cores", -1.0) >= 0) is is_stated
     assert (stored.get("work_ms", 0.0) > 0) is is_stated
+    assert (stored.get("busy_work_ms", 0.0) > 0) is is_stated

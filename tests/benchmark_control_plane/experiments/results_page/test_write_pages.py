@@ -194,10 +194,11 @@ def test_an_experiment_states_what_other_processes_used_and_the_speed_of_the_mac
     content: dict[str, Any] = {**experiments.results(loads=(1.0,))}
     for number, run in enumerate(content["runs"]):
         run["other_cores"], run["work_ms"] = (0.5, 31.4) if number == 0 else (0.0, 20.2)
+        run["busy_work_ms"] = run["work_ms"] + 10.0
     (tmp_path / "mix-memory.json").write_text(json.dumps(content))
     words = " ".join(write_pages.results_page(tmp_path).split())
     assert "; other processes used 0.04 cores, at most 0.50 in a run; " in words
-    assert "; the same piece of work took 20 to 31 ms before the runs" in words
+    assert "took 20 to 31 ms before the runs; and 30 to 41 ms, as a median, during them" in words
 
 
 def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
