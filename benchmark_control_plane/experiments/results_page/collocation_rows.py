@@ -17,7 +17,7 @@ def interference(content: Mapping[str, Any]) -> Rows:
         ratio, rate = cell["tandem_over_naive"], key.split("_")[1]
         burst = min(cell["unloaded_burst_s"].values())
         tandem, naive = (formats.share(cell[name]["burst_attainment"]) for name in ("tandem", "naive"))
-        chats = [cell[name].get("chat_attainment") for name in ("tandem", "naive")]
+        kept, pair = (formats.share(cell[name]["chat_attainment"]) for name in ("tandem", "naive"))
         alone = cell["alone"]["tandem"]["p99_ttft_ms"] / cell["alone"]["naive"]["p99_ttft_ms"]
         yield (
             f"Chat at {rate}/s and a burst of passages every {interval:g} s ({burst:.2g} s on an idle "
@@ -25,14 +25,8 @@ def interference(content: Mapping[str, Any]) -> Rows:
             f"P99 TTFT {formats.times(ratio['p99_ttft_ms'])} ({formats.times(alone)} where both serve chat "
             "alone), "
             f"P99 TPOT {formats.times(ratio['p99_tpot_ms'])}, "
-            f"passages/s {formats.times(ratio['passages_per_s'])}; bursts that met their deadline: {tandem} "
-            f"(independent servers {naive})"
-            + (
-                ""
-                if None in chats
-                else "; chats that met their SLO: {} ({})".format(*map(formats.share, chats))
-            )
-            + f"; medians of {len(cell['runs'])} runs",
+            f"passages/s {formats.times(ratio['passages_per_s'])}; chats that met their SLO: {kept} "
+            f"(independent servers {pair}), bursts: {tandem} ({naive}); medians of {len(cell['runs'])} runs",
         )
 
 

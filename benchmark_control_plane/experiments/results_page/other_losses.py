@@ -109,11 +109,11 @@ def interference(content: Mapping[str, Any]) -> Losses:
         own, pair = (cell[name]["burst_attainment"] for name in ("tandem", "naive"))
         if own < pair:
             points = 100 * (own - pair)
-            tpot = formats.times(cell["tandem_over_naive"]["p99_tpot_ms"])
+            chats, pair_chats = (formats.share(cell[name]["chat_attainment"]) for name in ("tandem", "naive"))
             yield Loss(
                 "bursts of passages in time", f"beside chat at {key.split('_')[1]}/s", points,
                 f"{points:+.1f}", "two independent servers",
-                f"passages wait for decode steps; chat has {tpot} the pair's P99 TPOT",
+                f"chat has more weight: {chats} of it met its SLO, of the pair's {pair_chats}",
             )  # fmt: skip
 
 

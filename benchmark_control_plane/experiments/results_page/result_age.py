@@ -10,7 +10,7 @@ from benchmark_control_plane.experiments.results_page.bench_tables import markdo
 
 _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0028": (
-        "against-vllm-bench", "burstiness", "collocated-mix", "collocation", "engine-frontier",
+        "against-vllm-bench", "burstiness", "collocated-mix", "engine-frontier",
         "http-overhead", "ordering", "prediction-goodput", "scaling", "ttft-forecast",
     ),
     "0044": (
@@ -40,7 +40,8 @@ INDEPENDENT = frozenset(
 """Results of no gate and no scheduler of the server."""
 CURRENT = frozenset(
     (
-        "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-conversations",
+        "collocation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
+        "fleet-conversations",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input", "soak",
         "tuning-on-engines", "workflow",
