@@ -234,7 +234,7 @@ def random_state(random: Random, name: str, *, is_running: bool) -> RequestState
 @pytest.mark.parametrize("settle", [0, 12])
 def test_skipped_requests_could_not_have_started(settle, cut):
     # Few cases distinguish the two: a request must fail while a larger request with fewer blocks starts.
-    random, options = Random(settle), EngineOptions(settle_steps=settle).srmt()
+    random, options = Random(settle), EngineOptions(settle_steps=settle)
     for _ in range(500):
         running = [random_state(random, f"r{i}", is_running=True) for i in range(random.randint(0, 20))]
         waiting = [random_state(random, f"w{i}", is_running=False) for i in range(random.randint(0, 30))]
