@@ -99,10 +99,6 @@ class RequestState:
             left = predicted - done if done < predicted else max(16, done // 4)
         return max(1, min(left, self.request.max_output_tokens - done))
 
-    def memory_time(self) -> float:
-        """Token-steps from now to the predicted end."""
-        return memory_time(self.tokens, self.remaining())
-
     def likely_total(self, done: int) -> tuple[int, int]:
         """`LengthForecast.likely_total` at `done` tokens; a predicted number is exact until it is outrun."""
         limit = self.request.max_output_tokens

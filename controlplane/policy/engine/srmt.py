@@ -18,8 +18,8 @@ There are three lanes:
   in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
 - *Lost* requests (the SLO is missed; without an objective left to miss, the wait took `starvation_ms`): the
   smallest start if the look-ahead predicts that they stay and all of them fit into the memory that arrivals
-  leave free (`SizeCutoff.spare`). In an idle engine the oldest starts. After `starvation_ms` they are served in
-  order of arrival, at any load, on a share of the memory of their own (`aged_share`).
+  leave free (`SizeCutoff.spare`). In an idle engine the oldest starts. After `starvation_ms` they are served
+  in order of arrival, at any load, on a share of the memory of their own (`aged_share`).
 
 Preempted requests whose next token is not yet due resume first.
 
@@ -218,9 +218,9 @@ class ShortestRemainingMemoryTime:
         for (arrival, _), state in self._lost:
             if not self._aged.has_credit or arrival + self._patience > view.now:
                 return
-            if builder.need(state) > view.quota:
+            if builder.view.need(state) > view.quota:
                 continue
-            while builder.free < builder.need(state) and builder.preempt_last():
+            while builder.free < builder.view.need(state) and builder.preempt_last():
                 pass
             if builder.start(state):
                 self._aged.running.add(state)
@@ -305,14 +305,14 @@ class ShortestRemainingMemoryTime:
         return (
             NEVER
             if builder.start_by_preempting(state, self._options.preempt_ratio * size)
-            else builder.need(state)
+            else builder.view.need(state)
         )
 
     def _start_oversized(self, builder: PlanBuilder, state: RequestState, size: float) -> None:
         if builder.is_idle:
             builder.start_if_fits_to_end(state)
         elif self._cutoff is not None and builder.fits_for_horizon(state):
-            left = builder.free_at_horizon - builder.need(state)
+            left = builder.free_at_horizon - builder.view.need(state)
             if size <= self._cutoff.largest(left / builder.view.quota):
                 builder.start(state)
 

@@ -156,9 +156,7 @@ class StaticPriorityPolicy:
                     self._remember_blocked(queued, view)
                     return
                 by_id = {other.request.id: other for other in view.running}
-                victims = [
-                    by_id[victim.request_id] for victim in forced.victims if victim.request_id in by_id
-                ]
+                victims = [by_id[victim.request_id] for victim in forced.victims]
                 plan.preempt += victims
                 plan.ranked = [other for other in plan.ranked if other not in victims]
                 share = share.without([victim.request_id for victim in forced.victims])
