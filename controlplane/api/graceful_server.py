@@ -350,7 +350,7 @@ def _count_shed(service: Service, settings: Callable[[], ApiSettings], lines: Sh
 def _options(service: Service, config: Config, hosting: Hosting = PLAIN) -> uvicorn.Config:
     settings = hosting.settings(service)
     return uvicorn.Config(
-        create_app(service, settings, owns_service=False),
+        create_app(service, settings),
         host=config.server.host,
         port=config.server.port,
         http=partial(  # type: ignore[arg-type]

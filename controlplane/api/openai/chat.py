@@ -71,7 +71,7 @@ async def chat_job(service: Service, request: ParsedRequest[Any], chat: ChatComp
         max_tokens=chat.stated_max_tokens,
         sampling=chat_sampling(chat),
     )
-    request.memory.hold_prompts([job])
+    request.memory.hold_tokens(job.request.prompt_tokens)
     return job
 
 

@@ -126,11 +126,10 @@ class HealthListener:
             self._ready = await self._checked()
 
     async def _checked(self) -> str:
-        settings = self._settings()
         try:
-            found = await readiness(self._service, settings.ready_timeout_s)
+            found = await readiness(self._service)
         except Exception as error:
-            found = error_response(failure_of(error, overload_status=settings.overload_status))
+            found = error_response(failure_of(error, overload_status=self._settings().overload_status))
         return _text(found)
 
     def _publish(self) -> None:
