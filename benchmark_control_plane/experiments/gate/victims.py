@@ -27,6 +27,7 @@ from benchmark_control_plane.judge.measurement_stages import Bench, objectives_f
 from benchmark_control_plane.judge.system_schema import SystemSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.pool_view import Running
+from controlplane.policy.engine.gate_view_adapter import preemptible_of
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.plan_builder import LOST_LANE, Ranking
@@ -85,10 +86,9 @@ class RankedSrmt(ShortestRemainingMemoryTime):
         self._rank_of = rank
 
     def _ranked(self, view: EngineView) -> Ranking:
-        running, tokens = view.running, view.block_tokens
-        seen = [state.as_running(view.now, state.held * tokens, view.pace) for state in running]
+        running = view.running
         place = {name: index for index, name in enumerate(running.ids)}
-        order = [place[one.request_id] for one in in_preemption_order(seen, self._rank_of)]
+        order = [place[one.request_id] for one in in_preemption_order(preemptible_of(view), self._rank_of)]
         sizes = np.empty(len(order))
         sizes[order] = np.sort(super()._ranked(view).sizes)[::-1]
         return Ranking(running, sizes, spared=self._aged.running)
