@@ -86,7 +86,7 @@ class QuotaController:
     def __post_init__(self) -> None:
         self._generator, self._memory = self.pool.generator, self.pool.memory
         self._sharing = self.pool.sharing
-        self.owned = self.usable = dict(self._sharing.nominal)
+        self.owned = self.usable = self._sharing.nominal
         self._target = self.owned[Owner.LLM]
         self.engine = EngineQuota(self._generator, self._memory)
         self._measure_workers()
