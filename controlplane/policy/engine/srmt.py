@@ -300,8 +300,7 @@ class ShortestRemainingMemoryTime:
 
         Returns the number of blocks from which on no request can obtain its blocks by preemption.
         """
-        is_urgent = _passed(state, self._options.urgency) <= builder.view.now
-        if not is_urgent or builder.start(state):
+        if not self._is_urgent(state, builder.view.now) or builder.start(state):
             return unobtainable
         return (
             NEVER
@@ -316,6 +315,9 @@ class ShortestRemainingMemoryTime:
             left = builder.free_at_horizon - builder.view.need(state)
             if size <= self._cutoff.largest(left / builder.view.quota):
                 builder.start(state)
+
+    def _is_urgent(self, state: RequestState, now: Instant) -> bool:
+        return _passed(state, self._options.urgency) <= now
 
     def _start_lost(self, builder: PlanBuilder) -> None:
         """Starts the oldest lost request in an idle engine, else the smallest that fit into spare memory."""
