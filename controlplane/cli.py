@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from controlplane import __version__
 
 try:
+    from controlplane.commands.admin_api import CommandFailed
     from controlplane.commands.config_changes import add_config_commands
     from controlplane.commands.drain import add_drain_command
     from controlplane.commands.exit_status import ExitStatus
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         sys.stdout.flush()
         return status
+    except CommandFailed as error:
+        print(error, file=sys.stderr)
+        return error.status
     except ConfigError as error:
         print(error, file=sys.stderr)
         return ExitStatus.BAD_INPUT

@@ -56,7 +56,7 @@ async def url() -> AsyncIterator[str]:
     service = build_service(config, [generator], [], workspace_bytes=0)
     await service.start()
     try:
-        app = create_app(service, owns_service=False)
+        app = create_app(service)
         async with listening(app) as url:
             yield url
         assert not service.gate.tickets()

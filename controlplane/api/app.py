@@ -1,4 +1,4 @@
-"""The ASGI application: all routes, the exception handlers and the lifespan of the service."""
+"""The ASGI application: all routes, the middleware and the exception handlers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,10 +44,8 @@ from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected
 
 
-def create_app(
-    service: Service, settings: SettingsSource | None = None, *, owns_service: bool = True
-) -> FastAPI:
-    """Builds the application. With `owns_service` its lifespan starts and stops the service.
+def create_app(service: Service, settings: SettingsSource | None = None) -> FastAPI:
+    """Builds the application of a service, which its caller starts and stops.
 
     `settings` replaces those that follow from the service's configuration.
     """
@@ -57,14 +55,10 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # The first GET of /openapi.json would keep the event loop from all other requests for as long.
         describing = asyncio.create_task(asyncio.to_thread(model_schemas))
-        if owns_service:
-            await service.start()
         try:
             yield
         finally:
             await describing
-            if owns_service:
-                await service.stop()
             access_log.flush()
 
     app = FastAPI(

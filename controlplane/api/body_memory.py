@@ -5,13 +5,12 @@ request of 12 KB makes 310,000 tokens, and each request keeps its body until it 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from controlplane.api.errors import Problem, overload_failure
 from controlplane.api.settings import ApiSettings
 from controlplane.core.request import Kind
-from controlplane.service.request_jobs import GenerateJob
 
 
 class BodiesTooLarge(Problem):
@@ -59,10 +58,6 @@ class BodyPart:
     def hold_tokens(self, tokens: int) -> None:
         """Holds the inputs of a request, which waits or is computed. Raises BodiesTooLarge."""
         self._hold_besides(_BYTES_PER_TOKEN * tokens)
-
-    def hold_prompts(self, jobs: Iterable[GenerateJob]) -> None:
-        """Holds prompts that wait or run. Raises BodiesTooLarge."""
-        self._hold_besides(_BYTES_PER_TOKEN * sum(job.request.prompt_tokens for job in jobs))
 
     def _hold_besides(self, size: int) -> None:
         self.free()

@@ -22,7 +22,6 @@ from controlplane.api.protocol.cohere_texts import (
     CohereEmbedRequest,
     CohereTokenizeRequest,
 )
-from controlplane.core.errors import BackendFailed
 from controlplane.core.generation import TokenLogprob
 from controlplane.core.ports import TruncationSide
 from controlplane.service.request_jobs import TruncationRequest
@@ -66,18 +65,14 @@ async def _embed(service: Service, request: ParsedRequest[CohereEmbedRequest], s
     body = request.body
     side = _SIDES.get(body.truncate)
     with renamed_fields(_EMBED_FIELDS):
-        try:
-            job, embedded, vectors = await computed_vectors(
-                service,
-                request,
-                body.texts,
-                truncation=None if side is None else TruncationRequest(body.max_tokens, side),
-                prompt=_prompt(service, body),
-                dimensions=body.output_dimension,
-            )
-        except BackendFailed as error:
-            error.field = "texts"
-            raise
+        job, embedded, vectors = await computed_vectors(
+            service,
+            request,
+            body.texts,
+            truncation=None if side is None else TruncationRequest(body.max_tokens, side),
+            prompt=_prompt(service, body),
+            dimensions=body.output_dimension,
+        )
     columns = [
         b'"%b":[%b]' % (kind.encode(), b",".join(await encoded_vectors(vectors, is_base64=kind == "base64")))
         for kind in dict.fromkeys(body.embedding_types or ["float"])

@@ -7,8 +7,8 @@ not. A change is taken when two reads find the same content, since a file may be
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
 from controlplane.config import ConfigError
 from controlplane.config.config_file import ConfigFile
@@ -19,6 +19,19 @@ _log = logging.getLogger("tandem")
 
 SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
 WATCH_SECONDS = 2.0
+
+
+@contextmanager
+def handled(signals: Iterable[signal.Signals], act: Callable[[], object]) -> Iterator[None]:
+    """Calls `act` on each of these signals while the block runs."""
+    loop = asyncio.get_running_loop()
+    for number in signals:
+        loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 class ConfigReload:
@@ -33,17 +46,9 @@ class ConfigReload:
         self._asked = asyncio.Event()
         self._digest = None if file is None else _digest_of(file)
 
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
+    def on_signals(self) -> AbstractContextManager[None]:
         """Handles the signals, which would otherwise end the process; one that comes early waits."""
-        loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._asked.set)
-        try:
-            yield
-        finally:
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
+        return handled(SIGNALS, self._asked.set)
 
     @asynccontextmanager
     async def running(self, watch_seconds: float | None = None) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from controlplane.api.errors import MAX_MESSAGE_BYTES, Failure, Problem, clipped
-from controlplane.core.errors import Refused
+from controlplane.core.errors import BackendFailed, Refused
 
 _MESSAGES_PATH = "/v1/messages"
 _COHERE_PATHS = ("/v2/", "/v1/tokenize", "/v1/detokenize")
@@ -56,6 +56,9 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
     except Refused as error:
         param = None if error.param is None else renamed(error.param)
         raise Refused(renamed(str(error)), param=param, code=error.code) from error
+    except BackendFailed as error:
+        error.field = renamed(error.field)
+        raise
 
 
 def anthropic_error(failure: Failure) -> bytes:

@@ -17,7 +17,6 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from controlplane.api.protocol.requests import (
     HEADER_DECISION,
@@ -146,13 +145,6 @@ def clipped(text: str, most_bytes: int) -> str:
 
 
 _INTERNAL_ERROR = Failure(500, "internal error; the server's log has the details", code="internal_error")
-
-
-def error_response(failure: Failure) -> Response:
-    """The HTTP response of a failure."""
-    return Response(
-        failure.body, status_code=failure.status, headers=failure.headers, media_type="application/json"
-    )
 
 
 class Problem(Exception):

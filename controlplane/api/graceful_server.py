@@ -25,7 +25,7 @@ import uvloop
 
 from controlplane.api.access_log import ShedLines
 from controlplane.api.app import create_app
-from controlplane.api.config_reload import ConfigReload
+from controlplane.api.config_reload import ConfigReload, handled
 from controlplane.api.http_pipelining import PipeliningProtocol
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.openapi import model_schemas
@@ -150,7 +150,8 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Replaces uvicorn's handler, which raises the signal again and exits before the engines stop."""
-        with _on_signal(self.drain):
+        # A shell ignores SIGINT for background processes, but an explicit SIGINT is meant to stop the server.
+        with handled(_SIGNALS, self.drain):
             yield
 
     def _close_connections(self) -> None:
@@ -186,19 +187,6 @@ def _accepted(listening: socket.socket) -> Iterator[socket.socket]:
                 # None waits, or the process has no descriptors left.
                 return
             yield connection
-
-
-@contextmanager
-def _on_signal(act: Callable[[], object]) -> Iterator[None]:
-    # A shell ignores SIGINT for background processes, but an explicit SIGINT is meant to stop the server.
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, act)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +338,7 @@ def _count_shed(service: Service, settings: Callable[[], ApiSettings], lines: Sh
 def _options(service: Service, config: Config, hosting: Hosting = PLAIN) -> uvicorn.Config:
     settings = hosting.settings(service)
     return uvicorn.Config(
-        create_app(service, settings, owns_service=False),
+        create_app(service, settings),
         host=config.server.host,
         port=config.server.port,
         http=partial(  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self,
         *arguments: Any,
         settings: SettingsSource,
-        shedder: LoadShedder | None = None,
+        shedder: LoadShedder,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
@@ -361,12 +361,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         kind = KIND_OF_PATH.get(cycle.scope["path"]) if cycle.scope["method"] == "POST" else None
-        if self._shedder is not None and kind is not None:
-            app = partial(self._run_unless_shed, self._shedder, app, kind, self._waits_since)
+        if kind is not None:
+            app = partial(self._run_unless_shed, app, kind, self._waits_since)
         super()._start_asgi_task(cycle, app)
 
     async def _run_unless_shed(
-        self, shedder: LoadShedder, app: ASGI3Application, kind: Kind, since: Instant,
+        self, app: ASGI3Application, kind: Kind, since: Instant,
         scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable,
     ) -> None:  # fmt: skip
         """Runs the application unless the request has waited for it too long since `since`.
@@ -375,7 +375,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         the kernel for long, the last ones for their turn among these.
         """
         now = Instant(time.monotonic_ns())
-        if not shedder.sheds(kind, between(since, now), now, self._limits.max_queue_delay):
+        if not self._shedder.sheds(kind, between(since, now), now, self._limits.max_queue_delay):
             await app(scope, receive, send)
             return
         for message in _overload_messages(self._settings().overload_status):

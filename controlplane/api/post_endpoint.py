@@ -5,7 +5,7 @@ One scope covers waiting, running and sending, so that a disconnect in any phase
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -138,11 +138,6 @@ def ticket_headers(tickets: list[Ticket]) -> RawHeaders:
     predicted = [ms for ticket in tickets if (ms := ticket.predicted_ttft_ms) is not None]
     if predicted:
         headers[HEADER_PREDICTED_TTFT_MS] = f"{max(predicted):.3f}"
-    return raw_headers(headers)
-
-
-def raw_headers(headers: Mapping[str, str]) -> RawHeaders:
-    """Encodes headers for ASGI."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
@@ -177,8 +172,7 @@ class DisconnectWatch:
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("DisconnectWatch needs a running task; enter it inside one")
+        assert task is not None
         self._task = task
         self._earlier_cancels = task.cancelling()
         self._watch = asyncio.create_task(self._watch_client())

@@ -74,7 +74,6 @@ class ApiSettings:
     limits: BodyLimits = BodyLimits()
     connection: ConnectionLimits = ConnectionLimits()
     overload_status: int = 429
-    ready_timeout_s: float = 5.0
     has_access_log: bool = True
     trace_share: float | None = None
     anonymous: Caller = ANONYMOUS

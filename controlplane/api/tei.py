@@ -10,7 +10,6 @@ from controlplane.api.error_dialects import renamed_fields
 from controlplane.api.openai.embeddings import computed_vectors, encoded_vectors
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest, send_json, ticket_headers
 from controlplane.api.protocol.tei_messages import TeiEmbedRequest
-from controlplane.core.errors import BackendFailed
 from controlplane.core.ports import Vectors
 from controlplane.service.request_jobs import TruncationRequest
 from controlplane.service.service import Service
@@ -29,18 +28,14 @@ async def _serve(service: Service, request: ParsedRequest[TeiEmbedRequest], send
     side = (body.truncation_direction or "right").lower()
     truncation = TruncationRequest(None, "left" if side == "left" else "right") if body.truncate else None
     with renamed_fields(_FIELDS):
-        try:
-            _, embedded, vectors = await computed_vectors(
-                service,
-                request,
-                body.listed,
-                truncation=truncation,
-                prompt=body.prompt_name,
-                dimensions=body.dimensions,
-            )
-        except BackendFailed as error:
-            error.field = "inputs"
-            raise
+        _, embedded, vectors = await computed_vectors(
+            service,
+            request,
+            body.listed,
+            truncation=truncation,
+            prompt=body.prompt_name,
+            dimensions=body.dimensions,
+        )
     rows = await encoded_vectors(_of_unit_length(vectors), is_base64=False)
     await send_json(send, b"[" + b",".join(rows) + b"]", ticket_headers([embedded.ticket]))
 

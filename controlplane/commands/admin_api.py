@@ -8,13 +8,11 @@ import argparse
 import json
 import logging
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controlplane.commands.exit_status import ExitStatus
-from controlplane.config.fields import ConfigError
 from controlplane.start_key import kept_key
 
 if TYPE_CHECKING:
@@ -47,22 +45,6 @@ def add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) -> 
         metavar="FILE",
         help=f"holds the admin key; default: ${KEY_VARIABLE}, or the key file of a server on this machine",
     )
-
-
-def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command that prints CommandFailed and ConfigError to standard error, and returns their status."""
-
-    def command(options: argparse.Namespace) -> int:
-        try:
-            return run(options)
-        except CommandFailed as error:
-            print(error, file=sys.stderr)
-            return error.status
-        except ConfigError as error:
-            print(error, file=sys.stderr)
-            return ExitStatus.BAD_INPUT
-
-    return command
 
 
 def call(

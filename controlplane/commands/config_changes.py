@@ -17,7 +17,6 @@ from controlplane.commands.admin_api import (
     CommandFailed,
     add_server,
     call,
-    guarded,
     print_json,
 )
 from controlplane.commands.exit_status import ExitStatus
@@ -64,7 +63,7 @@ def add_config_commands(commands: "argparse._SubParsersAction[argparse.ArgumentP
     back.add_argument("--version", type=int, help="number of the version; by default the one before")
     back.add_argument("--dry-run", action="store_true", help="only show what would change")
     for parser, run in ((diff, _diff), (apply, _apply), (back, _roll_back)):
-        parser.set_defaults(run=guarded(run))
+        parser.set_defaults(run=run)
 
 
 def _command(

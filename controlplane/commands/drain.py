@@ -2,7 +2,7 @@
 
 import argparse
 
-from controlplane.commands.admin_api import CHANGE_TIMEOUT_S, add_server, call, guarded, print_json
+from controlplane.commands.admin_api import CHANGE_TIMEOUT_S, add_server, call, print_json
 from controlplane.commands.exit_status import ExitStatus
 
 
@@ -12,7 +12,7 @@ def add_drain_command(commands: "argparse._SubParsersAction[argparse.ArgumentPar
     parser = commands.add_parser("drain", help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_server(parser)
-    parser.set_defaults(run=guarded(_drain))
+    parser.set_defaults(run=_drain)
 
 
 def _drain(options: argparse.Namespace) -> int:

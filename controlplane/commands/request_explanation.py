@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from controlplane.commands.admin_api import CommandFailed, add_server, call, guarded, print_json
+from controlplane.commands.admin_api import CommandFailed, add_server, call, print_json
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.output import has_colours, print_table
 from controlplane.core.decision import Reason
@@ -39,7 +39,7 @@ def add_explain_command(commands: "argparse._SubParsersAction[argparse.ArgumentP
     parser.add_argument("--class", dest="service_class", help="with --model: service class")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_server(parser)
-    parser.set_defaults(run=guarded(_explain))
+    parser.set_defaults(run=_explain)
 
 
 def _explain(options: argparse.Namespace) -> int:

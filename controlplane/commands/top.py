@@ -4,7 +4,7 @@ import argparse
 import json
 from importlib.util import find_spec
 
-from controlplane.commands.admin_api import CommandFailed, add_server, call, guarded
+from controlplane.commands.admin_api import CommandFailed, add_server, call
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.live_view import LiveView, plain_text
 
@@ -18,7 +18,7 @@ def add_top_command(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     add_server(top)
     top.add_argument("--once", action="store_true", help="print the present state as text and end")
     top.add_argument("--json", action="store_true", help="with --once: print JSON")
-    top.set_defaults(run=guarded(_top))
+    top.set_defaults(run=_top)
 
 
 def _top(options: argparse.Namespace) -> int:

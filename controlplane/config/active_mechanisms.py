@@ -7,15 +7,13 @@ A key counts as stated if its value differs from the default: a stated default c
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 
+from controlplane.config.live_keys import URGENCY_KEYS
 from controlplane.config.root import Config
 from controlplane.policy.engine.options import EngineOptions
 
 _NOT_STATIC = ("srmt", "apt")
 _STATIC = ("fcfs", "edf", "least-slack", "mc-sf")
 _BUILT_IN = (*_STATIC, *_NOT_STATIC)
-_URGENCY_KEYS = (
-    "max_step", "dead_band", "nominal_weight", "critical_ms", "critical_weight",
-)  # fmt: skip
 _STATIC_QUOTAS = (
     "quotas are static; they move with pool.kv_allocator: kvcached, unless scheduling.engine is off"
 )
@@ -23,9 +21,7 @@ _SRMT_KEYS = (
     "preempt_ratio", "urgency", "settle_steps", "size_cutoff_share", "size_cutoff_window", "starvation_ms",
     "aged_share", "prefill_weight", "recompute_weight",
 )  # fmt: skip
-_ENGINE_RANK_KEYS = (
-    "policy", "victims", "priority_head_start_ms", "default_deadline_ms",
-)  # fmt: skip
+_RANK_KEYS = ("policy", "victims", "priority_head_start_ms", "default_deadline_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +67,6 @@ def _no_tpot(config: Config) -> bool:
     return all(section.tpot_ms is None for section in config.classes.values())
 
 
-def _within(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{prefix}.{name}" for name in names)
-
-
 IDLE: tuple[Idle, ...] = (
     Idle(
         ("quota.policy", "quota.llm.borrow", "quota.embedding.borrow"),
@@ -99,7 +91,7 @@ IDLE: tuple[Idle, ...] = (
         _STATIC_QUOTAS,
     ),
     Idle(
-        _within("quota", _URGENCY_KEYS),
+        URGENCY_KEYS,
         lambda c: not _moves(c) or c.quota.policy == "static",
         "quotas do not follow urgency; they move with pool.kv_allocator: kvcached and quota.policy: auto",
     ),
@@ -114,7 +106,7 @@ IDLE: tuple[Idle, ...] = (
         "no embedding models or rerankers are served that decode steps could wait for",
     ),
     Idle(
-        _within("scheduling.engine", _SRMT_KEYS),
+        tuple(f"scheduling.engine.{name}" for name in _SRMT_KEYS),
         lambda c: _engine(c) in _BUILT_IN and _engine(c) != "srmt",
         "only the engine ordering srmt uses it",
     ),
@@ -129,7 +121,7 @@ IDLE: tuple[Idle, ...] = (
         "only the engine orderings fcfs, edf and least-slack use it",
     ),
     Idle(
-        _within("scheduling.engine", _ENGINE_RANK_KEYS),
+        tuple(f"scheduling.engine.{name}" for name in _RANK_KEYS),
         lambda c: _engine(c) in _NOT_STATIC,
         "the engine orderings srmt and apt have rules of their own",
     ),

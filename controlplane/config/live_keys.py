@@ -46,15 +46,11 @@ RESTART: Mapping[str, str] = {
 }
 """Keys that need a restart, each with the reason; switching `scheduling.engine` on or off needs one too."""
 
-WITH_MOVING_QUOTAS = (
-    "quota.llm",
-    "quota.embedding",
-    *(
-        f"quota.{key}"
-        for key in ("max_step", "dead_band", "nominal_weight", "critical_ms", "critical_weight")
-    ),
-    "quota.forecast.quantile",
+URGENCY_KEYS = tuple(
+    f"quota.{key}" for key in ("max_step", "dead_band", "nominal_weight", "critical_ms", "critical_weight")
 )
+"""How quotas follow urgency."""
+WITH_MOVING_QUOTAS = ("quota.llm", "quota.embedding", *URGENCY_KEYS, "quota.forecast.quantile")
 
 _ADMISSION = (
     "policy", "max_waiting", "max_wait_ms", "defer_threshold_ms", "tpot_guard", "explore", "engine_queue",

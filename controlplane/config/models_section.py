@@ -43,13 +43,24 @@ class RestartSection:
 
 
 @section(frozen=True, config=STRICT)
-class ChatModel:
-    """The model for chat and text completions."""
+class NamedModel:
+    """Keys of every model."""
 
     model: Name
     """Folder or Hugging Face name."""
     name: Name | None = None
     """Name that clients send as `model`; the value of `model` by default."""
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients send."""
+        return self.name or self.model
+
+
+@section(frozen=True, config=STRICT)
+class ChatModel(NamedModel):
+    """The model for chat and text completions."""
+
     backend: Name = "vllm"
     """LLM backend: `vllm`, or the name of a plug-in of the slot `generator`."""
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -97,20 +108,11 @@ class ChatModel:
                     f"engine.{name}={count!r}: should be a whole number of at least 1; change it or remove it"
                 )
 
-    @property
-    def served_name(self) -> str:
-        """The name that clients send."""
-        return self.name or self.model
-
 
 @section(frozen=True, config=STRICT)
-class WorkerModel:
+class WorkerModel(NamedModel):
     """Keys of every model that is served in a worker process of its own."""
 
-    model: Name
-    """Folder or Hugging Face name."""
-    name: Name | None = None
-    """Name that clients send as `model`; the value of `model` by default."""
     batch_tokens: Positive = 16_384
     """Padded tokens of one forward pass at most; they bound its memory and its time."""
     device: str | None = None
@@ -137,11 +139,6 @@ class WorkerModel:
     """Longest input in tokens, of a reranker the longest pair; the model's own limit by default."""
     trust_remote_code: bool = False
     """Run Python code that the model's repository contains."""
-
-    @property
-    def served_name(self) -> str:
-        """The name that clients send."""
-        return self.name or self.model
 
     def mps_environment(self, *, has_chat: bool) -> dict[str, str]:
         """Environment that CUDA reads when it is initialized, and ignores without an MPS server."""

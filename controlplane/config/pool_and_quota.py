@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass as section
 from controlplane.config.fields import STRICT, BytesOrAuto, Fraction, Milliseconds
 from controlplane.core.clock import milliseconds
 from controlplane.core.request import Owner
-from controlplane.policy.sharing.lending import Sharing, split
+from controlplane.policy.sharing.lending import Sharing
 from controlplane.policy.sharing.quota import QuotaOptions, UrgencyOptions
 
 Weight = Annotated[float, Field(ge=0, le=1_000)]
@@ -145,11 +145,10 @@ class QuotaSection:
         # Rounded down: a minimum of more blocks than the nominal share could not be kept.
         least = kept // block_bytes * block_bytes
         owned = min(max(int(self.llm.nominal * pool_bytes), least), pool_bytes - reserved)
-        nominal = split(pool_bytes, owned, block_bytes)
         options = QuotaOptions(
             pool=pool_bytes,
             minimum={Owner.LLM: least, Owner.EMBEDDING: reserved},
-            nominal_llm_bytes=nominal[Owner.LLM],
+            nominal_llm_bytes=owned // block_bytes * block_bytes,
             nominal_weight=self.nominal_weight,
             rate=self.max_step / (self.tick_ms / 1_000),
             dead_band=int(self.dead_band * pool_bytes),
@@ -158,7 +157,6 @@ class QuotaSection:
         )
         return Sharing(
             options,
-            nominal,
             borrow={
                 owner: unstated if share.borrow is None else int(share.borrow * pool_bytes)
                 for owner, share in shares.items()

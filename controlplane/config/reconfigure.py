@@ -51,7 +51,7 @@ class ChangePlan:
     config: Config
     applied: Mapping[str, KeyChange]
     needs_restart: Mapping[str, KeyChange]
-    unchanged: tuple[str, ...] = ()
+    unchanged: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
         """The plan key by key."""

@@ -1,8 +1,7 @@
 """Generates docs/configuration.md and docs/metrics.md from the code.
 
-The description of a key is the string literal after its field. `python -m
-controlplane.config.reference_pages`
-writes both pages; a test compares them with the code.
+The description of a key is the string literal after its field. This command writes both pages, and a test
+compares them with the code: `python -m controlplane.config.reference_pages`
 """
 
 import ast

@@ -126,13 +126,9 @@ class DecodeLoad:
         """Time before the prefill of a new prompt starts: half a step on average, and the pending prompts."""
         return Duration(round(0.5 * self.present_step + self.prompt_tokens_pending * self.per_prompt_token))
 
-    def can_start(self, footprint: Footprint) -> bool:
-        """Whether the request may start in the next step; otherwise it waits for memory."""
-        return footprint.base <= self.unclaimed_bytes
-
     def with_request(self, request: Request, footprint: Footprint) -> "DecodeLoad":
         """The load with this request in the engine; it is unchanged while the request waits for memory."""
-        if not self.can_start(footprint):
+        if footprint.base > self.unclaimed_bytes:
             return self
         tokens = footprint.steps
         load = replace(

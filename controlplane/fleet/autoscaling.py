@@ -38,20 +38,9 @@ class ScalingRule:
 
     min_boxes: int
     max_boxes: int
-    start: float = 120.0
-    utilisation: float = 0.7
-    lower_after: float = 600.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_boxes <= self.max_boxes:
-            raise ValueError(
-                f"min_boxes={self.min_boxes}, max_boxes={self.max_boxes}: send 1 <= min_boxes <= max_boxes"
-            )
-        if not (0 < self.utilisation <= 1 and 0 < self.start < inf and 0 < self.lower_after < inf):
-            raise ValueError(
-                f"utilisation={self.utilisation}, start={self.start}, lower_after={self.lower_after}: send a "
-                "utilisation up to 1, and positive numbers of seconds"
-            )
+    start: float
+    utilisation: float
+    lower_after: float
 
 
 class BoxScaler:

@@ -47,7 +47,7 @@ class Box:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """The API, which Ray Serve binds to the port of the replica."""
-        return at_root(without_request_id(create_app(self._service, owns_service=False)))
+        return at_root(without_request_id(create_app(self._service)))
 
     async def reconfigure(self, part: object) -> None:
         """Called by Ray Serve with `user_config`, after the start and whenever it changes.

@@ -109,7 +109,7 @@ ENGINE_POLICIES: Mapping[str, EnginePolicyFactory] = {
     "edf": _static_priority(EarliestDeadline),
     "least-slack": _static_priority(LeastSlack),
     "mc-sf": _static_priority(ShortestOutput, look_ahead_for_all=True),
-    "srmt": lambda options: ShortestRemainingMemoryTime(options.srmt()),
+    "srmt": ShortestRemainingMemoryTime,
     "apt": lambda options: AptServe(options.missed_decay),
 }
 
@@ -161,7 +161,7 @@ def _plugin_ordering(name: str) -> EnginePolicyFactory:
 
 
 def engine_precedence(options: EngineOptions) -> EnginePrecedence:
-    """Whether the first of two requests that wait inside the engine starts before the second.
+    """The order in which an engine with these options starts the requests that wait in it.
 
     An estimate at the gate: by the gate's rank; where the engine's policy has no rank at the gate, by work
     over the weight of the class.
@@ -170,13 +170,12 @@ def engine_precedence(options: EngineOptions) -> EnginePrecedence:
         return EnginePrecedence(by_rank)
     if options.ordering != "srmt":
         return EnginePrecedence(by_size)
-    srmt = options.srmt()
-    if not srmt.size_cutoff_share:
-        return EnginePrecedence(by_size, preempt_ratio=srmt.preempt_ratio)
+    if not options.size_cutoff_share:
+        return EnginePrecedence(by_size, preempt_ratio=options.preempt_ratio)
     cutoff = EngineCutoff(
-        window=srmt.size_cutoff_window,
-        share=srmt.size_cutoff_share,
-        patience=srmt.starvation,
-        aged_share=srmt.aged_share,
+        window=options.size_cutoff_window,
+        share=options.size_cutoff_share,
+        patience=milliseconds(options.starvation_ms),
+        aged_share=options.aged_share,
     )
-    return EnginePrecedence(by_size, cutoff, srmt.preempt_ratio)
+    return EnginePrecedence(by_size, cutoff, options.preempt_ratio)

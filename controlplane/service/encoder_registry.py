@@ -28,7 +28,7 @@ class EncoderRegistry(Mapping[str, Embedder]):
     worker that is added later, in the step of the event loop that adds it.
     """
 
-    def __init__(self, embedders: Iterable[Embedder] = (), rerankers: Iterable[Reranker] = ()) -> None:
+    def __init__(self, embedders: Iterable[Embedder], rerankers: Iterable[Reranker] = ()) -> None:
         self.embedders: dict[str, Embedder] = {each.model: each for each in embedders}
         self.rerankers: dict[str, Reranker] = {each.model: each for each in rerankers}
         self.leaving: list[Embedder] = []

@@ -129,7 +129,7 @@ class Reconfiguration:
         config: Config,
         policies_of: Callable[[Config, int], Policies],
         configurator: EngineConfigurator,
-        workers: WorkerReplacement | None = None,
+        workers: WorkerReplacement | None,
     ) -> None:
         self.workers = workers
         self.active = _version(1, config, "start")

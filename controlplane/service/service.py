@@ -86,6 +86,7 @@ class Service:
         self._training = training
         self._is_started = False
         self._closers: dict[str, Stop] = {}
+        """Of what is written until the last request has ended."""
         self._metrics_page: tuple[Instant, bytes] | None = None
 
     @property
@@ -146,7 +147,7 @@ class Service:
             if self._is_sampled:
                 self.live.start()
         except BaseException:
-            await stop_all(self._supervision(), self._periodic_work(), self._engines(), self._records())
+            await stop_all(self._supervision(), self._periodic_work(), self._engines(), self._closers)
             raise
         self._is_started = True
 
@@ -210,7 +211,7 @@ class Service:
             loading = {"a change of workers": workers.cancel_loading}
         drain: Stage = {"the drain": self.drain}
         stages = (loading, self._supervision(), self._periodic_work(), drain)
-        await stop_all(*stages, self._engines(), self._records())
+        await stop_all(*stages, self._engines(), self._closers)
 
     async def until_given_up(self) -> None:
         """Returns once an LLM engine is dead and is not restarted."""
@@ -251,10 +252,6 @@ class Service:
         if (workers := self.reconfiguration.workers) is not None:
             engines["workers that are leaving"] = workers.stop
         return engines if self._training is None else {**engines, "length training": self._training.stop}
-
-    def _records(self) -> Stage:
-        """What is written until the last request has ended."""
-        return self._closers
 
     async def drain(self, grace: float | None = None) -> None:
         """Ends admission; returns when all requests have ended, or after `grace` seconds.

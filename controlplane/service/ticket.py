@@ -200,12 +200,6 @@ class Ticket:
             expected_tokens=left if forecast is None else forecast.mean,
         )
 
-    @property
-    def likely_total(self) -> tuple[int, int]:
-        """The fewest and the most output tokens that are likely in total (`LengthForecast.likely_total`)."""
-        done, limit = self.timeline.output_tokens, self.request.max_output_tokens
-        return (0, limit) if self.forecast is None else self.forecast.likely_total(done, limit)
-
     def slack(self, now: Instant, remaining_steps: int, pace: Pace | None) -> Duration | None:
         """Time to the next token's deadline (`core.deadlines`); None without one."""
         step = NO_TIME if pace is None else pace.step
@@ -214,8 +208,11 @@ class Ticket:
         return None if deadline is None else between(now, deadline)
 
     def _cannot_meet_slo(self, now: Instant, pace: Pace | None) -> bool:
-        slo, seen = self.request.slo, self.timeline.progress
-        chance = last_chance(slo, seen, self.likely_total, NO_TIME if pace is None else pace.step)
+        slo, seen, limit = self.request.slo, self.timeline.progress, self.request.max_output_tokens
+        likely = (0, limit)
+        if self.forecast is not None:
+            likely = self.forecast.likely_total(seen.output_tokens, limit)
+        chance = last_chance(slo, seen, likely, NO_TIME if pace is None else pace.step)
         return chance is not None and now > chance
 
 

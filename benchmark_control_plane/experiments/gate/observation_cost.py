@@ -93,7 +93,7 @@ async def _measure(url: str, requests: int, rounds: int) -> dict[str, object]:
     assert tracer is not None
     variants = _variants(live_settings(service)())
     current, names = variants["plain"], list(variants)
-    app = create_app(service, lambda: current, owns_service=False)
+    app = create_app(service, lambda: current)
     medians: dict[str, list[float]] = {name: [] for name in variants}
     exports: list[float] = []
     lines: list[float] = []

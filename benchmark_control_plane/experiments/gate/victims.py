@@ -27,9 +27,11 @@ from benchmark_control_plane.judge.measurement_stages import Bench, objectives_f
 from benchmark_control_plane.judge.system_schema import SystemSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.pool_view import Running
+from controlplane.policy.engine.gate_view_adapter import preemptible_of
 from controlplane.policy.engine.interface import EngineView
+from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.plan_builder import LOST_LANE, Ranking
-from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime, SrmtOptions
+from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime
 from controlplane.policy.gate.preemption import VictimRank, in_preemption_order, latest_started
 from controlplane.policy.registry import ENGINE_POLICIES, VICTIMS, EnginePolicyFactory
 
@@ -79,15 +81,14 @@ _OWN_TERMS: dict[str, dict[str, float]] = {
 class RankedSrmt(ShortestRemainingMemoryTime):
     """SRMT that preempts in the order of another rule."""
 
-    def __init__(self, options: SrmtOptions, rank: VictimRank) -> None:
+    def __init__(self, options: EngineOptions, rank: VictimRank) -> None:
         super().__init__(options)
         self._rank_of = rank
 
     def _ranked(self, view: EngineView) -> Ranking:
-        running, tokens = view.running, view.block_tokens
-        seen = [state.as_running(view.now, state.held * tokens, view.pace) for state in running]
+        running = view.running
         place = {name: index for index, name in enumerate(running.ids)}
-        order = [place[one.request_id] for one in in_preemption_order(seen, self._rank_of)]
+        order = [place[one.request_id] for one in in_preemption_order(preemptible_of(view), self._rank_of)]
         sizes = np.empty(len(order))
         sizes[order] = np.sort(super()._ranked(view).sizes)[::-1]
         return Ranking(running, sizes, spared=self._aged.running)
@@ -103,14 +104,14 @@ class SrmtWithoutSlack(ShortestRemainingMemoryTime):
 
 
 def _srmt_by(rank: VictimRank) -> EnginePolicyFactory:
-    return lambda options: RankedSrmt(options.srmt(), rank)
+    return lambda options: RankedSrmt(options, rank)
 
 
 def _register_arms() -> None:
     """Adds the rules to the tables of policies."""
     cast(dict[str, VictimRank], VICTIMS).update(ENGINE_ARMS)
     policies = cast(dict[str, EnginePolicyFactory], ENGINE_POLICIES)
-    policies["own-without-slack"] = lambda options: SrmtWithoutSlack(options.srmt())
+    policies["own-without-slack"] = SrmtWithoutSlack
     policies["own"] = policies["srmt"]
     for arm in SRMT_ARMS:
         policies[arm] = _srmt_by(ENGINE_ARMS[arm])

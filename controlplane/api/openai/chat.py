@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from controlplane.api.openai.buffered import Choice, UsageCounter, send_whole
-from controlplane.api.openai.logprobs import chat_entries, chat_logprobs
+from controlplane.api.openai.logprobs import chat_entries
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
 from controlplane.api.openai.streaming import ChunkEncoder, Envelope, ending, send_stream
 from controlplane.api.post_endpoint import EndpointFactory, ParsedRequest
@@ -71,7 +71,7 @@ async def chat_job(service: Service, request: ParsedRequest[Any], chat: ChatComp
         max_tokens=chat.stated_max_tokens,
         sampling=chat_sampling(chat),
     )
-    request.memory.hold_prompts([job])
+    request.memory.hold_tokens(job.request.prompt_tokens)
     return job
 
 
@@ -98,7 +98,7 @@ class ShownParts:
 
     def logprobs(self, entries: list[orjson.Fragment]) -> dict[str, object] | None:
         """The `logprobs` object, or None if the request does not ask for it."""
-        return chat_logprobs(entries) if self.has_logprobs else None
+        return {"content": entries, "refusal": None} if self.has_logprobs else None
 
 
 class HiddenReasoning:

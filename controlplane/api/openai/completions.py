@@ -81,7 +81,7 @@ async def _jobs(service: Service, request: ParsedRequest[CompletionRequest]) -> 
         )
         for prompt in body.prompts
     ]
-    request.memory.hold_prompts(jobs)
+    request.memory.hold_tokens(sum(job.request.prompt_tokens for job in jobs))
     return jobs
 
 

@@ -18,11 +18,6 @@ _REPLACEMENT = "\ufffd"
 _UNKNOWN, _EMPTY = b"null", b"[]"
 
 
-def chat_logprobs(entries: list[orjson.Fragment]) -> dict[str, object]:
-    """The `logprobs` object of a chat choice with the `entries` of its tokens."""
-    return {"content": entries, "refusal": None}
-
-
 def chat_entries(tokens: Iterable[TokenLogprob]) -> list[orjson.Fragment]:
     """One encoded object per token of a chat, with the likeliest tokens of its position.
 

@@ -22,6 +22,7 @@ from controlplane.service.service import Service
 from controlplane.service.status import ModelCard
 
 _COHERE_ENDPOINTS = {"generate": "chat", "embed": "embed", "rerank": "rerank"}
+_READY_SECONDS = 5.0
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -72,8 +73,8 @@ def status_routes(service: Service) -> APIRouter:
         return json_response({"status": "alive"})
 
     @routes.get("/ready", response_model=None)
-    async def is_ready(request: Request) -> Response:
-        return await readiness(service, settings_for(request).ready_timeout_s)
+    async def is_ready() -> Response:
+        return await readiness(service)
 
     @routes.get("/metrics", response_model=None)
     async def show_metrics(request: Request) -> Response:
@@ -83,21 +84,21 @@ def status_routes(service: Service) -> APIRouter:
     return routes
 
 
-async def readiness(service: Service, timeout_s: float) -> Response:
+async def readiness(service: Service) -> Response:
     """The response of /ready, a 503 until the service has started.
 
-    Raises Problem (503) unless every engine responds within `timeout_s`.
+    Raises Problem (503) unless every engine responds within five seconds.
     """
     if not service.is_started:
         return starting_response(service.progress)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(_READY_SECONDS):
             await service.check()
     except BackendDown as error:
         message, headers = f"not ready: {error}", down_headers(error)
         raise Problem(503, message, code="backend_down", headers=headers) from None
     except TimeoutError:
-        message = f"not ready: no reply from the engines within {timeout_s:g} s"
+        message = f"not ready: no reply from the engines within {_READY_SECONDS:g} s"
         raise Problem(503, message, code="backend_down") from None
     # Names the parts that fail while requests are still served; /admin/state has the details.
     impaired = service.status.impaired()

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from starlette.responses import Response
 
-from controlplane.api.errors import Failure, error_response, failure_of
+from controlplane.api.errors import Failure, failure_of
+from controlplane.api.http_protocol import raw_response
 from controlplane.api.operations import health_responder
 from controlplane.api.operations.health import json_response, readiness
 from controlplane.api.settings import SettingsSource
@@ -46,13 +47,13 @@ def _text(response: Response) -> str:
 
 def _stalled(seconds: float) -> str:
     message = f"the event loop has not run for {seconds:g} s"
-    return _text(error_response(Failure(HTTPStatus.SERVICE_UNAVAILABLE, message, code="event_loop_stalled")))
+    return raw_response(Failure(503, message, code="event_loop_stalled")).decode()
 
 
 _ALIVE = _text(json_response({"status": "alive"}))
-_UNKNOWN = _text(
-    error_response(Failure(404, "no such path; this port serves GET /health and /ready", code="not_found"))
-)
+_UNKNOWN = raw_response(
+    Failure(404, "no such path; this port serves GET /health and /ready", code="not_found")
+).decode()
 
 
 class HealthListener:
@@ -126,12 +127,11 @@ class HealthListener:
             self._ready = await self._checked()
 
     async def _checked(self) -> str:
-        settings = self._settings()
         try:
-            found = await readiness(self._service, settings.ready_timeout_s)
+            return _text(await readiness(self._service))
         except Exception as error:
-            found = error_response(failure_of(error, overload_status=settings.overload_status))
-        return _text(found)
+            failure = failure_of(error, overload_status=self._settings().overload_status)
+            return raw_response(failure).decode()
 
     def _publish(self) -> None:
         message: health_responder.Publication = {

@@ -104,10 +104,6 @@ class Responder:
         return head + end if method == b"HEAD" else head + end + body
 
 
-async def _respond(listener: socket.socket, feed: socket.socket) -> None:
-    await Responder(feed).serve_until_end(listener)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Serves until the server closes the feed."""
     for number in _SIGNALS:
@@ -116,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     listener, feed = (socket.socket(fileno=int(descriptor)) for descriptor in arguments)
-    asyncio.run(_respond(listener, feed))
+    asyncio.run(Responder(feed).serve_until_end(listener))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
-"""Maps the engine's state to the gate's `Share` and `Waiting`, with tokens in place of bytes.
+"""Maps the engine's state to the gate's `Share`, with tokens in place of bytes.
 
 The policies do not depend on the unit, so one token of KV cache counts as one byte. As in the ledger, a
 linear footprint bounds the blocks of a request from above.
 """
 
+from functools import partial
+
 import numpy as np
 
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.memory_ledger import Footprint, LeaseTable, generate_footprint
-from controlplane.core.pool_view import Running, Share, Waiting
+from controlplane.core.pool_view import Running, Share
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
-from controlplane.policy.gate.ordering import Rank
 
 
 def footprint_of(state: RequestState, block_tokens: int) -> Footprint:
@@ -42,13 +43,15 @@ def lease_table(batch: RunningBatch, view: EngineView) -> LeaseTable:
     )
 
 
+def preemptible_of(view: EngineView) -> tuple[Running, ...]:
+    """The running requests as possible victims."""
+    tokens = view.block_tokens
+    return tuple(state.as_running(view.now, state.held * tokens, view.pace) for state in view.running)
+
+
 def share_of(view: EngineView) -> Share:
     """The engine as one share of the pool; nothing is in deficit, because the engine enforces its quota."""
     tokens = view.block_tokens
-
-    def preemptible() -> tuple[Running, ...]:
-        return tuple(state.as_running(view.now, state.held * tokens, view.pace) for state in view.running)
-
     return Share(
         ceiling=view.ceiling * tokens,
         held=min(view.used + view.growth, view.ceiling) * tokens,
@@ -57,10 +60,5 @@ def share_of(view: EngineView) -> Share:
         free_slots=view.free_slots,
         leases=lease_table(view.running, view),
         pace=view.pace,
-        preemptible=preemptible,
+        preemptible=partial(preemptible_of, view),
     )
-
-
-def waiting_of(state: RequestState, footprint: Footprint, rank: Rank) -> Waiting:
-    """A waiting request without a bound on its wait, because it was accepted."""
-    return Waiting(state.request, footprint, None, rank, footprint.area)

@@ -8,12 +8,21 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from controlplane.core.clock import milliseconds
-from controlplane.policy.engine.srmt import SrmtOptions
+from controlplane.policy.engine.size_cutoff import FEWEST_ARRIVALS
 from controlplane.policy.engine.static_priority import LookAheadFor
 from controlplane.policy.gate.ordering import OrderingOptions
 
 _DAY_MS = 86_400_000
 _MOST = 10**9
+_RANGES = (
+    ("urgency", 0, 1),
+    ("size_cutoff_share", 0, 2),
+    ("aged_share", 0, 1),
+    ("prefill_weight", 0, 10),
+    ("recompute_weight", 0, 100),
+    ("settle_steps", 0, 1_000),
+    ("size_cutoff_window", FEWEST_ARRIVALS, 100_000),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,13 @@ class EngineOptions:
                 f"missed_decay={self.missed_decay}: a share of the value; must be between 0 and 1"
             )
         # Values out of range are errors whichever ordering is chosen.
-        self.ordering_options(), self.srmt()
+        if self.preempt_ratio < 1:
+            raise ValueError(
+                f"preempt_ratio={self.preempt_ratio}: must be at least 1, or two requests preempt each other"
+            )
+        for name, low, high in _RANGES:
+            if not low <= (value := getattr(self, name)) <= high:
+                raise ValueError(f"{name}={value}: must be between {low} and {high}")
 
     def changed(self, by: Mapping[str, Any]) -> "EngineOptions":
         """A copy with these options. Raises ValueError naming an unknown key or a value out of range."""
@@ -97,20 +112,6 @@ class EngineOptions:
         """Options of a static ordering."""
         return OrderingOptions(
             milliseconds(self.priority_head_start_ms), milliseconds(self.default_deadline_ms), self.extra
-        )
-
-    def srmt(self) -> SrmtOptions:
-        """Options of shortest remaining memory-time."""
-        return SrmtOptions(
-            preempt_ratio=self.preempt_ratio,
-            urgency=self.urgency,
-            settle_steps=self.settle_steps,
-            size_cutoff_share=self.size_cutoff_share,
-            size_cutoff_window=self.size_cutoff_window,
-            starvation=milliseconds(self.starvation_ms),
-            aged_share=self.aged_share,
-            prefill_weight=self.prefill_weight,
-            recompute_weight=self.recompute_weight,
         )
 
 

@@ -65,13 +65,9 @@ class PlanBuilder:
         ranks = self._ranks
         return [] if ranks is None else ranks.batch.requests(ranks.order[-RANKED:])
 
-    def need(self, state: RequestState) -> int:
-        """Blocks that a waiting request takes from the free ones until its next token is computed."""
-        return self.view.need(state)
-
     def need_at_end(self, state: RequestState) -> int:
         """Blocks that a waiting request takes from the free ones until its predicted end."""
-        return self.need(state) + state.remaining() // self.view.block_tokens
+        return self.view.need(state) + state.remaining() // self.view.block_tokens
 
     def _ranking(self) -> Ranking:
         if self._ranks is None:
@@ -96,11 +92,11 @@ class PlanBuilder:
 
     def fits(self, state: RequestState) -> bool:
         """Whether blocks and a slot are free for the request now."""
-        return self.slots > 0 and self.need(state) <= self.free
+        return self.slots > 0 and self.view.need(state) <= self.free
 
     def start(self, state: RequestState) -> bool:
         """Offers the request if it fits and is not offered yet; returns whether it did."""
-        need = self.need(state)
+        need = self.view.need(state)
         request_id = state.request.id
         if request_id in self._offered or not self.fits(state):
             return False
@@ -148,7 +144,7 @@ class PlanBuilder:
         return 0.0 if is_done else state.held + self._growth
 
     def _needed_later(self, state: RequestState) -> float:
-        return 0.0 if state.remaining() <= self._settle else self.need(state) + self._growth
+        return 0.0 if state.remaining() <= self._settle else self.view.need(state) + self._growth
 
     def start_by_preempting(self, state: RequestState, size: float) -> bool:
         """Starts the request on the blocks of lower-ranked running requests, if those suffice.
@@ -156,7 +152,7 @@ class PlanBuilder:
         Only requests of a later lane or with a memory-time over weight above `size` are preempted. Returns
         whether it started.
         """
-        need, gained, count, ranks = self.need(state), 0, 0, self._ranking()
+        need, gained, count, ranks = self.view.need(state), 0, 0, self._ranking()
         for index in reversed(ranks.order):
             if self.free + gained >= need or ranks.sizes[index] <= size:
                 break
@@ -176,7 +172,7 @@ class PlanBuilder:
         """
         if state.request.id in self._offered:
             return True
-        ranks, need = self._ranking(), self.need(state)
+        ranks, need = self._ranking(), self.view.need(state)
         weights, held = ranks.batch.weight, ranks.batch.held
         may = (weights < state.weight) & (ranks.batch.memory_time() > size * weights)
         may &= need <= self.free + held
@@ -193,7 +189,7 @@ class PlanBuilder:
 
     def start_if_fits_to_end(self, state: RequestState) -> bool:
         """Starts the request if it and all others fit until their predicted ends, or if it runs alone."""
-        if self.slots <= 0 or self.free < self.need(state):
+        if self.slots <= 0 or self.free < self.view.need(state):
             return False
         return (self.is_idle or self._stays(state)) and self.start(state)
 

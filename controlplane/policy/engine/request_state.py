@@ -99,10 +99,6 @@ class RequestState:
             left = predicted - done if done < predicted else max(16, done // 4)
         return max(1, min(left, self.request.max_output_tokens - done))
 
-    def memory_time(self) -> float:
-        """Token-steps from now to the predicted end."""
-        return memory_time(self.tokens, self.remaining())
-
     def likely_total(self, done: int) -> tuple[int, int]:
         """`LengthForecast.likely_total` at `done` tokens; a predicted number is exact until it is outrun."""
         limit = self.request.max_output_tokens
@@ -134,21 +130,18 @@ class RequestState:
         """Whether the SLO is missed, or will be: the next token needs `work`, each further one `step`."""
         return self.is_missed or ((chance := self.last_chance(step)) is not None and now + work > chance)
 
-    def as_running(self, now: Instant, held: int, pace: Pace | None) -> Running:
+    def as_running(self, now: Instant, held: int, pace: Pace) -> Running:
         """The request as a possible victim that frees `held`."""
-        step = NO_TIME if pace is None else pace.step
-        deadline = None if self.is_missed else self.deadline(step)
+        deadline = None if self.is_missed else self.deadline(pace.step)
         slack = None if deadline is None else between(now, deadline)
         if slack is not None and slack < 0:
-            slack = None if self.cannot_meet_slo(now, NO_TIME, step) else NO_TIME
+            slack = None if self.cannot_meet_slo(now, NO_TIME, pace.step) else NO_TIME
         return Running(
             request_id=self.request.id,
             priority=self.priority,
             freed_bytes=held,
             slack=slack,
-            recompute=Duration(0)
-            if pace is None
-            else scaled(pace.per_prompt_token, self.tokens - self.cached),
+            recompute=scaled(pace.per_prompt_token, self.tokens - self.cached),
             remaining_steps=self.remaining(),
             preemptions=self.preemptions,
             progress=self.progress,

@@ -8,7 +8,7 @@ requests, the one of the higher class goes first unless it is larger by more tha
 There are three lanes:
 
 - *Timely* requests within the size cutoff start in order of their cost; while they have time, only where no
-  preemption is expected in the next `settle` steps. Once the part `urgency` of the time to the first token
+  preemption is expected in the next `settle_steps`. Once the part `urgency` of the time to the first token
   has passed, such a request may preempt running requests that still need `preempt_ratio` times as much, or
   any request of the two other lanes. Unless the victim is lost, `recompute_weight` times the cost of
   computing its tokens again is subtracted from what it needs: with long prompts it exceeds the gain. Where
@@ -16,10 +16,10 @@ There are three lanes:
   classes with a smaller weight are preempted.
 - *Timely* requests beyond the cutoff start up to the cutoff times one plus the free share of the memory, or
   in an idle engine. Otherwise the memory is needed again before they end and their work is lost.
-- *Lost* requests (the SLO is missed; without an objective left to miss, the wait took `patience`): the
+- *Lost* requests (the SLO is missed; without an objective left to miss, the wait took `starvation_ms`): the
   smallest start if the look-ahead predicts that they stay and all of them fit into the memory that arrivals
-  leave free (`SizeCutoff.spare`). In an idle engine the oldest starts. After `patience` they are served in
-  order of arrival, at any load, on a share of the memory of their own (`aged_share`).
+  leave free (`SizeCutoff.spare`). In an idle engine the oldest starts. After `starvation_ms` they are served
+  in order of arrival, at any load, on a share of the memory of their own (`aged_share`).
 
 Preempted requests whose next token is not yet due resume first.
 
@@ -27,20 +27,20 @@ Keys of the order: remaining memory-time plus prefill cost over the weight, arri
 """
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
 
 import numpy as np
 
-from controlplane.core.clock import Duration, Instant, after, scaled, seconds
+from controlplane.core.clock import Duration, Instant, after, milliseconds, scaled
 from controlplane.policy.engine.aged_share import AgedShare
 from controlplane.policy.engine.column_store import Ints
 from controlplane.policy.engine.interface import EngineView, StepPlan
+from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.plan_builder import LOST_LANE, OVERSIZED_LANE, PlanBuilder, Ranking
 from controlplane.policy.engine.request_state import RequestState, memory_time
-from controlplane.policy.engine.size_cutoff import FEWEST_ARRIVALS, SizeCutoff
+from controlplane.policy.engine.size_cutoff import SizeCutoff
 from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
 
 _START_LOST_EVERY = 4
@@ -51,57 +51,18 @@ Age = tuple[int, str]
 Key = tuple[float, int, str]
 """Size (remaining memory-time plus prefill cost, over the class's weight), arrival, request id."""
 
-_PATIENCE = seconds(30)
 # Most slots are free in time without a preemption, which costs the victim's prefill (decision 0067).
 _SLOT_URGENCY = 0.75
 # The prefill cost changes with every step. If the order followed, equal requests would not go by arrival.
 _PRICE_CHANGE = 1.25
 
 
-@dataclass(frozen=True, slots=True)
-class SrmtOptions:
-    """Parameters of SRMT.
-
-    `urgency` is the part of the time to the first token that must pass before a preemption is worth it. The
-    size cutoff plans for `size_cutoff_share` of the memory (0: no cutoff) over `size_cutoff_window` arrivals.
-    `aged_share` of the memory goes to requests lost for longer than `starvation` (0: none). `prefill_weight`
-    scales the prefill cost added to memory-time (0: memory-time only), and `recompute_weight` that of a
-    victim's tokens (0: not counted).
-    """
-
-    preempt_ratio: float = 1.1
-    urgency: float = 0.25
-    settle_steps: int = 60
-    size_cutoff_share: float = 0.75
-    size_cutoff_window: int = 600
-    starvation: Duration = _PATIENCE
-    aged_share: float = 0.02
-    prefill_weight: float = 1.0
-    recompute_weight: float = 3.0
-
-    def __post_init__(self) -> None:
-        if self.preempt_ratio < 1:
-            raise ValueError(
-                f"preempt_ratio={self.preempt_ratio}: must be at least 1, or two requests preempt each other"
-            )
-        for name, low, high in (
-            ("urgency", 0, 1),
-            ("size_cutoff_share", 0, 2),
-            ("aged_share", 0, 1),
-            ("prefill_weight", 0, 10),
-            ("recompute_weight", 0, 100),
-            ("settle_steps", 0, 1_000),
-            ("size_cutoff_window", FEWEST_ARRIVALS, 100_000),
-        ):
-            if not low <= (value := getattr(self, name)) <= high:
-                raise ValueError(f"{name}={value}: must be between {low} and {high}")
-
-
 class ShortestRemainingMemoryTime:
     """Engine policy that starts and preempts by remaining memory-time."""
 
-    def __init__(self, options: SrmtOptions) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         self._options = options
+        self._patience = milliseconds(options.starvation_ms)
         self._cutoff = (
             SizeCutoff(window=options.size_cutoff_window, share=options.size_cutoff_share)
             if options.size_cutoff_share
@@ -199,13 +160,13 @@ class ShortestRemainingMemoryTime:
             heappush(self._due, (chance - state.prefill(view.pace), state.request.id))
         else:
             # Without an objective left to miss its wait would never end.
-            heappush(self._due, (state.pending_since + self._options.starvation, state.request.id))
+            heappush(self._due, (state.pending_since + self._patience, state.request.id))
 
     def _has_lost(self, state: RequestState, view: EngineView) -> bool:
         if state.cannot_meet_slo(view.now, state.prefill(view.pace), view.pace.step):
             return True
         has_no_end = state.last_chance(view.pace.step) is None
-        return has_no_end and state.pending_since + self._options.starvation < view.now
+        return has_no_end and state.pending_since + self._patience < view.now
 
     def _mark_lost(self, state: RequestState) -> None:
         self._is_lost[state.request.id] = True
@@ -253,13 +214,13 @@ class ShortestRemainingMemoryTime:
 
     def _start_aged(self, builder: PlanBuilder) -> None:
         """Starts the oldest request past its patience, by preemption if needed, if the share has credit."""
-        options, view = self._options, builder.view
+        view = builder.view
         for (arrival, _), state in self._lost:
-            if not self._aged.has_credit or arrival + options.starvation > view.now:
+            if not self._aged.has_credit or arrival + self._patience > view.now:
                 return
-            if builder.need(state) > view.quota:
+            if builder.view.need(state) > view.quota:
                 continue
-            while builder.free < builder.need(state) and builder.preempt_last():
+            while builder.free < builder.view.need(state) and builder.preempt_last():
                 pass
             if builder.start(state):
                 self._aged.running.add(state)
@@ -344,14 +305,14 @@ class ShortestRemainingMemoryTime:
         return (
             NEVER
             if builder.start_by_preempting(state, self._options.preempt_ratio * size)
-            else builder.need(state)
+            else builder.view.need(state)
         )
 
     def _start_oversized(self, builder: PlanBuilder, state: RequestState, size: float) -> None:
         if builder.is_idle:
             builder.start_if_fits_to_end(state)
         elif self._cutoff is not None and builder.fits_for_horizon(state):
-            left = builder.free_at_horizon - builder.need(state)
+            left = builder.free_at_horizon - builder.view.need(state)
             if size <= self._cutoff.largest(left / builder.view.quota):
                 builder.start(state)
 

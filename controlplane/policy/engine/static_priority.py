@@ -20,7 +20,7 @@ from typing import Literal
 from controlplane.core.clock import NO_TIME
 from controlplane.core.decision import Admit
 from controlplane.core.pool_view import Share, Waiting
-from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of, waiting_of
+from controlplane.policy.engine.gate_view_adapter import footprint_of, preemptible_of, share_of
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.gate.admission import Admission
@@ -107,7 +107,9 @@ class StaticPriorityPolicy:
             footprint = footprint_of(state, view.block_tokens)
             rank = self._ordering.rank(state.request, footprint, view.pace)
             self._ranks[state.request.id] = rank
-            insort(self._waiting, _Queued(rank, state, waiting_of(state, footprint, rank)), key=_by_rank)
+            # Its wait has no bound, because it was accepted.
+            waiting = Waiting(state.request, footprint, None, rank, footprint.area)
+            insort(self._waiting, _Queued(rank, state, waiting), key=_by_rank)
         self._new.clear()
 
     def _preempt_for_shortage(self, view: EngineView, short: int, plan: StepPlan) -> None:
@@ -156,9 +158,7 @@ class StaticPriorityPolicy:
                     self._remember_blocked(queued, view)
                     return
                 by_id = {other.request.id: other for other in view.running}
-                victims = [
-                    by_id[victim.request_id] for victim in forced.victims if victim.request_id in by_id
-                ]
+                victims = [by_id[victim.request_id] for victim in forced.victims]
                 plan.preempt += victims
                 plan.ranked = [other for other in plan.ranked if other not in victims]
                 share = share.without([victim.request_id for victim in forced.victims])
@@ -182,9 +182,8 @@ class StaticPriorityPolicy:
 def _victims_last(view: EngineView, rank: VictimRank) -> list[RequestState]:
     """The running requests in reverse order of preemption."""
     by_id = {state.request.id: state for state in view.running}
-    tokens = view.block_tokens
-    running = [state.as_running(view.now, state.held * tokens, view.pace) for state in view.running]
-    return [by_id[victim.request_id] for victim in reversed(in_preemption_order(running, rank))]
+    ordered = in_preemption_order(preemptible_of(view), rank)
+    return [by_id[victim.request_id] for victim in reversed(ordered)]
 
 
 def _has_room(waiting: Waiting, view: EngineView) -> bool:

@@ -22,22 +22,21 @@ class Sharing:
     """
 
     options: QuotaOptions
-    nominal: Mapping[Owner, int]
     borrow: Mapping[Owner, int]
     lend: Mapping[Owner, int]
     follows_urgency: bool
 
-
-def split(pool: int, llm: int, block_bytes: int) -> dict[Owner, int]:
-    """Nominal quotas for a given part of the LLM, which is rounded down to whole blocks."""
-    llm = llm // block_bytes * block_bytes
-    return {Owner.LLM: llm, Owner.EMBEDDING: pool - llm}
+    @property
+    def nominal(self) -> dict[Owner, int]:
+        """The quotas while nothing is urgent."""
+        llm = self.options.nominal_llm_bytes
+        return {Owner.LLM: llm, Owner.EMBEDDING: self.options.pool - llm}
 
 
 def target_next(target: int, urgency: Mapping[Owner, float], sharing: Sharing) -> int:
     """The LLM's next target quota in bytes, after `target`."""
     if not sharing.follows_urgency:
-        return sharing.nominal[Owner.LLM]
+        return sharing.options.nominal_llm_bytes
     return apply_dead_band(target, target_nominal(urgency, sharing.options), sharing.options)
 
 

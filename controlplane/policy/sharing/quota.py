@@ -3,8 +3,8 @@
 Algorithm 2 of the collocation proposal, corrected: urgency is continuous and grows as slack shrinks (the
 printed one drops when a request becomes late); a late request counts as one without slack, however late it
 is; minimums win over the step limit; a dead-band keeps small changes of urgency from moving memory back and
-forth. The embeddings get what the LLM
-does not, so the sum is constant. At equal urgency the quotas return exactly to their configured position.
+forth. The embeddings get what the LLM does not, so the sum is constant. At equal urgency the quotas return
+exactly to their configured position.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,17 +22,6 @@ class UrgencyOptions:
 
     critical: Duration = _ONE_SECOND
     critical_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.critical <= 0:
-            raise ValueError(
-                f"quota.critical={self.critical}: the slack below which a request is urgent must be "
-                "positive; raise it"
-            )
-        if self.critical_weight < 0:
-            raise ValueError(
-                f"quota.critical_weight={self.critical_weight}: less slack must weigh more; raise it"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +42,6 @@ class QuotaOptions:
     dead_band: int
     block_bytes: int
     urgency: UrgencyOptions
-
-    def __post_init__(self) -> None:
-        if self.block_bytes < 1:
-            raise ValueError(f"quota.block_bytes={self.block_bytes}: a block has at least one byte; raise it")
-        for owner in Owner:
-            if self.minimum[owner] < 0:
-                raise ValueError(f"quota.{owner}.minimum={self.minimum[owner]}: must not be negative")
-        if self.lowest > self.highest:
-            parts = " + ".join(f"quota.{owner}.minimum={self.minimum[owner]}" for owner in Owner)
-            raise ValueError(
-                f"{parts}: minimums must fit into the pool's {self.pool} bytes in whole blocks of "
-                f"{self.block_bytes}; lower one of them"
-            )
-        if self.nominal_llm_bytes != _bounded(_blocks_down(self.nominal_llm_bytes, self.block_bytes), self):
-            raise ValueError(
-                f"quota.nominal_llm_bytes={self.nominal_llm_bytes}: must be whole blocks of "
-                f"{self.block_bytes} bytes, {self.lowest} to {self.highest}"
-            )
-        for name in ("nominal_weight", "rate", "dead_band"):
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"quota.{name}={value}: must be at least 0; use 0 to switch it off")
 
     @property
     def lowest(self) -> int:

@@ -1,7 +1,7 @@
 """The gate's policies, as a configuration names them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from controlplane.config import Config
 from controlplane.core.ports import Generator
@@ -24,11 +24,11 @@ class Policies:
     admission: Admission
     ordering: Ordering
     engine_queue: int
-    engine_options: EngineOptions | None = None
-    version: int = 1
-    explained_requests: int = 0
-    tenant_limits: Mapping[str, TenantLimits] = field(default_factory=dict)
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    engine_options: EngineOptions | None
+    version: int
+    explained_requests: int
+    tenant_limits: Mapping[str, TenantLimits]
+    tenant_weights: Mapping[str, float]
 
 
 def policies_of(config: Config, generators: Iterable[Generator], *, version: int = 1) -> Policies:

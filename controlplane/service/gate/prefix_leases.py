@@ -86,7 +86,7 @@ class PrefixLeases:
                 self._ledger.set_reported(payer.lease, held=held, per_step=payer.footprint.per_step)
 
     def report(self, ticket: Ticket) -> None:
-        """Compares the hits that the engine reports with the expected ones."""
+        """Forgets the unused blocks if the engine has found fewer of the prompt's tokens than expected."""
         index = self._indexes.get(ticket.request.model)
         if index is not None and ticket.cached_tokens < ticket.request.cached_tokens:
             index.forget_unused()

@@ -96,9 +96,7 @@ class RateLimiter:
 def _resized(buckets: Mapping[str, TokenBucket], rates: Mapping[str, float | None]) -> dict[str, TokenBucket]:
     found: dict[str, TokenBucket] = {}
     for name, rate in rates.items():
-        if not rate:
-            continue
-        former = buckets.get(name)
-        found[name] = TokenBucket(rate, rate if former is None else min(rate, former.level))
-        found[name].since = None if former is None else former.since
+        if rate:
+            former = buckets.get(name, TokenBucket(rate, rate))
+            found[name] = TokenBucket(rate, min(rate, former.level), former.since)
     return found

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from controlplane.core.clock import Clock, Instant, milliseconds
+from controlplane.config.fields import optional_duration
+from controlplane.core.clock import Clock, Instant
 from controlplane.core.errors import Refused
 from controlplane.core.request import Kind, PromptFeatures, Request
 from controlplane.core.slo import ServiceClass, Slo
@@ -54,10 +55,7 @@ class RequestBuilder:
         """The request of these sizes, with the class and objectives that its hints state. Raises Refused."""
         caller, hints = fields.origin.caller, fields.origin.hints
         service_class = self._class(caller, hints)
-        stated = [
-            None if value is None else milliseconds(value)
-            for value in (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms, hints.gap_ms)
-        ]
+        stated = [*map(optional_duration, (hints.ttft_ms, hints.tpot_ms, hints.e2e_ms, hints.gap_ms))]
         slo = service_class.slo.overridden(Slo(*stated)) if any(stated) else service_class.slo
         if kind is Kind.EMBED:
             # An objective for output tokens would count as missed or met by accident.

@@ -17,13 +17,11 @@ from itertools import compress
 from controlplane.config import Config
 from controlplane.core.clock import Clock, Duration, Instant, between, milliseconds
 from controlplane.core.decision import Defer, Reason, Reject
-from controlplane.core.device import DeviceMemory
 from controlplane.core.engine_reports import EngineState
-from controlplane.core.memory_ledger import MemoryLedger
-from controlplane.core.ports import Embedder, Generator
+from controlplane.core.ports import Embedder
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.policy.gate.memory_lookahead import LookAhead
-from controlplane.policy.sharing.lending import Sharing, target_next, usable_bytes
+from controlplane.policy.sharing.lending import target_next, usable_bytes
 from controlplane.policy.sharing.quota import bytes_to_reclaim, next_nominals, use_ceiling
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.dispatcher import Dispatcher
@@ -54,7 +52,6 @@ class QuotaController:
 
     clock: Clock
     dispatcher: Dispatcher
-    ledger: MemoryLedger
     pool: SharedPool
     encoders: EncoderRegistry
     demand: EmbeddingDemand
@@ -67,9 +64,6 @@ class QuotaController:
     withheld: int = field(init=False, default=0)
     reserved: int = field(init=False, default=0)
     health: HealthTracker = field(init=False, default_factory=lambda: HealthTracker(*_HEALTH_MESSAGES))
-    _generator: Generator = field(init=False)
-    _memory: DeviceMemory = field(init=False)
-    _sharing: Sharing = field(init=False)
     _target: int = field(init=False)
     engine: EngineQuota = field(init=False)
     _max_workspace: int = field(init=False)
@@ -84,11 +78,9 @@ class QuotaController:
     _last_tick: Instant | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._generator, self._memory = self.pool.generator, self.pool.memory
-        self._sharing = self.pool.sharing
-        self.owned = self.usable = dict(self._sharing.nominal)
+        self.owned = self.usable = self.pool.sharing.nominal
         self._target = self.owned[Owner.LLM]
-        self.engine = EngineQuota(self._generator, self._memory)
+        self.engine = EngineQuota(self.pool.generator, self.pool.memory)
         self._measure_workers()
         self.dispatcher.on_not_admitted = self._not_admitted
 
@@ -103,7 +95,7 @@ class QuotaController:
 
     def _announce_largest(self) -> None:
         self.dispatcher.set_largest_request(
-            {Owner.LLM: self._sharing.options.highest, Owner.EMBEDDING: self._max_workspace}
+            {Owner.LLM: self.pool.sharing.options.highest, Owner.EMBEDDING: self._max_workspace}
         )
 
     def divided(self, config: Config, workers: Sequence[Embedder] | None = None) -> SharedPool:
@@ -112,11 +104,11 @@ class QuotaController:
         Raises ConfigError.
         """
         embedders = tuple(self.encoders.values()) if workers is None else workers
-        return divided_pool(config.quota, self._generator, embedders, self._memory)
+        return divided_pool(config.quota, self.pool.generator, embedders, self.pool.memory)
 
     def set_division(self, pool: SharedPool, forecast_quantile: float | None) -> None:
         """Replaces shares and limits; the quotas move there from the next tick on, in the usual steps."""
-        self.pool, self._sharing, self.demand.level = pool, pool.sharing, forecast_quantile
+        self.pool, self.demand.level = pool, forecast_quantile
         self._announce_largest()
 
     def withhold(self, withheld_bytes: int) -> None:
@@ -129,17 +121,12 @@ class QuotaController:
     @property
     def least_llm_bytes(self) -> int:
         """Minimum of the LLM's quota."""
-        return self._sharing.options.lowest
+        return self.pool.sharing.options.lowest
 
     @property
     def least_bytes(self) -> int:
         """Minimum of the LLM's quota, plus the bytes of the longest input of each worker."""
         return self.least_llm_bytes + self._least_budget
-
-    @property
-    def pool_bytes(self) -> int:
-        """The memory that the quotas divide."""
-        return self._memory.pool_bytes
 
     async def until_unused(self, needed: int) -> None:
         """Waits for a tick after which neither owner uses `needed` bytes of the pool."""
@@ -156,8 +143,8 @@ class QuotaController:
     @property
     def _unused_bytes(self) -> int:
         """Bytes of the pool that neither the engine nor the batches in flight may use."""
-        room = self._memory.workspace_room(self._generator.state())
-        return min(room, self._memory.pool_bytes - self.engine.ceiling) - self._batches_in_flight()
+        room = self.pool.memory.workspace_room(self.pool.generator.state())
+        return min(room, self.pool.memory.pool_bytes - self.engine.ceiling) - self._batches_in_flight()
 
     @property
     def _ownerless_bytes(self) -> int:
@@ -171,8 +158,8 @@ class QuotaController:
 
     async def engine_restarted(self) -> None:
         """Applies the LLM's present quota to a new engine, which has its whole cache as quota."""
-        self._memory.engine_restarted()
-        llm = self.ledger.quota(Owner.LLM)
+        self.pool.memory.engine_restarted()
+        llm = self.dispatcher.ledger.quota(Owner.LLM)
         await self.engine.set(llm, llm)
 
     def observe_arrival(self, request: Request) -> None:
@@ -214,7 +201,7 @@ class QuotaController:
         owned = self.owned
         self._update_owned(now)
         try:
-            await self._apply(usable_bytes(self.owned, self._demanded(now), self._sharing), now)
+            await self._apply(usable_bytes(self.owned, self._demanded(now), self.pool.sharing), now)
         except Exception:
             # Otherwise the quotas would jump by all failed steps at once when the engine responds again.
             self.owned = owned
@@ -224,9 +211,9 @@ class QuotaController:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
         self._recent.fade(now)
         paces = {owner: self.dispatcher.pace_estimators[owner].pace for owner in Owner}
-        options = self._sharing.options
+        options = self.pool.sharing.options
         self.urgency = urgencies(self.dispatcher.tickets(), paces, self._recent, now, options.urgency)
-        self._target = target_next(self._target, self.urgency, self._sharing)
+        self._target = target_next(self._target, self.urgency, self.pool.sharing)
         self.owned = next_nominals(self.owned, self._target, elapsed=elapsed, options=options)
         self._moved_at = now
 
@@ -242,7 +229,7 @@ class QuotaController:
         return {Owner.LLM: held[Owner.LLM], Owner.EMBEDDING: embedding}
 
     def _predicted_bytes(self, owner: Owner) -> int:
-        leases = self.ledger.table(owner)
+        leases = self.dispatcher.ledger.table(owner)
         peak = int((leases.base + leases.per_step * leases.steps).sum())
         forwarded = set(compress(leases.ids, leases.base == 0))
         if forwarded:
@@ -251,7 +238,7 @@ class QuotaController:
         return peak + sum(waiting.footprint.peak for waiting in self.dispatcher.queued(owner))
 
     async def _apply(self, usable: Mapping[Owner, int], now: Instant) -> None:
-        before, budget = self.ledger.quota(Owner.LLM), self._budget
+        before, budget = self.dispatcher.ledger.quota(Owner.LLM), self._budget
         usable = self._subtract_ownerless(usable)
         try:
             llm, state = await self._move_llm(usable, before, now)
@@ -260,7 +247,7 @@ class QuotaController:
             raise
         if llm > before:
             self._set(Owner.LLM, llm)
-        room = self._embedding_less_ownerless(self._memory.workspace_room(state))
+        room = self._embedding_less_ownerless(self.pool.memory.workspace_room(state))
         self._set_budget(max(0, min(usable[Owner.EMBEDDING], room, self._unclaimed_bytes)), now)
         if usable != self.usable:
             self.moves += 1
@@ -270,7 +257,7 @@ class QuotaController:
 
     def _subtract_ownerless(self, usable: Mapping[Owner, int]) -> dict[Owner, int]:
         """Takes withheld and reserved bytes from the embeddings, whose quota falls at once, then the LLM."""
-        options, llm = self._sharing.options, usable[Owner.LLM]
+        options, llm = self.pool.sharing.options, usable[Owner.LLM]
         embedding = self._embedding_less_ownerless(usable[Owner.EMBEDDING])
         rest = self._ownerless_bytes - (usable[Owner.EMBEDDING] - embedding)
         block = options.block_bytes
@@ -288,14 +275,14 @@ class QuotaController:
         self, usable: Mapping[Owner, int], before: int, now: Instant
     ) -> tuple[int, EngineState]:
         """Moves the engine's quota; returns the LLM's quota that it has confirmed, and its state."""
-        state, llm = self._generator.state(), usable[Owner.LLM]
+        state, llm = self.pool.generator.state(), usable[Owner.LLM]
         if llm < before:
             self._set(Owner.LLM, llm)
         elif llm > before:
             # The embedding budget is reduced first; the LLM gets what the batches in flight leave.
             self._set_budget(min(usable[Owner.EMBEDDING], self._budget), now)
-            block = self._sharing.options.block_bytes
-            free = self._memory.pool_bytes - self._ownerless_bytes - self._batches_in_flight()
+            block = self.pool.sharing.options.block_bytes
+            free = self.pool.memory.pool_bytes - self._ownerless_bytes - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
         found, growth = state, self._predicted_growth(state) if state.used_bytes > llm else 0
         ceiling = use_ceiling(llm, self.engine.ceiling, used=state.used_bytes, growth=growth)
@@ -303,7 +290,7 @@ class QuotaController:
         is_in_force = (llm, ceiling) == (self.engine.quota, self.engine.ceiling)
         if not is_in_force or self.health.fault is not None:
             await self.engine.set(llm, ceiling)
-            state = self._generator.state()
+            state = self.pool.generator.state()
         self._reclaim(llm, found)
         return llm, state
 
@@ -316,19 +303,19 @@ class QuotaController:
     @property
     def _unclaimed_bytes(self) -> int:
         """Bytes of the pool that the engine may not use and that are not withheld."""
-        return self._embedding_less_ownerless(self._memory.pool_bytes - self.engine.ceiling)
+        return self._embedding_less_ownerless(self.pool.memory.pool_bytes - self.engine.ceiling)
 
     def _predicted_growth(self, state: EngineState) -> int:
         """Bytes that the running requests need beyond present use until they end, in whole blocks.
 
         Leases grow by the token, and each request may begin one more block than that.
         """
-        growth = LookAhead(self.ledger.table(Owner.LLM)).growth
+        growth = LookAhead(self.dispatcher.ledger.table(Owner.LLM)).growth
         held = state.held_bytes or {}
         for ticket in self.dispatcher.tickets():
             if ticket.timeline.first_token is None and ticket.request.id in held:
                 growth += max(0, ticket.footprint.base - held[ticket.request.id])
-        block = self._sharing.options.block_bytes
+        block = self.pool.sharing.options.block_bytes
         return (-(-int(growth) // block) + state.running) * block
 
     def _reclaim(self, llm: int, state: EngineState) -> None:
@@ -337,14 +324,14 @@ class QuotaController:
             return
         demanded = sum(entry.footprint.base for entry in waiting)
         priority = max(entry.request.service_class.priority for entry in waiting)
-        free = max(0, self._budget - self.ledger.held(Owner.EMBEDDING))
+        free = max(0, self._budget - self.dispatcher.ledger.held(Owner.EMBEDDING))
         needed = bytes_to_reclaim(held=state.used_bytes, nominal=llm, free=free, demanded=demanded)
         if needed > 0:
             self.reclaimed_bytes += self.dispatcher.reclaim(Owner.LLM, needed, priority)
 
     @property
     def _budget(self) -> int:
-        return self.ledger.quota(Owner.EMBEDDING)
+        return self.dispatcher.ledger.quota(Owner.EMBEDDING)
 
     def _batches_in_flight(self) -> int:
         """The embedding budget; after a cut the former one, until the batches sent under it have ended."""
@@ -354,7 +341,7 @@ class QuotaController:
         if not any(self._is_computed_since(ticket, since) for ticket in self.dispatcher.tickets()):
             self._budget_before_cut = None
             return self._budget
-        return max(self._budget, min(former, self.ledger.demanded(Owner.EMBEDDING)))
+        return max(self._budget, min(former, self.dispatcher.ledger.demanded(Owner.EMBEDDING)))
 
     @staticmethod
     def _is_computed_since(ticket: Ticket, since: Instant) -> bool:
@@ -373,7 +360,7 @@ class QuotaController:
         split_budget(budget, self.encoders.running)
 
     def _set(self, owner: Owner, nominal: int) -> None:
-        self.ledger.set_quota(owner, nominal)
+        self.dispatcher.ledger.set_quota(owner, nominal)
         if owner is Owner.EMBEDDING:
             self.dispatcher.cap_footprints(owner, nominal)
 
@@ -384,4 +371,4 @@ def quota_controller(
     """Builds the quota controller of a configuration."""
     forecast = config.quota.forecast
     demand = EmbeddingDemand(milliseconds(forecast.window_ms), forecast.quantile)
-    return QuotaController(clock, dispatcher, dispatcher.ledger, pool, encoders, demand)
+    return QuotaController(clock, dispatcher, pool, encoders, demand)

@@ -14,7 +14,7 @@ def quota_state(quotas: QuotaController) -> dict[str, object]:
     forecast = load.next_window(quotas.clock.now())
     return {
         "device_memory": quotas.pool.memory.mode,
-        "pool_bytes": quotas.pool_bytes,
+        "pool_bytes": quotas.pool.memory.pool_bytes,
         "withheld_bytes": quotas.withheld,
         "reserved_bytes": quotas.reserved,
         "engine_quota_bytes": quotas.engine.quota,

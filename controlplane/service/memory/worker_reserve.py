@@ -140,7 +140,7 @@ class PoolReserve:
     @property
     def reservable(self) -> int:
         """The pool less the largest request of each kind."""
-        return self._quotas.pool_bytes - self._quotas.least_bytes
+        return self._quotas.pool.memory.pool_bytes - self._quotas.least_bytes
 
     async def reserve(self, total: int) -> None:
         """Takes `total` bytes from the quotas, and waits until the engine and the batches have left them."""
@@ -159,7 +159,7 @@ class PoolReserve:
     def require_room(self, after: Collection[Embedder], total: int) -> None:
         """The longest inputs must fit; the shares follow demand."""
         needed = sum(map(longest_input_bytes, after))
-        left = self._quotas.pool_bytes - self._quotas.least_llm_bytes - total
+        left = self._quotas.pool.memory.pool_bytes - self._quotas.least_llm_bytes - total
         if needed > left:
             raise ConfigError(
                 f"{_named(after)}: the longest inputs take {needed:,} bytes and the pool leaves {left:,}; "

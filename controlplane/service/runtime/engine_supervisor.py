@@ -55,8 +55,12 @@ class EngineSupervisor:
         return self.generator.model
 
     async def start(self) -> None:
-        """Starts the engine for the first time. Raises what its `start` raises."""
-        await self._timed_start()
+        """Starts the engine and measures how long that takes. Raises what its `start` raises."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await self.generator.start()
+        self.start_seconds = loop.time() - began
+        self._longest_start = max(self._longest_start, self.start_seconds)
 
     def supervise(self, on_down: OnDown, restore: Callable[[], Awaitable[None]]) -> None:
         """Begins to restart the engine after each death.
@@ -130,7 +134,7 @@ class EngineSupervisor:
         self._died.clear()
         try:
             async with asyncio.timeout(max(_MIN_START_LIMIT_SECONDS, _STALL_FACTOR * self._longest_start)):
-                await self._timed_start()
+                await self.start()
             await restore()
             if self._died.is_set():
                 raise BackendDown("the engine died while it was set up")
@@ -142,13 +146,6 @@ class EngineSupervisor:
         self._down = None
         log.warning("restart %d of %s succeeded in %.1f s", number, model, self.start_seconds)
         return True
-
-    async def _timed_start(self) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await self.generator.start()
-        self.start_seconds = loop.time() - began
-        self._longest_start = max(self._longest_start, self.start_seconds)
 
     async def _stop_engine(self) -> None:
         try:

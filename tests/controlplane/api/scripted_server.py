@@ -123,12 +123,23 @@ async def staged(
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
+        started(service),
         httpx.AsyncClient(transport=transport, base_url="http://tandem.test") as http,
     ):
         stage = Stage(service, app, generator, embedder, reranker, http)
         yield stage
         await until(stage.is_clean)
         service.gate.dispatcher.ledger.check_integrity()
+
+
+@asynccontextmanager
+async def started(service: Service) -> AsyncIterator[None]:
+    """Runs a service while its block runs."""
+    await service.start()
+    try:
+        yield
+    finally:
+        await service.stop()
 
 
 async def at_a_slow_pace(stage: Stage) -> None:

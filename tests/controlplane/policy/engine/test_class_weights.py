@@ -12,7 +12,7 @@ from controlplane.core.pool_view import Pace
 from controlplane.core.slo import MOST_WEIGHT, ServiceClass, Slo
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
-from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.request_state import RequestState, memory_time
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.size_cutoff import SizeCutoff
 from controlplane.policy.registry import engine_policy
@@ -158,7 +158,7 @@ def test_a_high_class_waits_only_for_requests_smaller_by_the_ratio(lengths, rati
     high = waits("b", weight=ratio, prompt=high_prompt, predicted=high_output)
     quota = 1_000
     price = quota * BLOCK * PACE.per_prompt_token / PACE.step
-    costs = [state.memory_time() + price * state.tokens for state in (low, high)]
+    costs = [memory_time(state.tokens, state.remaining()) + price * state.tokens for state in (low, high)]
     order = plan("srmt", [low, high], [], free=quota).offer
     assert set(order) == {low, high}
     if order[0] is low:

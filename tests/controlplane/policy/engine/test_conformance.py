@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from backends.testing.conformance import check_engine_policy
 from controlplane.core.clock import Duration, Instant, milliseconds, scaled, seconds
-from controlplane.core.pool_view import Pace, PoolView, Queue
+from controlplane.core.pool_view import Pace, PoolView, Queue, Waiting
 from controlplane.core.request import Owner
 from controlplane.core.slo import Slo
 from controlplane.policy.engine.apt_serve import AptServe
-from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of, waiting_of
+from controlplane.policy.engine.gate_view_adapter import footprint_of, share_of
 from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.request_state import RequestState
@@ -111,7 +111,8 @@ def test_gate_cycle_and_engine_policy_decide_alike(ordering, batch, slots):
     for state in waiting:
         policy.enqueue(state)
         footprint = footprint_of(state, BLOCK)
-        line.append(waiting_of(state, footprint, order.rank(state.request, footprint, view.pace)))
+        rank = order.rank(state.request, footprint, view.pace)
+        line.append(Waiting(state.request, footprint, None, rank, footprint.area))
     line.sort(key=lambda each: each.rank)
     plan = policy.plan(view)
     # The engine skips a request above the quota; the gate never admits it.
@@ -234,7 +235,7 @@ def random_state(random: Random, name: str, *, is_running: bool) -> RequestState
 @pytest.mark.parametrize("settle", [0, 12])
 def test_skipped_requests_could_not_have_started(settle, cut):
     # Few cases distinguish the two: a request must fail while a larger request with fewer blocks starts.
-    random, options = Random(settle), EngineOptions(settle_steps=settle).srmt()
+    random, options = Random(settle), EngineOptions(settle_steps=settle)
     for _ in range(500):
         running = [random_state(random, f"r{i}", is_running=True) for i in range(random.randint(0, 20))]
         waiting = [random_state(random, f"w{i}", is_running=False) for i in range(random.randint(0, 30))]

@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.policy.engine.interface import EngineView, StepPlan
 from controlplane.policy.engine.options import EngineOptions
-from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.request_state import RequestState, memory_time
 from controlplane.policy.registry import engine_policy
 from tests.controlplane.policy.engine.test_class_weights import runs, view_of, waits
 
@@ -42,7 +42,7 @@ def test_a_request_with_much_to_come_is_preempted():
 def test_the_victim_with_less_to_compute_again_goes_first():
     # More memory-time, and thirty times the tokens.
     long, short = long_prompt("long"), runs("short", done=10, prompt=90, predicted=390, ttft_ms=None)
-    assert long.memory_time() > short.memory_time()
+    assert memory_time(long.tokens, long.remaining()) > memory_time(short.tokens, short.remaining())
     assert planned([long, short]).preempt == [short]
     assert planned([long, short], weight=0.0).preempt == [long]
 

@@ -13,7 +13,7 @@ from controlplane.core.pool_view import Pace
 from controlplane.core.slo import Slo
 from controlplane.policy.engine.gate_view_adapter import lease_table
 from controlplane.policy.engine.interface import EngineView
-from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.request_state import RequestState, memory_time
 from controlplane.policy.engine.running_batch import RunningBatch
 from tests.example_requests import a_request
 
@@ -69,7 +69,7 @@ def check(batch: RunningBatch, those: Twins, now: Instant, random: Random) -> No
     assert batch.priority.tolist() == [one.priority for one in alone]
     assert batch.is_guess.tolist() == [one.is_guess for one in alone]
     assert batch.remaining_tokens().tolist() == [one.remaining() for one in alone]
-    assert batch.memory_time().tolist() == [one.memory_time() for one in alone]
+    assert batch.memory_time().tolist() == [memory_time(one.tokens, one.remaining()) for one in alone]
     step = Duration(random.choice([0, 1, 4]))
     assert batch.is_lost(now, step).tolist() == [one.cannot_meet_slo(now, Duration(0), step) for one in alone]
     assert batch.has_token_of(now).tolist() == [one.last_token == now for one in alone]

@@ -10,7 +10,7 @@ from controlplane.core.clock import Duration, Instant
 from controlplane.core.pool_view import Pace
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.plan_builder import PlanBuilder, Ranking
-from controlplane.policy.engine.request_state import RequestState
+from controlplane.policy.engine.request_state import RequestState, memory_time
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.engine.waiting_index import NEVER, WaitingIndex
 from tests.example_requests import a_request
@@ -29,7 +29,7 @@ def random_state(name: str, random: Random) -> RequestState:
 
 
 def size_of(one: RequestState) -> Key:
-    return (one.memory_time(), one.request.arrival, one.request.id)
+    return (memory_time(one.tokens, one.remaining()), one.request.arrival, one.request.id)
 
 
 def tokens_of(one: RequestState) -> Key:
@@ -82,7 +82,7 @@ def test_may_start_equals_a_test_of_each_request(random):
         builder, unobtainable = random_builder(random), random.choice([0, NEVER, random.randint(1, 12)])
         may = []
         for _, one in expected:
-            need, since = builder.need(one), due[one]
+            need, since = builder.view.need(one), due[one]
             fits = need <= builder.free
             is_pressed = since is not None and since <= NOW
             may.append(

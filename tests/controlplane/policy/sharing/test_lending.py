@@ -7,7 +7,6 @@ from controlplane.core.request import Owner
 from controlplane.policy.sharing.lending import (
     OTHER,
     Sharing,
-    split,
     split_among_models,
     target_next,
     usable_bytes,
@@ -25,7 +24,6 @@ def sharing(*, block=10, follows_urgency=True, borrow=(300, 300), lend=(200, 100
     )  # fmt: skip
     return Sharing(
         options,
-        split(POOL, 800, block),
         borrow=dict(zip(Owner, borrow, strict=True)),
         lend=dict(zip(Owner, lend, strict=True)),
         follows_urgency=follows_urgency,
@@ -68,7 +66,7 @@ def test_lending_conserves_memory_and_respects_its_limits(llm, needs, borrow, le
 def test_the_target_follows_urgency_only_if_configured():
     urgent = {LLM: 0.0, EMBEDDING: 9.0}
     assert target_next(800, urgent, sharing()) == 430
-    assert target_next(800, urgent, sharing(follows_urgency=False)) == 800
+    assert target_next(800, urgent, sharing(follows_urgency=False)) == 780
 
 
 def models():

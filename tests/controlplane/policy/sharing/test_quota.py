@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -191,29 +190,6 @@ def test_only_demand_reclaims() -> None:
     assert bytes_to_reclaim(held=900, nominal=500, free=50, demanded=200) == 150
     assert bytes_to_reclaim(held=900, nominal=500, free=0, demanded=1_000) == 400
     assert bytes_to_reclaim(held=300, nominal=500, free=0, demanded=1_000) == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"minimum": {LLM: 6_000, EMBEDDING: 4_001}}, r"llm\.minimum=6000.*pool's 10000.*lower one"),
-        ({"block_bytes": 3_001, "minimum": {LLM: 7_000, EMBEDDING: 1_000}}, "whole blocks of 3001"),
-        ({"minimum": {LLM: -1, EMBEDDING: 0}}, r"llm\.minimum=-1.*negative"),
-        ({"nominal_llm_bytes": 9_100}, r"nominal_llm_bytes=9100.*whole blocks of 1 bytes, 2000 to 9000"),
-        ({"rate": -0.1}, r"rate=-0\.1.*at least 0"),
-        ({"block_bytes": 0}, "block_bytes=0"),
-    ],
-)
-def test_bad_options_name_value_rule_and_remedy(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        replace(PLAIN, **change)
-
-
-def test_bad_urgency_options() -> None:
-    with pytest.raises(ValueError, match=r"quota\.critical=0.*positive"):
-        UrgencyOptions(critical=Duration(0))
-    with pytest.raises(ValueError, match=r"quota\.critical_weight=-1\.0.*raise it"):
-        UrgencyOptions(critical_weight=-1.0)
 
 
 sizes = st.integers(0, 1_000)

@@ -102,7 +102,7 @@ def test_moving_quotas_give_the_memory_and_get_it_back():
 
         async def load() -> None:
             await asyncio.sleep(2.0)
-            free = quotas.pool_bytes - bench.quota - quotas.engine.ceiling
+            free = quotas.pool.memory.pool_bytes - bench.quota - quotas.engine.ceiling
             seen.append((quotas.reserved, free))
 
         bench.load = load
@@ -115,6 +115,6 @@ def test_moving_quotas_give_the_memory_and_get_it_back():
         await bench.put(MOVING["models"])
         await asyncio.sleep(5.0)
         assert (quotas.reserved, list(bench.service.encoders)) == (0, ["a"])
-        assert bench.quota + quotas.engine.ceiling <= quotas.pool_bytes
+        assert bench.quota + quotas.engine.ceiling <= quotas.pool.memory.pool_bytes
 
     play(scenario, MOVING)
