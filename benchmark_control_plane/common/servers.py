@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -219,22 +218,18 @@ def interrupt_on_sigterm() -> None:
 
 
 def bench_serve(
-    server: Server,
-    model: str,
-    requests: int,
-    rate: str,
-    *,
-    seed: int,
-    input_tokens: int = 64,
-    output_tokens: int = 64,
+    server: Server, model: str, requests: int, rate: str, *, seed: int, input_tokens: int = 64
 ) -> BenchRun:
-    """Runs `vllm bench serve` once with random prompts of fixed length; raises RuntimeError if it fails."""
+    """Runs `vllm bench serve` once with random prompts and 64 output tokens each.
+
+    Raises RuntimeError if it fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [
             _vllm(), "bench", "serve", "--backend", "openai",
             "--base-url", server.url, "--endpoint", "/v1/completions", "--model", model,
             "--tokenizer", bundled_models.resolve("tandem/tiny-llama"), "--dataset-name", "random",
-            "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens),
+            "--random-input-len", str(input_tokens), "--random-output-len", "64",
             "--num-prompts", str(requests), "--request-rate", rate, "--seed", str(seed), "--ignore-eos",
             "--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", folder,
             "--result-filename", "run.json",
@@ -264,7 +259,7 @@ def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> 
         try:
             with urllib.request.urlopen(server.url + server.ready_path, timeout=5):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:
             time.sleep(_POLL_SECONDS)
     tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
     raise RuntimeError(f"{server.name} did not start within {_START_SECONDS:g} s; end of its log: {tail}")
