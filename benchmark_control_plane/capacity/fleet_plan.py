@@ -30,7 +30,7 @@ from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.output import print_table
 from controlplane.config.fleet_file import BoxFile, FleetFile, parse_fleet
 from controlplane.config.loader import read_yaml
-from controlplane.service.preflight import DeviceFacts, device_facts, plan_of
+from controlplane.service.preflight import DeviceFacts, device_facts
 
 _SAMPLE = 4_000
 # Of a kind without autoscale.max_boxes: the most that a fleet file allows.
@@ -84,13 +84,12 @@ def _measured(
     """One kind of the fleet, measured."""
     stated, config = fleet.kinds[name], file.config
     model = device_model(
-        config, plan_of(config, device), device,
+        config, device,
         step=options.step or workload.step, embedding=options.embedding or workload.embedding,
     )  # fmt: skip
     parts = [part for part in demand.rates if serves(config, part)]
     if any(part.endswith("/llm") for part in parts):
-        longest = max((r.prompt_tokens + r.output_tokens for r in demand.sample if not r.lengths), default=0)
-        check_lengths(model, longest)
+        check_lengths(model, demand.sample)
     has_gpus = any(kind.gpus for kind in fleet.kinds.values())
     most = _MOST_BOXES if stated.autoscale is None else stated.autoscale.max_boxes
     assert isinstance(file.content, dict)
