@@ -123,7 +123,7 @@ def logged(folder: Path, mix: str, rate: float, change: Mapping[str, Any], secon
     system = SystemSection("served", "tandem", tandem=merged(logging, change))
     objectives = objectives_from(plan, {})
     with staged(plan, system, objectives, folder) as stage:
-        bench = Bench(Experiment(plan, ""), objectives, rate)
+        bench = Bench(Experiment(plan, "", Path()), objectives, rate)
         entry, _ = bench.run(stage, system, 1.0, 0, lambda *_: None)
     if not entry["valid"]:
         print(f"{folder}: {entry['why_invalid']}", file=sys.stderr, flush=True)

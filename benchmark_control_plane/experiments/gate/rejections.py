@@ -70,7 +70,7 @@ async def _simulated(bench: Bench, system: SystemSection, load: float, seed: int
         await open_loop(
             target, requests, slo_targets(bench.objectives),
             warmup=plan.window.warmup_s, drain=plan.window.drain_s,
-            clock=asyncio.get_running_loop().time, tick=lambda *_: None,
+            clock=asyncio.get_running_loop().time,
         )  # fmt: skip
         return explored_in(target.service.status.metrics.registry.collect())
 
