@@ -18,10 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from backends.embedding.client import WorkerEmbedder
 from benchmark_control_plane.common.command_line import exit_status
+from benchmark_control_plane.common.servers import cpu_seconds
 from controlplane.core.clock import Duration, Instant, after, milliseconds
 from controlplane.core.ports import PauseCost
 from controlplane.core.request import Kind, Request
@@ -106,7 +106,7 @@ def _busy_cores() -> Iterator[None]:
     for loop in loops:
         loop.start()
     # A loop has taken its core once it has had CPU time.
-    while any(_cpu_ticks(loop.pid) < 20 for loop in loops):
+    while any(cpu_seconds(loop.pid or 0) < 0.2 for loop in loops):
         time.sleep(0.05)
     try:
         yield
@@ -114,11 +114,6 @@ def _busy_cores() -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.join()
-
-
-def _cpu_ticks(pid: int | None) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def _loop() -> None:

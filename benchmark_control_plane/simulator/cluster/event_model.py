@@ -156,7 +156,7 @@ def _arrive(
     box = choose(routers, numbers, r, request, prompt, group, named, now)
     routers.budget[r] = min(numbers.retry_burst, routers.budget[r] + numbers.retry_share)
     for tries in range(2):
-        record_send(routers, numbers, r, box, prompt, group, named)
+        record_send(routers, r, box, prompt, group, named)
         requests.box[request] = box
         is_up = boxes.is_up[box]
         if is_up and _accepts(cost, boxes, requests, box, request, now):

@@ -156,7 +156,7 @@ class _Fleet:
             return _Routed(number, r, int(choice.box), choice)
         prompt, group, shared = load.prompt_tokens[number], load.group[number], load.shared[number]
         box = int(compiled.choose(self._arrays, self._numbers, r, number, prompt, group, shared, now))
-        compiled.record_send(self._arrays, self._numbers, r, box, prompt, group, shared)
+        compiled.record_send(self._arrays, r, box, prompt, group, shared)
         return _Routed(number, r, box)
 
     def _draw(self, number: int, draw: int) -> float:
