@@ -35,8 +35,8 @@ from benchmark_control_plane.experiments.gate.live_feed_load import (
     ttft_by_readers,
     with_live_requests,
 )
+from benchmark_control_plane.simulator.simulated_machine import GEOMETRY
 from controlplane.config import parse
-from controlplane.core.kv_geometry import KvGeometry
 from controlplane.service.live_records import RING_SIZES, LiveRecords
 from controlplane.service.runtime.timers import MonotonicClock
 
@@ -161,7 +161,7 @@ def _serve(port: int, *, has_feed: bool) -> int:
     config = parse({"server": server, "models": {"chat": {"model": _MODEL}}, "classes": classes})
     generator = SimulatedGenerator(
         SimulatedDevice(llm_only(lambda *_: 0.02)),
-        geometry=KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16),
+        geometry=GEOMETRY,
         lengths=lambda request: request.max_output_tokens,
         kv_bytes=None,
         model=_MODEL,
