@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
+from benchmark_control_plane.common.distributions import spread
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import Server, all_serving, cpu_seconds, free_port
 from benchmark_control_plane.experiments.gate.live_feed_load import (
@@ -95,7 +96,7 @@ def _measure(servers: Mapping[str, Server], windows: int, seconds: int) -> dict[
     return {
         "percent_of_a_core": {name: round(statistics.median(values), 3) for name, values in busy.items()},
         "added": {
-            name: _spread([a - b for a, b in zip(busy[name], base, strict=True)])
+            name: spread([a - b for a, b in zip(busy[name], base, strict=True)], 3)
             for name in (_SAMPLED, _READ)
         },
     }
@@ -129,11 +130,6 @@ def full_rings_bytes() -> int:
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     return held
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-    return {name: round(value, 3) for name, value in found.items()}
 
 
 def _reader(url: str) -> Callable[[], None]:
