@@ -7,7 +7,6 @@ embedding batch. `sequential` adds the times of the parts. A part without work t
 
 import csv
 import gzip
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -131,25 +130,6 @@ class PiecewiseFit:
             return start + prompt if load.prefill_tokens else 0.0
         base, cell, decode = self.small if load.decodes < self.large_from else self.large
         return self.slower * (base + cell * load.cells + decode * load.decodes) + prompt
-
-
-def fitted_profile(path: Path, model: str) -> PiecewiseFit:
-    """Reads the fit of a model on one device from a JSON file of fits in milliseconds.
-
-    Raises ValueError, listing the available fits, if the file has none.
-    """
-    fits = json.loads(path.read_text(encoding="utf-8"))
-    try:
-        fit = fits[model]["1"]
-        return PiecewiseFit(
-            prefill=_seconds(fit["prefill"]),
-            small=_seconds(fit["decoding_smallbs"]),
-            large=_seconds(fit["decoding_largebs"]),
-            large_from=int(fit["decoding_large_small_bs_threshold"]),
-        )
-    except KeyError as error:
-        known = ", ".join(f"{name} on {ranks}" for name, by in fits.items() for ranks in by)
-        raise ValueError(f"{path}: no fit {error} for {model} on 1; it has {known}") from error
 
 
 def _seconds(milliseconds: Sequence[float]) -> tuple[float, float, float]:
