@@ -69,7 +69,6 @@ class BenchRun:
     request_throughput: float
     median_ttft_ms: float
     median_tpot_ms: float
-    completed: int
     failed: int
     sent_s: tuple[float, ...]
 
@@ -241,7 +240,7 @@ def bench_serve(
         result = json.loads(path.read_text(encoding="utf-8"))
     return BenchRun(
         result["request_throughput"], result["median_ttft_ms"], result["median_tpot_ms"],
-        result["completed"], requests - result["completed"],
+        requests - result["completed"],
         tuple(start - result["start_times"][0] for start in result["start_times"]),
     )  # fmt: skip
 
