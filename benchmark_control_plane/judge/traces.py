@@ -12,18 +12,21 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from pydantic.dataclasses import dataclass as section
+
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.row_files import column, rows
+from controlplane.config.fields import STRICT, Name
 
 
-@dataclass(frozen=True, slots=True)
+@section(frozen=True, config=STRICT)
 class TraceColumns:
     """Column names; without `output` every output is one token, `query` is for retrieval only."""
 
-    at: str
-    prompt: str
-    output: str | None = None
-    query: str | None = None
+    at: Name
+    prompt: Name
+    output: Name | None = None
+    query: Name | None = None
 
 
 @dataclass(frozen=True, slots=True)
