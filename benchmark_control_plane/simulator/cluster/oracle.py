@@ -17,6 +17,7 @@ import numpy as np
 from backends.cost_models.step_time import StepLoad, affine, llm_only
 from benchmark_control_plane.simulator.cluster import compiled_routing as compiled
 from benchmark_control_plane.simulator.cluster.scenario import (
+    REPORT_PHASES,
     FleetOutcome,
     FleetResult,
     FleetScenario,
@@ -39,7 +40,6 @@ from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
 
 _MODEL, _CLASS = "simulated", "chat"
-_PHASES = 16
 _CALLER = Caller("fleet")
 
 
@@ -109,7 +109,7 @@ class _Fleet:
         """Reports to all routers every period, from the box's phase on."""
         period, delay = self.scenario.report_period, self.scenario.report_delay
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(period / _PHASES * (box % _PHASES))
+        await asyncio.sleep(period / REPORT_PHASES * (box % REPORT_PHASES))
         while True:
             begin = loop.time()
             report = self.services[box].load_reporter.report()
