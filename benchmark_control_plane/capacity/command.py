@@ -12,7 +12,7 @@ from benchmark_control_plane.capacity.search import ClassCapacity, RateSearch, S
 from benchmark_control_plane.capacity.stability import Stability, stability
 from benchmark_control_plane.capacity.workload_source import workload_of
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.judge.records import slo_targets
+from benchmark_control_plane.judge.records import SloTargets
 from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.output import print_table
@@ -21,9 +21,8 @@ from controlplane.config.loader import read_yaml
 from controlplane.config.packaged import config_path
 from controlplane.service.preflight import device_facts
 
-_OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms", "gap_ms")
 # Requests from which the means of the stability condition are taken.
-_SAMPLE = 4_000
+SAMPLE = 4_000
 _NOT_SIMULATED = ("models", "server", "tenants")
 
 
@@ -41,7 +40,7 @@ def capacity(options: argparse.Namespace) -> int:
         embedding=options.embedding or workload.embedding,
         source="--step and --embedding" if options.step or not workload.step else "the log",
     )
-    sample = workload.plan(1.0, 0.0, float(workload.most or _SAMPLE))
+    sample = workload.plan(1.0, 0.0, float(workload.most or SAMPLE))
     check_lengths(model, sample)
     bound = stability(sample, model.section, block=model.block_tokens, target=options.attainment)
     assert isinstance(content, dict)
@@ -89,13 +88,12 @@ def check_lengths(model: DeviceModel, requests: Sequence[PlannedRequest]) -> Non
         )
 
 
-def objectives_of(config: Config) -> dict[str, Any]:
+def objectives_of(config: Config) -> dict[str, SloTargets]:
     """The objectives of each class."""
-    stated = {
-        name: {key: value for key in _OBJECTIVES if (value := getattr(section, key)) is not None}
+    return {
+        name: SloTargets(section.ttft_ms, section.tpot_ms, section.e2e_ms, section.gap_ms)
         for name, section in config.classes.items()
     }
-    return dict(slo_targets(stated))
 
 
 def _assumptions(options: argparse.Namespace) -> list[str]:

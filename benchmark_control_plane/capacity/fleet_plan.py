@@ -17,6 +17,7 @@ from benchmark_control_plane.capacity.box_kinds import (
     serves,
 )
 from benchmark_control_plane.capacity.command import (
+    SAMPLE,
     check_lengths,
     check_options,
     objectives_of,
@@ -32,7 +33,6 @@ from controlplane.config.fleet_file import BoxFile, FleetFile, parse_fleet
 from controlplane.config.loader import read_yaml
 from controlplane.service.preflight import DeviceFacts, device_facts
 
-_SAMPLE = 4_000
 # Of a kind without autoscale.max_boxes: the most that a fleet file allows.
 _MOST_BOXES = 1_000
 
@@ -51,7 +51,7 @@ def plan_fleet(options: argparse.Namespace) -> int:
     if rate is None:
         raise BadInput("--rate: missing; streams have no rate, so state the requests per second of all")
     demand = demand_of(
-        workload.plan, rate, sample=workload.most or _SAMPLE, most=workload.most, seed=options.seed
+        workload.plan, rate, sample=workload.most or SAMPLE, most=workload.most, seed=options.seed
     )
     device = device_facts(options.device)
     kinds = {
