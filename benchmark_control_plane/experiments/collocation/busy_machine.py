@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from backends.embedding.client import WorkerEmbedder
-from benchmark_control_plane.common.command_line import exit_status
 from benchmark_control_plane.common.servers import cpu_seconds
 from controlplane.core.clock import Duration, Instant, after, milliseconds
 from controlplane.core.ports import PauseCost
@@ -37,12 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--queries", type=int, default=5)
     parser.add_argument("--words", type=int, default=10)
     parser.add_argument("--deadline-ms", type=float, default=1_000.0)
-    options = parser.parse_args(arguments)
-    return exit_status(lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> int:
-    report = asyncio.run(_measure(options))
+    report = asyncio.run(_measure(parser.parse_args(arguments)))
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0
