@@ -10,18 +10,18 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
-
-from pydantic.dataclasses import dataclass as section
+from typing import Any, ClassVar
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.row_files import column, rows
 from controlplane.config.fields import STRICT, Name
 
 
-@section(frozen=True, config=STRICT)
+@dataclass(frozen=True)
 class TraceColumns:
     """Column names; without `output` every output is one token, `query` is for retrieval only."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     at: Name
     prompt: Name
