@@ -39,9 +39,7 @@ def best_schedule(instance: HindsightInstance, *, seconds: float, seed: int = 0)
     if is_provable:
         share = min(share, len(instance.jobs) * _FIRST_SEARCH_SECONDS)
     search_end = started_at + share
-    start = search(
-        instance, initial_orders(instance), seed=seed, stop=lambda: time.monotonic() >= search_end
-    )
+    start = search(instance, initial_orders(instance), seed=seed, stop=lambda: time.monotonic() >= search_end)
     bound = fluid_latency_bound(instance)
 
     def seconds_left() -> float:
