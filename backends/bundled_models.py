@@ -7,7 +7,6 @@ new `RECIPE` number and so a new folder.
 """
 
 import ast
-import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -353,7 +352,7 @@ def _train_tokenizer(single: str, pair: str, **settings: Any) -> Any:
 def _documentation() -> Iterator[str]:
     """Yields docstrings of the standard library, read from its sources without importing them."""
     for name in _TEXT_MODULES:
-        spec = importlib.util.find_spec(name)
+        spec = find_spec(name)
         if spec is None or spec.origin is None:
             raise RuntimeError(
                 f"no source of module {name}, on whose documentation the tokenizer is trained; install "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from benchmark_control_plane.common.command_line import BadInput
+from benchmark_control_plane.common.command_line import BadInput, add_data
 from controlplane.config import ConfigError
 
 _EXTRAS = {"optuna": "tune", "numba": "research"}
@@ -110,7 +110,7 @@ def _add_workload(command: argparse.ArgumentParser) -> None:
         "--steps", type=int, default=3, help="bisections after the first rates; default: %(default)s"
     )
     command.add_argument("--seed", type=int, default=0, help="seed of the workload; default: %(default)s")
-    command.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
+    add_data(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -184,7 +184,7 @@ def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--quick", action="store_true",
         help="run only two loads, one seed and two systems; of a fleet study the ends of its axes",
     )  # fmt: skip
-    action.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
+    add_data(action)
     action.add_argument("--json", action="store_true", help="print the written files as JSON")
 
 
@@ -193,7 +193,7 @@ def _add_bound(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     action = actions.add_parser("bound", help=text, description=_sentence(text))
     action.set_defaults(act=_bound)
     action.add_argument("results", type=Path, help="folder written by `run --out`, or a results file")
-    action.add_argument("--data", type=Path, help="folder of public data sets; default: TANDEM_DATA")
+    add_data(action)
     action.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -26,7 +26,7 @@ from controlplane.policy.cache_tiers.allocation import hybrid_offers, plan_tiers
 HIDDEN = 1
 
 
-def plan_candidates(source: Mapping[str, Any], *, whole_blocks: bool = False) -> dict[str, Any]:
+def plan_candidates(source: Mapping[str, Any], *, whole_blocks: bool) -> dict[str, Any]:
     """Returns the plan of the greedy as {"x", "y", "value", "memory"}.
 
     Args:

@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, print_json, read_object
@@ -38,7 +38,8 @@ def best_schedule(instance: HindsightInstance, *, seconds: float, seed: int = 0)
     share = seconds * _SEARCH_SHARE
     if is_provable:
         share = min(share, len(instance.jobs) * _FIRST_SEARCH_SECONDS)
-    start = _searched(instance, share, seed)
+    search_end = started_at + share
+    start = search(instance, initial_orders(instance), seed=seed, stop=lambda: time.monotonic() >= search_end)
     bound = fluid_latency_bound(instance)
 
     def seconds_left() -> float:
@@ -53,15 +54,6 @@ def best_schedule(instance: HindsightInstance, *, seconds: float, seed: int = 0)
     bound = min(rounded_up(bound, instance), total)
     proof_word = "optimal" if bound >= total else "best-known"
     return {"total_latency": total, "start": start, "proof": proof_word, "lower_bound": bound}
-
-
-def _searched(instance: HindsightInstance, seconds: float, seed: int) -> list[int]:
-    deadline = time.monotonic() + seconds
-    return search(instance, initial_orders(instance), seed=seed, stop=_deadline_passed(deadline))
-
-
-def _deadline_passed(deadline: float) -> Callable[[], bool]:
-    return lambda: time.monotonic() >= deadline
 
 
 def _positive(text: str) -> float:

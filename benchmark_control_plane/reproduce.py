@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmark_control_plane.common.command_line import BadInput, print_json
+from benchmark_control_plane.common.command_line import BadInput, add_data, print_json
 from benchmark_control_plane.round_model.reproductions import (
     apt_adaptive,
     apt_greedy,
@@ -41,9 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="folder for NAME.json and NAME.png; without it nothing is written",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--data", type=Path, help="folder of public data; default: the environment variable TANDEM_DATA"
-    )
+    add_data(parser)
     options = parser.parse_args(arguments)
 
     def reproduce() -> Mapping[str, Any]:

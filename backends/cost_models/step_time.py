@@ -7,7 +7,6 @@ embedding batch. `sequential` adds the times of the parts. A part without work t
 
 import csv
 import gzip
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,25 +132,6 @@ class PiecewiseFit:
         return self.slower * (base + cell * load.cells + decode * load.decodes) + prompt
 
 
-def fitted_profile(path: Path, model: str) -> PiecewiseFit:
-    """Reads the fit of a model on one device from a JSON file of fits in milliseconds.
-
-    Raises ValueError, listing the available fits, if the file has none.
-    """
-    fits = json.loads(path.read_text(encoding="utf-8"))
-    try:
-        fit = fits[model]["1"]
-        return PiecewiseFit(
-            prefill=_seconds(fit["prefill"]),
-            small=_seconds(fit["decoding_smallbs"]),
-            large=_seconds(fit["decoding_largebs"]),
-            large_from=int(fit["decoding_large_small_bs_threshold"]),
-        )
-    except KeyError as error:
-        known = ", ".join(f"{name} on {ranks}" for name, by in fits.items() for ranks in by)
-        raise ValueError(f"{path}: no fit {error} for {model} on 1; it has {known}") from error
-
-
 def _seconds(milliseconds: Sequence[float]) -> tuple[float, float, float]:
     first, second, third = milliseconds
     return 1e-3 * first, 1e-3 * second, 1e-3 * third
@@ -206,9 +186,7 @@ class Grid:
         return Curve(self.xs, [curve.at(y) for curve in self.curves]).at(x)
 
 
-def read_grid(
-    path: Path, x: str, y: str, milliseconds: str, *, where: Mapping[str, str] | None = None
-) -> Grid:
+def read_grid(path: Path, x: str, y: str, milliseconds: str) -> Grid:
     """Reads a grid from three columns of a CSV file, plain or .gz.
 
     Args:
@@ -216,23 +194,21 @@ def read_grid(
         x: column of the outer coordinate.
         y: column of the inner coordinate.
         milliseconds: column of the durations; repeated measurements are averaged.
-        where: values that other columns must have.
 
-    Raises ValueError if a column is missing or no row matches.
+    Raises ValueError if a column is missing or there is no row.
     """
     found: dict[float, dict[float, list[float]]] = {}
     with _opened(path) as file:
         reader = csv.DictReader(file)
         known = ", ".join(reader.fieldnames or ())
-        for name in (x, y, milliseconds, *(where or {})):
+        for name in (x, y, milliseconds):
             if name not in (reader.fieldnames or ()):
                 raise ValueError(f"{path}: no column {name!r}; it has {known}")
         for row in reader:
-            if all(row[name] == value for name, value in (where or {}).items()):
-                by_y = found.setdefault(float(row[x]), {})
-                by_y.setdefault(float(row[y]), []).append(1e-3 * float(row[milliseconds]))
+            by_y = found.setdefault(float(row[x]), {})
+            by_y.setdefault(float(row[y]), []).append(1e-3 * float(row[milliseconds]))
     if not found:
-        raise ValueError(f"{path}: no row where {where or 'a time was measured'}")
+        raise ValueError(f"{path}: no row with a measured time")
     xs = sorted(found)
     curves = [
         Curve(sorted(found[key]), [fmean(found[key][other]) for other in sorted(found[key])]) for key in xs

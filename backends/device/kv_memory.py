@@ -80,21 +80,17 @@ class KvcachedMemory:
     def __init__(self, segment: Path, *, pool_bytes: int, unit_bytes: int) -> None:
         self._segment = segment
         self._unit = unit_bytes
-        self._pool = pool_bytes
+        self.pool_bytes = pool_bytes
+        """Bytes that the KV cache and the workspace may take together."""
         self._original = self.read().total
         self._last_set: int | None = None
         self.revision = 0
         """Number of limits set so far."""
 
     @property
-    def pool_bytes(self) -> int:
-        """Bytes that the KV cache and the workspace may take together."""
-        return self._pool
-
-    @property
     def max_llm_bytes(self) -> int:
         """Largest limit that can be set."""
-        whole = min(self._original, self._pool) // self._unit * self._unit
+        whole = min(self._original, self.pool_bytes) // self._unit * self._unit
         return whole if whole < self._original else whole - self._unit
 
     def read(self) -> KvLimit:
@@ -130,7 +126,7 @@ class KvcachedMemory:
         """
         found = self.read()
         held = engine.total_bytes - engine.ceded_bytes
-        return max(0, self._pool - max(found.mapped, found.total, held))
+        return max(0, self.pool_bytes - max(found.mapped, found.total, held))
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[IO[bytes]]:

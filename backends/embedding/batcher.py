@@ -25,23 +25,13 @@ Payload = TypeVar("Payload")
 
 # A pass of fewer tokens than this multiple of its start cost wastes more time than an idle or uneven lane.
 _MIN_STARTS_PER_PASS = 8
-_EPOCH = Instant(0)
 
 MaxInputs = Callable[[int], int]
 """Inputs that a pass may hold, given the tokens of its longest input."""
 
-
-def _unlimited(_longest: int) -> int:
-    return 2**31
-
-
 ChooseSize = Callable[[Sequence["QueuedCall[Any]"], Sequence["Item[Any]"]], int]
 """How many of the inputs of a pass, the most urgent first, to compute now, given all queued calls, the most
 urgent first; 0 for none."""
-
-
-def _whole_pass(_calls: Sequence["QueuedCall[Any]"], items: Sequence["Item[Any]"]) -> int:
-    return len(items)
 
 
 @dataclass(eq=False, slots=True)
@@ -157,11 +147,7 @@ class BatchQueue(Generic[Payload]):
         self._retries.extendleft(reversed(batches))
 
     def next_batch(
-        self,
-        max_inputs: MaxInputs = _unlimited,
-        now: Instant = _EPOCH,
-        ns_per_token: float = 0.0,
-        choose_size: ChooseSize = _whole_pass,
+        self, max_inputs: MaxInputs, now: Instant, ns_per_token: float, choose_size: ChooseSize
     ) -> Batch[Payload] | None:
         """Removes and returns the next batch, or None if no input is queued or `choose_size` takes none.
 

@@ -128,7 +128,7 @@ class WorkerEmbedder(ModelProperties):
         self._worker_gone()
         if self._link is not None:
             await self._link.close()
-        self._fail_pending(self._down_reason)
+        self._fail_pending()
 
     async def check(self) -> None:
         """Raises BackendDown unless the worker sends a frame (a result or a PONG) within `check_seconds`."""
@@ -363,10 +363,10 @@ class WorkerEmbedder(ModelProperties):
         self.ready.clear()
         self._sender.worker_gone()
 
-    def _fail_pending(self, reason: str) -> None:
+    def _fail_pending(self) -> None:
         """Fails all pending calls and tokenizations with BackendDown."""
-        self._tokenizations.fail_all(reason)
-        self._dispatcher.fail_all(reason)
+        self._tokenizations.fail_all(self._down_reason)
+        self._dispatcher.fail_all(self._down_reason)
         self._sender.announce()
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
@@ -375,7 +375,7 @@ class WorkerEmbedder(ModelProperties):
             self._worker_gone()
             self._down_reason = f"embedding model {self.model!r} is not supervised any more: {error!r}"
             _log.critical(self._down_reason, exc_info=error)
-            self._fail_pending(self._down_reason)
+            self._fail_pending()
 
     def _handle_frame(self, frame: Frame) -> None:
         self._heartbeat.notify()

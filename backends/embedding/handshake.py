@@ -67,7 +67,7 @@ class EncoderFacts:
     truncation: Truncation
     prompts: Mapping[str, str]
     default_prompt: str | None
-    pairs: PairTemplate | None = None
+    pairs: PairTemplate | None
 
     def workspace_bytes(self, batch_tokens: int) -> int:
         """Bytes of the largest passes on all lanes, for passes of at most `batch_tokens`."""

@@ -42,7 +42,7 @@ class SampleStream:
 
     request_id: str
     samples: Sequence[Sample]
-    take: TakeDelta | None = None
+    take: TakeDelta | None
     # Looking it up makes a system call, and every token is waited for.
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _deltas: deque[Delta] = field(default_factory=deque)
@@ -94,7 +94,7 @@ def open_stream(
     max_tokens: int,
     samples: int,
     cached_by: int | None,
-    take: TakeDelta | None = None,
+    take: TakeDelta | None,
 ) -> SampleStream:
     """A generation of `samples` samples that would end after `left` tokens, cut off at `max_tokens`.
 

@@ -59,7 +59,7 @@ def engine_args(
 
 
 def engine_config(
-    model: str, served_name: str, arguments: Mapping[str, Any], *, reasoning_parser: str | None = None
+    model: str, served_name: str, arguments: Mapping[str, Any], *, reasoning_parser: str | None
 ) -> VllmConfig:
     """The configuration of an engine. Raises ValueError for arguments or a model that are not served."""
     args = engine_args(model, served_name, arguments, reasoning_parser=reasoning_parser)

@@ -66,7 +66,7 @@ class OutputParser:
         reasoning_parser: str | None,
         tokenizer: Any,
         model_config: Any,
-        tool_strictness: str = "auto",
+        tool_strictness: str,
     ) -> None:
         self._turn = asyncio.Lock()
         self._has_tool_parser = tool_parser is not None

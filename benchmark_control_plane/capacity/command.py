@@ -12,17 +12,17 @@ from benchmark_control_plane.capacity.search import ClassCapacity, RateSearch, S
 from benchmark_control_plane.capacity.stability import Stability, stability
 from benchmark_control_plane.capacity.workload_source import workload_of
 from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.judge.records import slo_targets
+from benchmark_control_plane.judge.records import SloTargets
+from benchmark_control_plane.judge.workload import PlannedRequest
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.output import print_table
 from controlplane.config import Config, parse
 from controlplane.config.loader import read_yaml
 from controlplane.config.packaged import config_path
-from controlplane.service.preflight import device_facts, plan_of
+from controlplane.service.preflight import device_facts
 
-_OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms", "gap_ms")
 # Requests from which the means of the stability condition are taken.
-_SAMPLE = 4_000
+SAMPLE = 4_000
 _NOT_SIMULATED = ("models", "server", "tenants")
 
 
@@ -33,18 +33,15 @@ def capacity(options: argparse.Namespace) -> int:
     content = read_yaml(path)
     config = parse(content, source=str(path))
     workload = workload_of(options, [config])
-    device = device_facts(options.device)
     model = device_model(
         config,
-        plan_of(config, device),
-        device,
+        device_facts(options.device),
         step=options.step or workload.step,
         embedding=options.embedding or workload.embedding,
         source="--step and --embedding" if options.step or not workload.step else "the log",
     )
-    sample = workload.plan(1.0, 0.0, float(workload.most or _SAMPLE))
-    longest = max((r.prompt_tokens + r.output_tokens for r in sample if not r.lengths), default=0)
-    check_lengths(model, longest)
+    sample = workload.plan(1.0, 0.0, float(workload.most or SAMPLE))
+    check_lengths(model, sample)
     bound = stability(sample, model.section, block=model.block_tokens, target=options.attainment)
     assert isinstance(content, dict)
     search = RateSearch(
@@ -81,8 +78,9 @@ def check_options(options: argparse.Namespace) -> None:
         raise BadInput(f"--steps={options.steps}: should be from 0 to 20")
 
 
-def check_lengths(model: DeviceModel, longest: int) -> None:
-    """Raises BadInput if the longest request does not fit into the model's context."""
+def check_lengths(model: DeviceModel, requests: Sequence[PlannedRequest]) -> None:
+    """Raises BadInput if the longest generation does not fit into the model's context."""
+    longest = max((r.prompt_tokens + r.output_tokens for r in requests if not r.lengths), default=0)
     if longest > model.section.max_model_tokens:
         raise BadInput(
             f"--workload: a request has {longest:,} tokens and max_model_len is "
@@ -90,13 +88,12 @@ def check_lengths(model: DeviceModel, longest: int) -> None:
         )
 
 
-def objectives_of(config: Config) -> dict[str, Any]:
+def objectives_of(config: Config) -> dict[str, SloTargets]:
     """The objectives of each class."""
-    stated = {
-        name: {key: value for key in _OBJECTIVES if (value := getattr(section, key)) is not None}
+    return {
+        name: SloTargets(section.ttft_ms, section.tpot_ms, section.e2e_ms, section.gap_ms)
         for name, section in config.classes.items()
     }
-    return dict(slo_targets(stated))
 
 
 def _assumptions(options: argparse.Namespace) -> list[str]:

@@ -18,7 +18,7 @@ from controlplane.config.models_section import ChatModel, EmbeddingModel
 from controlplane.core.kv_geometry import DTYPE_BYTES, GeometryError
 from controlplane.service.engine_builders import model_facts
 from controlplane.service.memory.memory_plan import MemoryPlan, ModelFacts, parallel_sizes
-from controlplane.service.preflight import DeviceFacts, estimated_workspace_bytes
+from controlplane.service.preflight import DeviceFacts, estimated_workspace_bytes, plan_of
 
 # Of a CPU: tokens per step and running requests, where the configuration states none.
 _CPU_BATCH = 2_048, 256
@@ -41,7 +41,6 @@ class DeviceModel:
 
 def device_model(
     config: Config,
-    plan: MemoryPlan,
     device: DeviceFacts,
     *,
     step: StepLine | None,
@@ -52,6 +51,7 @@ def device_model(
 
     Raises BadInput if a step time is neither given nor known, ConfigError if a model cannot be read.
     """
+    plan = plan_of(config, device)
     chat = config.models.chat
     encoder = config.models.embeddings[0] if config.models.embeddings else None
     if chat is None and encoder is None:

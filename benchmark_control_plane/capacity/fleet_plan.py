@@ -17,6 +17,7 @@ from benchmark_control_plane.capacity.box_kinds import (
     serves,
 )
 from benchmark_control_plane.capacity.command import (
+    SAMPLE,
     check_lengths,
     check_options,
     objectives_of,
@@ -30,9 +31,8 @@ from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.output import print_table
 from controlplane.config.fleet_file import BoxFile, FleetFile, parse_fleet
 from controlplane.config.loader import read_yaml
-from controlplane.service.preflight import DeviceFacts, device_facts, plan_of
+from controlplane.service.preflight import DeviceFacts, device_facts
 
-_SAMPLE = 4_000
 # Of a kind without autoscale.max_boxes: the most that a fleet file allows.
 _MOST_BOXES = 1_000
 
@@ -51,7 +51,7 @@ def plan_fleet(options: argparse.Namespace) -> int:
     if rate is None:
         raise BadInput("--rate: missing; streams have no rate, so state the requests per second of all")
     demand = demand_of(
-        workload.plan, rate, sample=workload.most or _SAMPLE, most=workload.most, seed=options.seed
+        workload.plan, rate, sample=workload.most or SAMPLE, most=workload.most, seed=options.seed
     )
     device = device_facts(options.device)
     kinds = {
@@ -84,13 +84,12 @@ def _measured(
     """One kind of the fleet, measured."""
     stated, config = fleet.kinds[name], file.config
     model = device_model(
-        config, plan_of(config, device), device,
+        config, device,
         step=options.step or workload.step, embedding=options.embedding or workload.embedding,
     )  # fmt: skip
     parts = [part for part in demand.rates if serves(config, part)]
     if any(part.endswith("/llm") for part in parts):
-        longest = max((r.prompt_tokens + r.output_tokens for r in demand.sample if not r.lengths), default=0)
-        check_lengths(model, longest)
+        check_lengths(model, demand.sample)
     has_gpus = any(kind.gpus for kind in fleet.kinds.values())
     most = _MOST_BOXES if stated.autoscale is None else stated.autoscale.max_boxes
     assert isinstance(file.content, dict)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmark_control_plane.capacity.device_model import StepLine
 from benchmark_control_plane.capacity.search import WARM_UP_SHARE, Plan
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
 from benchmark_control_plane.decision_replay.recorded_traffic import (
@@ -24,7 +25,6 @@ from controlplane.config.loader import parse_as, read_yaml
 from controlplane.core.request import Kind
 from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN
 
-StepLine = tuple[float, float, float, float]
 _BUSIEST_SECONDS = 300.0
 
 

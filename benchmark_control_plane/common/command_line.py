@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark_control_plane.common.results_file import write_json
+
 
 class BadInput(ValueError):
     """An input file or option is invalid; the message is the line shown to the user."""
@@ -85,11 +87,17 @@ def exit_status(command: Callable[[], int]) -> int:
         return 2
 
 
-def print_json(command: Callable[[], object]) -> int:
-    """Prints a command's result as JSON and returns 0; BadInput is handled as in `exit_status`."""
+def print_json(command: Callable[[], object], results: Path | None = None) -> int:
+    """Prints a command's result as JSON and returns 0; BadInput is handled as in `exit_status`.
+
+    The result is also written to the file `results`, if there is one.
+    """
 
     def printed() -> int:
-        print(json.dumps(command()))
+        found = command()
+        if results is not None:
+            write_json(results, found)
+        print(json.dumps(found))
         return 0
 
     return exit_status(printed)

@@ -1,8 +1,9 @@
-"""Distributions of token counts."""
+"""Distributions of token counts, and the spread of measured values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import numpy as np
 
@@ -33,3 +34,9 @@ class Lognormal:
 
     def _tokens(self, lengths: Floats) -> list[int]:
         return [int(t) for t in np.clip(np.rint(lengths), 1, self.cap)]
+
+
+def spread(values: Sequence[float], digits: int) -> dict[str, float]:
+    """The least, the median and the largest of some values, rounded to so many digits."""
+    found = {"min": min(values), "median": median(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in found.items()}

@@ -100,15 +100,12 @@ class _Connection(asyncio.Protocol):
         self.has_response_bytes = False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        finished = False
         try:
-            head = await self._done
-            finished = True
-            return head
-        finally:
+            return await self._done
+        except BaseException:
             # After a partial response the connection cannot be reused.
-            if not finished:
-                self.close()
+            self.close()
+            raise
 
     def close(self) -> None:
         self.is_usable = False

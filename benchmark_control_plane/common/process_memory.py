@@ -1,8 +1,10 @@
 """Reads from /proc what memory a server and its children use, in MB of 10^6 bytes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from backends.device.probe import processes_of
 
 
 def memory_mb(process_id: int, key: str = "VmRSS") -> float:
@@ -22,15 +24,6 @@ def proportional_mb(process_id: int) -> float:
     rollup = Path(f"/proc/{process_id}/smaps_rollup").read_text(encoding="utf-8")
     sizes = {key: int(size) for key, size, *_ in map(str.split, rollup.splitlines()[1:])}
     return (sizes["Pss_Anon:"] + sizes["Pss_Shmem:"]) * 1_024 / 1e6
-
-
-def processes_of(process_id: int) -> Iterator[int]:
-    """A process, its children and theirs. One that ends meanwhile may be left out."""
-    yield process_id
-    with suppress(OSError):
-        for thread in Path(f"/proc/{process_id}/task").iterdir():
-            for child in (thread / "children").read_text(encoding="ascii").split():
-                yield from processes_of(int(child))
 
 
 class TreeMemory:
@@ -57,11 +50,11 @@ class TreeMemory:
         self._most_mb = max(self._most_mb, self._sum_mb())
 
     def growth_mb(self) -> float:
-        """The sum now."""
+        """MB that the processes take now above those at the start."""
         return round(self._sum_mb() - self._rest_mb, 1)
 
     def peak_growth_mb(self) -> float:
-        """The largest sum so far."""
+        """MB that the processes took at the peak above those at the start."""
         below_peak = self._over_processes(lambda process: memory_mb(process, "VmHWM") - memory_mb(process))
         return round(max(self._most_mb, self._sum_mb() + below_peak) - self._rest_mb, 1)
 
@@ -73,6 +66,6 @@ class TreeMemory:
         found = 0.0
         for process in processes_of(self._process_id):
             # The memory of a process that ends meanwhile cannot be read.
-            with suppress(OSError, StopIteration):
+            with suppress(OSError):
                 found += size(process)
         return found

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -70,7 +69,6 @@ class BenchRun:
     request_throughput: float
     median_ttft_ms: float
     median_tpot_ms: float
-    completed: int
     failed: int
     sent_s: tuple[float, ...]
 
@@ -219,22 +217,18 @@ def interrupt_on_sigterm() -> None:
 
 
 def bench_serve(
-    server: Server,
-    model: str,
-    requests: int,
-    rate: str,
-    *,
-    seed: int,
-    input_tokens: int = 64,
-    output_tokens: int = 64,
+    server: Server, model: str, requests: int, rate: str, *, seed: int, input_tokens: int = 64
 ) -> BenchRun:
-    """Runs `vllm bench serve` once with random prompts of fixed length; raises RuntimeError if it fails."""
+    """Runs `vllm bench serve` once with random prompts and 64 output tokens each.
+
+    Raises RuntimeError if it fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [
             _vllm(), "bench", "serve", "--backend", "openai",
             "--base-url", server.url, "--endpoint", "/v1/completions", "--model", model,
             "--tokenizer", bundled_models.resolve("tandem/tiny-llama"), "--dataset-name", "random",
-            "--random-input-len", str(input_tokens), "--random-output-len", str(output_tokens),
+            "--random-input-len", str(input_tokens), "--random-output-len", "64",
             "--num-prompts", str(requests), "--request-rate", rate, "--seed", str(seed), "--ignore-eos",
             "--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", folder,
             "--result-filename", "run.json",
@@ -246,7 +240,7 @@ def bench_serve(
         result = json.loads(path.read_text(encoding="utf-8"))
     return BenchRun(
         result["request_throughput"], result["median_ttft_ms"], result["median_tpot_ms"],
-        result["completed"], requests - result["completed"],
+        requests - result["completed"],
         tuple(start - result["start_times"][0] for start in result["start_times"]),
     )  # fmt: skip
 
@@ -264,7 +258,7 @@ def _wait_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> 
         try:
             with urllib.request.urlopen(server.url + server.ready_path, timeout=5):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:
             time.sleep(_POLL_SECONDS)
     tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
     raise RuntimeError(f"{server.name} did not start within {_START_SECONDS:g} s; end of its log: {tail}")

@@ -50,9 +50,9 @@ class RecordedTraffic:
         costs: these costs.
         sections: of the configuration in force those that are replayed, as in a YAML file.
         left_out: what of the log is not replayed, and what is approximated.
+        config: the `config` row of the log.
         host_delays: seconds that a request of each kind takes after its step in the engine.
         step_factor: by what `costs` of a step exceed those that the server had learned.
-        config: the `config` row of the log.
     """
 
     rows: Sequence[Row]
@@ -60,9 +60,9 @@ class RecordedTraffic:
     costs: DeviceCosts
     sections: Mapping[str, Any]
     left_out: Sequence[str]
+    config: Row
     host_delays: Mapping[str, float] = field(default_factory=dict)
     step_factor: float = 1.0
-    config: Row = field(default_factory=dict)
 
     @property
     def middle(self) -> int:

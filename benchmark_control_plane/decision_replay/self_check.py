@@ -7,7 +7,7 @@ from costs that are 5 % off; where it does not, the model of the device is wrong
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import hypot, sqrt
 from statistics import fmean
 
@@ -106,12 +106,8 @@ def checked(
     if any(not figure.is_reproduced for figure in figures):
         slower = {(each.group, each.name): each for each in _figures(judged, measured, on_slower())}
         figures = [
-            CheckedFigure(
-                each.group,
-                each.name,
-                each.measured,
-                each.replayed,
-                each.tolerance,
+            replace(
+                each,
                 is_saturated=any(
                     abs(other.replayed - same.replayed) > same.tolerance
                     for same in figures

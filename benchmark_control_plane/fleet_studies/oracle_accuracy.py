@@ -1,6 +1,6 @@
 """Compares the event model of a fleet with the gate-exact simulation, on a few boxes.
 
-Cells are numbers of boxes, loads and policies; both simulations get the same requests, draws and faults. The
+Cells are numbers of boxes, loads and policies; both simulations get the same requests and draws. The
 targets are 2 points of attainment and 5 and 10 % of the TTFT's median and 0.99 quantile.
 """
 

@@ -33,12 +33,7 @@ _RUN: Mapping[type, Callable[[Any, Path], dict[str, Any]]] = {
 
 
 def run_study(
-    path: Path,
-    out: Path,
-    *,
-    seeds: Sequence[int] | None = None,
-    is_quick: bool = False,
-    data: Path | None = None,
+    path: Path, out: Path, *, seeds: Sequence[int] | None, is_quick: bool, data: Path | None
 ) -> Path:
     """Runs the study of a file; the arguments are those of `run_experiment`.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from controlplane.fleet.autoscaling import BoxScaler
 
 _STEP = 1.0
+_DRAIN_S = 20.0
 
 
 @dataclass
@@ -21,8 +22,7 @@ class ScaledHost:
     demand: Callable[[float], float]
     scaler: BoxScaler
     running: int
-    noise: float = 0.0
-    drain: float = 20.0
+    noise: float
     target: int = 0
     now: float = 0.0
     starting: list[float] = field(default_factory=list)
@@ -60,4 +60,4 @@ class ScaledHost:
         self.starting += [self.now + self.scaler.rule.start] * max(0, missing)
         for _ in range(max(0, -missing)):
             self.running -= 1
-            self.draining.append(self.now + self.drain)
+            self.draining.append(self.now + _DRAIN_S)

@@ -263,7 +263,7 @@ class AccuracyCells:
 
 @section(frozen=True, config=STRICT)
 class AccuracyStudy:
-    """The event model against the gate-exact simulation, on the same requests, draws and faults."""
+    """The event model against the gate-exact simulation, on the same requests and draws."""
 
     name: FileName
     question: Name

@@ -1,7 +1,7 @@
 """Simulates the rows of a sweep: policies, ages of reports, numbers of choices and routers, and faults."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     FleetWorkload,
 )
 
-_SCENARIO_FIELDS = {"policy": "policy", "choices": "choices", "routers": "routers", "retries": "retries"}
+_SCENARIO_FIELDS = ("policy", "choices", "routers", "retries")
 _LOST_ROUTER = 1
 
 
@@ -58,9 +58,7 @@ def planned_rows(study: SweepStudy) -> Iterator[PlannedRow]:
 
 def _scenario(fleet: FleetSection, chosen: Mapping[str, Any], seconds: float) -> FleetScenario:
     third = seconds / 3
-    changes: dict[str, Any] = {
-        field: chosen[axis] for axis, field in _SCENARIO_FIELDS.items() if axis in chosen
-    }
+    changes: dict[str, Any] = {name: chosen[name] for name in _SCENARIO_FIELDS if name in chosen}
     if (period := chosen.get("period")) is not None:
         changes["report_period"] = period
     if count := chosen.get("boxes_down", 0):
@@ -112,26 +110,9 @@ def _workload(load: LoadSection, boxes: int, seed: int, data: Path) -> FleetWork
     """The requests of one seed. Raises BadInput if a recorded stream cannot be read."""
     rate = load.rate_per_box * boxes
     if load.conversations is not None:
-        talk = load.conversations
-        return FleetWorkload.conversations(
-            rate,
-            load.seconds,
-            seed,
-            median_message=talk.median_message,
-            turns=talk.turns,
-            pause=talk.pause,
-        )
+        return FleetWorkload.conversations(rate, load.seconds, seed, **asdict(load.conversations))
     if load.streams is None:
-        drawn = load.drawn
-        return FleetWorkload.drawn(
-            rate,
-            load.seconds,
-            seed,
-            median_prompt=drawn.median_prompt,
-            groups=drawn.groups,
-            shared_tokens=drawn.shared_tokens,
-            burst=drawn.burst,
-        )
+        return FleetWorkload.drawn(rate, load.seconds, seed, **asdict(load.drawn))
     planned = plan_requests(load.streams, rate=rate, seed=seed, warmup=0.0, measured=load.seconds, data=data)
     numbers: dict[str, int] = {"": -1}
     groups = [numbers.setdefault(each.prefix_group, len(numbers) - 1) for each in planned]

@@ -6,7 +6,7 @@ device, and sections of Tandem's configuration, which are checked by the server'
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +32,7 @@ from controlplane.config.loader import parse_as, read_yaml
 EXTENDED_FILE = re.compile(r"^# --- (\S+\.ya?ml)$\n", re.MULTILINE)
 """Line between the text of a file and that of the one it extends."""
 _ANY_OBJECTIVE_MS = 1_000.0
-_QUICK_LOADS, _QUICK_MEASURED_S = 2, 6.0
+_QUICK_MEASURED_S = 6.0
 
 
 @section(frozen=True, config=STRICT)
@@ -101,7 +101,7 @@ class Experiment:
 
     plan: ExperimentPlan
     text: str
-    data: Path = field(default_factory=lambda: Path("..") / "shared" / "data")
+    data: Path
 
 
 def read_experiment(path: Path, data: Path) -> Experiment:
@@ -164,7 +164,7 @@ def quick(plan: ExperimentPlan) -> ExperimentPlan:
     systems = [first_variant(system) for system in chosen if system is not None] or [
         first_variant(plan.systems[0])
     ]
-    loads = tuple(dict.fromkeys((plan.loads[0], plan.loads[-1])))[:_QUICK_LOADS]
+    loads = tuple(dict.fromkeys((plan.loads[0], plan.loads[-1])))
     window = replace(plan.window, measured_s=min(plan.window.measured_s, _QUICK_MEASURED_S))
     names = [system.name for system in systems]
     return replace(

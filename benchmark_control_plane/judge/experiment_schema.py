@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from benchmark_control_plane.judge.traces import NAMED
+from benchmark_control_plane.judge.traces import NAMED, TraceColumns
 from benchmark_control_plane.judge.workflow_stages import STAGES
 from controlplane.config.fields import STRICT, Fraction, Milliseconds, Name
 
@@ -69,16 +69,6 @@ class LengthsSection:
 
 
 @section(frozen=True, config=STRICT)
-class ColumnNames:
-    """Column names in a trace file; see `TraceColumns`."""
-
-    at: Name
-    prompt: Name
-    output: Name | None = None
-    query: Name | None = None
-
-
-@section(frozen=True, config=STRICT)
 class TraceSection:
     """A known trace by `name`, or a `file` with its `columns`, relative to the data folder or absolute.
 
@@ -87,7 +77,7 @@ class TraceSection:
 
     name: str | None = None
     file: Name | None = None
-    columns: ColumnNames | None = None
+    columns: TraceColumns | None = None
     prompt_cap: Tokens = 1_000_000
     output_cap: Tokens = 1_000_000
 

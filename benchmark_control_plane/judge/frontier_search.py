@@ -14,11 +14,7 @@ AttainmentAt = Callable[[float], float | None]
 
 
 def highest_load(
-    measured: Mapping[float, float],
-    target: float,
-    *,
-    steps: int = 0,
-    attainment_at: AttainmentAt | None = None,
+    measured: Mapping[float, float], target: float, *, steps: int, attainment_at: AttainmentAt
 ) -> float | None:
     """Highest load that reaches `target`.
 
@@ -40,8 +36,7 @@ def highest_load(
         break
     else:
         return good or None
-    for _ in range(steps if attainment_at is not None else 0):
-        assert attainment_at is not None
+    for _ in range(steps):
         middle = (good + bad) / 2
         if (found := attainment_at(middle)) is None:
             break

@@ -63,7 +63,6 @@ class _Stream:
     """Incremental parser of a response body."""
 
     answer: PartialResponse
-    clock: Callable[[], float]
     is_stream: bool
     rest: bytes = b""
     is_done: bool = False
@@ -85,7 +84,7 @@ class _Stream:
                 usage = orjson.loads(event[6:])["usage"]
                 self.answer.output_tokens = usage["completion_tokens"]
             if _NO_CHOICE.search(event) is None and not _has_role_only(event):
-                self.answer.tokens.append(self.clock())
+                self.answer.tokens.append(time.perf_counter())
         elif event and not event.startswith(b":"):
             self.rest, self.failure = b"", event.partition(b"data: ")[2]
 
@@ -106,11 +105,9 @@ class HttpTarget:
         chat: tuple[Endpoint, Connections] | None,
         embeddings: tuple[Endpoint, Connections] | None,
         dialect: Dialect,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._at = {Kind.GENERATE: chat, Kind.EMBED: embeddings}
         self._dialect = dialect
-        self._clock = clock
         self._prepared: dict[str, bytes] = {}
         self._open = dict.fromkeys(self._at, 0)
 
@@ -123,7 +120,7 @@ class HttpTarget:
         """Sends a request and fills `answer` as the response arrives, or rejects it at the server's limit."""
         endpoint, pool = self._served(planned)
         if endpoint.max_concurrent is not None and self._open[planned.kind] >= endpoint.max_concurrent:
-            answer.sent, answer.status, answer.loss = self._clock(), 429, Outcome.REJECTED
+            answer.sent, answer.status, answer.loss = time.perf_counter(), 429, Outcome.REJECTED
             answer.error = f"{endpoint.max_concurrent} requests were at the server"
             return
         self._open[planned.kind] += 1
@@ -137,17 +134,17 @@ class HttpTarget:
     ) -> None:
         body = self._prepared.pop(planned.id, None) or self._body(planned, random.Random(planned.id))
         request = self._request(planned, endpoint, body)
-        stream = _Stream(answer, self._clock, is_stream=planned.kind is Kind.GENERATE)
+        stream = _Stream(answer, is_stream=planned.kind is Kind.GENERATE)
 
         def on_send() -> None:
-            answer.sent = self._clock()
+            answer.sent = time.perf_counter()
 
         try:
             head = await pool.exchange(request, stream.take, on_send=on_send)
         except OSError as error:
             answer.loss, answer.error = Outcome.FAILED, str(error)
             return
-        _close(answer, head, stream, self._clock(), planned)
+        _close(answer, head, stream, time.perf_counter(), planned)
 
     def _served(self, planned: PlannedRequest) -> tuple[Endpoint, Connections]:
         """The endpoint of a request; raises ValueError if there is none."""

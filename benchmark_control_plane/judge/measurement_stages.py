@@ -269,10 +269,8 @@ async def probe(target: Target, requests: Sequence[PlannedRequest], clock: Clock
         for r in kinds.values()
     ]
     try:
-        result = RunResult()
-        if probes:
-            responses = closed_loop(target, probes, clients=len(probes), seconds=_PROBE_SECONDS, clock=clock)
-            result = await asyncio.wait_for(responses, _PROBE_SECONDS)
+        responses = closed_loop(target, probes, clients=len(probes), seconds=_PROBE_SECONDS, clock=clock)
+        result = await asyncio.wait_for(responses, _PROBE_SECONDS)
     except TimeoutError:
         raise BadInput(
             f"system {name!r}: no response to a probe within {_PROBE_SECONDS:g} s; is it overloaded?"

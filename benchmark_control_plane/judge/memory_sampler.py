@@ -116,7 +116,7 @@ def metrics_reader(address: Address, pool: Connections, kv_bytes: int | None) ->
 
     async def read() -> Sample:
         parts: list[bytes] = []
-        head = await pool.exchange(request, parts.append, on_send=lambda: None)
+        head = await pool.exchange(request, parts.append)
         return parse_metrics(b"".join(parts), kv_bytes) if head.status == 200 else {}
 
     return read

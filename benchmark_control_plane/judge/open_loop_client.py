@@ -8,7 +8,6 @@ the drain time and are then cut off.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -136,7 +135,7 @@ async def open_loop(
     *,
     warmup: float,
     drain: float,
-    clock: Clock = time.perf_counter,
+    clock: Clock,
     tick: Tick = lambda answered, planned: None,
 ) -> RunResult:
     """Runs a plan open loop.
@@ -190,7 +189,7 @@ async def closed_loop(
     *,
     clients: int,
     seconds: float,
-    clock: Clock = time.perf_counter,
+    clock: Clock,
 ) -> RunResult:
     """Runs a plan closed loop: each of `clients` sends its next request when the previous one is finished.
 

@@ -1,6 +1,7 @@
 """Progress of an experiment: a bar on a terminal, and one line per run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TextIO
 
 _WIDTH = 24
@@ -21,10 +22,10 @@ class ProgressDisplay:
         self._clear()
         print(text, file=self._stream, flush=True)
 
-    def ticker(self, title: str) -> "Ticker":
-        """Callback that draws the bar of a run."""
+    def ticker(self, title: str) -> Callable[[int, int], None]:
+        """Callback that draws the bar of a run, given the numbers of finished and of planned requests."""
         self._shown = -1
-        return Ticker(self, title)
+        return partial(self._draw, title)
 
     def report_run(self, title: str, entry: Mapping[str, Any]) -> None:
         """Prints the line of a finished run."""
@@ -39,7 +40,7 @@ class ProgressDisplay:
             f"{rejected:.1%} rejected{mark}"
         )
 
-    def draw(self, title: str, answered: int, planned: int) -> None:
+    def _draw(self, title: str, answered: int, planned: int) -> None:
         """Redraws the bar if its percentage changed; does nothing unless the stream is a terminal."""
         percent = 100 * answered // max(1, planned)
         if not self._is_terminal or percent == self._shown:
@@ -52,14 +53,3 @@ class ProgressDisplay:
     def _clear(self) -> None:
         if self._is_terminal:
             print("\r\x1b[K", end="", file=self._stream)
-
-
-class Ticker:
-    """Draws the progress of one run, when called with the numbers of finished and planned requests."""
-
-    def __init__(self, progress: ProgressDisplay, title: str) -> None:
-        self._progress = progress
-        self._title = title
-
-    def __call__(self, answered: int, planned: int) -> None:
-        self._progress.draw(self._title, answered, planned)

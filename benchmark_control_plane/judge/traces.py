@@ -10,20 +10,23 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.row_files import column, rows
+from controlplane.config.fields import STRICT, Name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TraceColumns:
     """Column names; without `output` every output is one token, `query` is for retrieval only."""
 
-    at: str
-    prompt: str
-    output: str | None = None
-    query: str | None = None
+    __pydantic_config__: ClassVar = STRICT
+
+    at: Name
+    prompt: Name
+    output: Name | None = None
+    query: Name | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,9 +182,8 @@ def _source(trace: TraceSection, data: Path) -> tuple[Path, TraceColumns]:
         file, columns = NAMED[trace.name]
         return data / file, columns
     assert trace.file is not None and trace.columns is not None
-    given = trace.columns
     # Joining an absolute path drops the data folder.
-    return data / trace.file, TraceColumns(given.at, given.prompt, given.output, given.query)
+    return data / trace.file, trace.columns
 
 
 def _requests(

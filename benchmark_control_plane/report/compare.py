@@ -38,11 +38,10 @@ class Change:
     is_ratio: bool
     is_judged: bool
 
-    def is_worse(self, tolerance: float) -> bool:
-        """Whether a judged metric fell by more than `tolerance` and its interval excludes no change."""
+    def is_worse(self) -> bool:
+        """Whether a judged metric fell and its interval excludes no change."""
         no_change = 1.0 if self.is_ratio else 0.0
-        fell = self.value < no_change - tolerance
-        return self.is_judged and fell and self.interval is not None and self.interval[1] < no_change
+        return self.is_judged and self.interval is not None and self.interval[1] < no_change
 
     def is_clear(self) -> bool:
         """Whether the interval excludes no change, in either direction."""
@@ -59,17 +58,16 @@ class ResultsComparison:
 
     changes: tuple[Change, ...]
     unpaired: int
-    tolerance: float
-    partial: tuple[str, ...] = ()
-    differences: tuple[str, ...] = ()
+    partial: tuple[str, ...]
+    differences: tuple[str, ...]
 
     @property
     def worse(self) -> tuple[Change, ...]:
-        return tuple(change for change in self.changes if change.is_worse(self.tolerance))
+        return tuple(change for change in self.changes if change.is_worse())
 
     def facts(self) -> dict[str, Any]:
         """The changes as plain values, for JSON."""
-        rows = [asdict(change) | {"is_worse": change.is_worse(self.tolerance)} for change in self.changes]
+        rows = [asdict(change) | {"is_worse": change.is_worse()} for change in self.changes]
         return {
             "changes": rows, "unpaired": self.unpaired, "partial": list(self.partial),
             "differences": list(self.differences),
@@ -78,7 +76,7 @@ class ResultsComparison:
     def text(self) -> str:
         """The changes as an aligned text table, with remarks."""
         head = ("system", "load", "metric", "A", "B", "change", "95 % interval", "pairs", "")
-        rows = [head, *(_row(change, self.tolerance) for change in self.changes)]
+        rows = [head, *map(_row, self.changes)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = [
             "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -95,7 +93,7 @@ class ResultsComparison:
         return "\n".join(lines)
 
 
-def compare_results(a: Results, b: Results, *, tolerance: float = 0.0) -> ResultsComparison:
+def compare_results(a: Results, b: Results) -> ResultsComparison:
     """Compares A with B. Raises BadInput if no valid run of A has a counterpart in B."""
     before, after = _by_key(a), _by_key(b)
     shared = [key for key in before if key in after]
@@ -116,7 +114,7 @@ def compare_results(a: Results, b: Results, *, tolerance: float = 0.0) -> Result
     ]
     unpaired = len(before) + len(after) - 2 * len(shared)
     partial = tuple(side for side, results in (("A", a), ("B", b)) if results["partial"])
-    return ResultsComparison(tuple(changes), unpaired, tolerance, partial, tuple(_differences(a, b)))
+    return ResultsComparison(tuple(changes), unpaired, partial, tuple(_differences(a, b)))
 
 
 def _differences(a: Results, b: Results) -> Iterator[str]:
@@ -204,13 +202,13 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
-def _row(change: Change, tolerance: float) -> tuple[str, ...]:
+def _row(change: Change) -> tuple[str, ...]:
     write = formats.times if change.is_ratio else _points
     level = formats.figure if change.is_ratio else formats.share
     interval = (
         f"{write(change.interval[0])} … {write(change.interval[1])}" if change.interval else "none (one pair)"
     )
-    remark = "WORSE" if change.is_worse(tolerance) else "differs" if change.is_clear() else ""
+    remark = "WORSE" if change.is_worse() else "differs" if change.is_clear() else ""
     return (
         change.place[0],
         formats.load(change.place[1]),

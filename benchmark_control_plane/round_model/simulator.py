@@ -46,7 +46,6 @@ class RoundTotals:
     max_usage: int = 0
     finished: int = 0
     total_latency: float = 0.0
-    makespan: float = 0.0
 
 
 @dataclass(slots=True)
@@ -139,7 +138,6 @@ class _RoundEngine:
             totals.finished += 1
             totals.total_latency += self.now - candidate.arrival
             self.on_finish(run.arrival, run.start, self.now)
-        totals.makespan = self.now
 
 
 def simulate(

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from math import factorial
 
 import numpy as np
-import numpy.typing as npt
 
 from backends.cost_models.step_time import affine, llm_only
 from benchmark_control_plane.simulator.simulated_machine import Machine
@@ -26,8 +25,7 @@ from benchmark_control_plane.simulator.simulation import (
     arrival_times,
     simulate,
 )
-
-Floats = npt.NDArray[np.float64]
+from controlplane.core.memory_ledger import Floats
 
 _NANO = 1e-9
 _SYSTEMS = ((1, 0.5, None), (1, 0.8, None), (1, 0.7, 50), (2, 0.8, 50), (4, 0.75, 100))

@@ -12,7 +12,7 @@ from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.request import Request
 
-_GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16)
+GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Machine:
     """
 
     batch_time: BatchTime
-    geometry: KvGeometry = _GEOMETRY
+    geometry: KvGeometry = GEOMETRY
     kv_bytes: int | None = None
     max_model_tokens: int = 4_096
     max_running: int = 256

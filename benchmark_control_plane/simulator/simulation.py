@@ -111,7 +111,6 @@ class SimulationResult:
         busy_seconds: time of these steps.
         engine_preemptions: preemptions by the engine.
         memory: memory use, if there is a pool.
-        reclaimed_bytes: bytes of KV cache reclaimed for embeddings.
         trace_hash: SHA-256 over these steps and all records.
     """
 
@@ -121,7 +120,6 @@ class SimulationResult:
     busy_seconds: float = 0.0
     engine_preemptions: int = 0
     memory: MemoryUse = field(default_factory=MemoryUse)
-    reclaimed_bytes: int = 0
     trace_hash: str = ""
 
 
@@ -194,8 +192,6 @@ async def _play(
             sampler.cancel()
         result.engine_preemptions = generator.state().preemptions
         result.memory.failed_batches = embedder.out_of_memory
-        if service.quota_controller is not None:
-            result.reclaimed_bytes = service.quota_controller.reclaimed_bytes
     for record in result.records:
         digest.update(repr(record).encode())
     result.trace_hash = digest.hexdigest()

@@ -46,13 +46,13 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Event loop in virtual time that starts at `start` seconds."""
+    """Event loop in virtual time that starts at 0 seconds."""
 
-    def __init__(self, start: float = 0.0) -> None:
+    def __init__(self) -> None:
         selector = _JumpingSelector()
         selector.on_idle = self._jump
         super().__init__(selector)
-        self._set_time(start)
+        self._set_time(0.0)
 
     def time(self) -> float:
         """Virtual seconds."""
@@ -88,12 +88,12 @@ def _describe(task: "asyncio.Task[Any]") -> str:
     return f"{task.get_name()} at {where}"
 
 
-def run(main: Coroutine[Any, Any, Result], *, start: float = 0.0) -> Result:
+def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Runs `main` in virtual time and returns its result; raises StuckLoop instead of hanging."""
     # A run allocates much, and each full garbage collection would visit all imported modules again.
     gc.freeze()
     try:
-        with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             results: list[Result] = []
             runner.run(_store(main, results))
             return results[0]

@@ -7,14 +7,12 @@ measured to bring too little.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmark_control_plane.tuning.blocks import RUNGS
 from benchmark_control_plane.tuning.comparison import COST_PER_KEY, Comparison, Difference, difference
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import Changes, Value
-from benchmark_control_plane.tuning.trial_search import Fits
+from benchmark_control_plane.tuning.trial_search import Fits, affordable_blocks
 from controlplane.config import ConfigError
 
-_QUICK = RUNGS[1]
 # The 90 % bound of a normal distribution as a part of half its 95 % interval: 1.28 / 1.96.
 _SURE = 0.65
 
@@ -57,7 +55,7 @@ def earned_changes(
     kept = dict(changes)
     effects, count = unmeasured(kept), 0
     while kept:
-        if not (count := _affordable(paired, len(kept), fits)):
+        if not (count := affordable_blocks(paired, len(kept), fits)):
             cut(f"ablation: what the {len(kept)} changed keys bring is not measured, and all of them stay")
             return kept, unmeasured(kept)
         effects = effects_of(paired, kept, count=count)
@@ -84,12 +82,6 @@ def earned_changes(
 def unmeasured(changes: Changes) -> Sequence[KeyEffect]:
     """Changes whose effects are not measured."""
     return [KeyEffect(key, None, is_measured=False) for key in changes]
-
-
-def _affordable(paired: PairedBlocks, keys: int, fits: Fits) -> int:
-    """The blocks on which so many keys can be put back, up to those of the second rung; 0 if none fit."""
-    counts = (min(rung, len(paired.numbers)) for rung in (_QUICK, RUNGS[0]))
-    return next((count for count in counts if fits(keys * count)), 0)
 
 
 def effects_of(paired: PairedBlocks, changes: Changes, *, count: int | None = None) -> list[KeyEffect]:

@@ -47,14 +47,12 @@ def edited_yaml(text: str, edits: Sequence[Edit], expected: Mapping[str, Any], *
 def _with_value(text: str, edit: Edit, line_end: str) -> str:
     depth, parent, node = _deepest(text, edit.path)
     rest, value = edit.path[depth:], _scalar(edit.value)
-    if node is not None and not rest:
-        start, end = node.start_mark.index, node.end_mark.index
-        return f"{text[:start]}{' ' if start == end and text[start - 1] == ':' else ''}{value}{text[end:]}"
-    if node is not None and not isinstance(node, yaml.MappingNode):
-        # A section without a value.
+    if node is not None and not (rest and isinstance(node, yaml.MappingNode)):
+        # The value of the key itself, or a section without a value.
+        new = f"{{{_flow(rest, value)}}}" if rest else value
         start, end = node.start_mark.index, node.end_mark.index
         gap = " " if start == end and text[start - 1] == ":" else ""
-        return f"{text[:start]}{gap}{{{_flow(rest, value)}}}{text[end:]}"
+        return f"{text[:start]}{gap}{new}{text[end:]}"
     mapping = node or parent
     if mapping.flow_style:
         return _into_flow(text, mapping, _flow(rest, value))

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmark_control_plane.tuning.blocks import RUNGS
 from benchmark_control_plane.tuning.evaluation import LOAD, Sections
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import Changes
-from benchmark_control_plane.tuning.trial_search import Fits
+from benchmark_control_plane.tuning.trial_search import Fits, affordable_blocks
 
 LOADS = (0.7, 0.85, 1.0, 1.15, 1.3)
 """Multiples of the log's load."""
@@ -37,9 +36,7 @@ def load_curve(paired: PairedBlocks, changes: Changes, *, fits: Fits) -> Sequenc
 
     Raises TimeIsOver.
     """
-    counts = (min(rung, len(paired.numbers)) for rung in (RUNGS[1], RUNGS[0]))
-    count = next((each for each in counts if fits(curve_replays(each))), 0)
-    if not count:
+    if not (count := affordable_blocks(paired, curve_replays(1), fits)):
         return []
     found = []
     for load in LOADS:

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import optuna
 
-from benchmark_control_plane.tuning.blocks import rungs_up_to
+from benchmark_control_plane.tuning.blocks import RUNGS, rungs_up_to
 from benchmark_control_plane.tuning.comparison import COST_PER_KEY, Comparison
 from benchmark_control_plane.tuning.paired_blocks import PairedBlocks
 from benchmark_control_plane.tuning.search_space import Changes, SearchSpace, Value, candidate
@@ -89,6 +89,12 @@ def search(paired: PairedBlocks, *, trials: int, fits: Fits, note: Callable[[Tri
         except TimeIsOver:
             break
     return ended
+
+
+def affordable_blocks(paired: PairedBlocks, replays: int, fits: Fits) -> int:
+    """The blocks of the second rung, or else of the first, if so many replays of each fit; 0 if not."""
+    counts = (min(rung, len(paired.numbers)) for rung in (RUNGS[1], RUNGS[0]))
+    return next((count for count in counts if fits(replays * count)), 0)
 
 
 def best_of(tried: Sequence[Tried], blocks: int) -> Tried | None:

@@ -6,10 +6,6 @@ from typing import NamedTuple
 import torch
 
 
-class NotWorthwhileError(ValueError):
-    """Hidden states of the model would take no less memory than its keys and values."""
-
-
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
     """Layout of a block's `2 * block_tokens * kv_heads * head_dim` elements as rows of `hidden_size`."""
@@ -20,23 +16,9 @@ class BlockLayout:
     hidden_size: int
 
     @property
-    def ratio(self) -> float:
-        """Memory of a token's hidden state over that of its keys and values (h in Apt-Serve)."""
-        return self.hidden_size / (2 * self.kv_heads * self.head_dim)
-
-    @property
     def rows_per_block(self) -> int:
         """Rows of hidden states that fit into a block."""
         return 2 * self.block_tokens * self.kv_heads * self.head_dim // self.hidden_size
-
-    def check(self) -> None:
-        """Raises NotWorthwhileError unless hidden states save memory."""
-        if self.rows_per_block <= self.block_tokens:
-            raise NotWorthwhileError(
-                f"hidden_size={self.hidden_size}, kv_heads={self.kv_heads}, head_dim={self.head_dim}: a "
-                f"hidden state takes h={self.ratio:g} times the memory of its keys and values; use "
-                "the plain KV cache for this model"
-            )
 
     def hidden_rows(self, blocks: torch.Tensor) -> torch.Tensor:
         """A view of cache memory `[blocks, ...]` as `[blocks, rows_per_block, hidden_size]`.

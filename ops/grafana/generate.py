@@ -336,11 +336,11 @@ def panel(row: PanelRow) -> timeseries.Panel:
     return made.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
 
 
-def variable(name: str, label: str) -> dashboard.QueryVariable:
+def variable(label: str) -> dashboard.QueryVariable:
     """A variable that selects values of a label; all by default."""
     return (
-        dashboard.QueryVariable(name)
-        .label(name.capitalize())
+        dashboard.QueryVariable(label)
+        .label(label.capitalize())
         .datasource(_SOURCE)
         .query(f"label_values(tandem_requests_total, {label})")
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
@@ -362,8 +362,8 @@ def built() -> dict[str, Any]:
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .readonly()
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(variable("instance", "instance"))
-        .with_variable(variable("class", "class"))
+        .with_variable(variable("instance"))
+        .with_variable(variable("class"))
         .annotation(
             dashboard.AnnotationQuery()
             .name("Configuration")

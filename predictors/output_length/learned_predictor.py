@@ -35,8 +35,6 @@ _LONGEST = 16.0
 _OPEN_FORECASTS = 4_096
 _LOSS_MEMORY = 128
 _MEAN_MEMORY = 64
-# Outputs of a class and model, or of a model, that a forecast by history needs.
-_ENOUGH_HISTORY = 20
 # Initial outcome count of a new model's calibration, so that it moves in small steps: a trained model's
 # quantiles come from cross-validation and are nearly calibrated from the start.
 _SETTLED = 300
@@ -82,9 +80,8 @@ class _PendingForecast:
 
 @dataclass(frozen=True, slots=True)
 class _HistoryForecast:
-    """The log quantiles of a history, these calibrated, and the tokens at all levels without a limit."""
+    """The calibrated log quantiles of a history, and the tokens at all levels without a limit."""
 
-    source: Floats
     log_quantiles: Floats
     tokens: list[float]
 
@@ -104,7 +101,7 @@ class LearnedLengths:
         self.examples = Examples(max_examples)
         self._model: LengthModel | None = prior() if use_prior else None
         self._generation = 0
-        self._history = HistoryQuantiles(enough=_ENOUGH_HISTORY)
+        self._history = HistoryQuantiles()
         self._recent: dict[tuple[str, str], _Recent] = {}
         self._classes: dict[str, _ClassState] = {}
         self._pending: OrderedDict[str, _PendingForecast] = OrderedDict()
@@ -157,13 +154,13 @@ class LearnedLengths:
 
     def _by_history(self, request: Request, state: _ClassState) -> _HistoryForecast | None:
         """The forecast by history, the same for all requests of a class and model until the next outcome."""
-        logs = self._history.log_quantiles(request, LEVELS)
-        if logs is None:
-            return None
         key = (request.service_class.name, request.model)
-        if (found := self._histories.get(key)) is None or found.source is not logs:
+        if (found := self._histories.get(key)) is None:
+            logs = self._history.log_quantiles(request, LEVELS)
+            if logs is None:
+                return None
             adjusted = state.conformal[_HISTORY].adjusted(logs)
-            found = self._histories[key] = _HistoryForecast(logs, adjusted, _tokens(adjusted))
+            found = self._histories[key] = _HistoryForecast(adjusted, _tokens(adjusted))
         return found
 
     def _row(self, request: Request) -> FeatureRow:

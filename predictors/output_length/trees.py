@@ -15,6 +15,7 @@ from controlplane.core.memory_ledger import Floats
 _BINS = 32
 _PRIOR_ROWS = 60.0
 _ROWS_A_TREE = 0.7
+_LEARNING_RATE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,6 @@ def fit_trees(
     *,
     trees: int = 80,
     depth: int = 4,
-    rate: float = 0.1,
-    seed: int = 0,
 ) -> Trees:
     """Boosts trees from initial quantiles.
 
@@ -54,10 +53,8 @@ def fit_trees(
         levels: quantile levels, [levels].
         trees: number of trees.
         depth: splits per tree.
-        rate: learning rate.
-        seed: seed of the row and feature sampling.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     edges = [np.unique(np.quantile(column, np.linspace(0, 1, _BINS + 1)[1:-1])) for column in rows.T]
     cuts = np.array([len(e) for e in edges])
     binned = np.stack([np.searchsorted(e, column) for e, column in zip(edges, rows.T, strict=True)], 1)
@@ -80,7 +77,7 @@ def fit_trees(
             own = some[inside[some]]
             if len(own):
                 step = _quantiles(target[own, None] - now[own], levels)
-                leaves[at, index] = rate * step * len(own) / (len(own) + _PRIOR_ROWS)
+                leaves[at, index] = _LEARNING_RATE * step * len(own) / (len(own) + _PRIOR_ROWS)
                 now[inside] += leaves[at, index]
     return Trees(features, thresholds, leaves)
 

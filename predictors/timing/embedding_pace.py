@@ -8,7 +8,7 @@ from controlplane.core.pool_view import Pace
 from controlplane.core.ports import Embedder
 from controlplane.core.request import Owner
 from predictors.calibration import TimeCalibration
-from predictors.timing.online_step_time import ObservedPace, ReportedPace, clipped
+from predictors.timing.online_step_time import OBSERVATIONS, ObservedPace, ReportedPace, clipped
 
 # A full embedding batch, which gives the time per token under load: texts, and tokens of each.
 _PASSAGES, _PASSAGE_TOKENS = 32, 512
@@ -21,7 +21,7 @@ class PassPace(ObservedPace):
     """Pace of the passes of one embedding model: `step` for a pass, `per_prompt_token` for each token.
 
     A pass takes a constant time, which holds the steps of the LLM before and after it, and a time per token.
-    Both are fitted by least squares over about the last `memory` passes, each time clipped to within a factor
+    Both are fitted by least squares over about the last 64 passes, each time clipped to within a factor
     of four of the expected one. The time per token has a normal prior: that of an idle device, with a
     standard deviation of the same size. Where steps of the LLM vary by more than the passes do, it decides.
     Work of more than one pass has the constant time once per `limit` tokens, so its share of that is part of
@@ -30,14 +30,13 @@ class PassPace(ObservedPace):
     Args:
         limit: most tokens of a pass.
         idle_per_token: ns per token on an idle device; 0: unknown, the mean time per token takes its place.
-        memory: passes in the exponential means.
     """
 
-    def __init__(self, limit: int, *, idle_per_token: float = 0.0, memory: int = 64) -> None:
-        super().__init__(memory=memory)
+    def __init__(self, limit: int, *, idle_per_token: float = 0.0) -> None:
+        super().__init__()
         self.limit = limit
         self.idle_per_token = idle_per_token
-        self.calibration = TimeCalibration(memory=memory)
+        self.calibration = TimeCalibration(memory=OBSERVATIONS)
         # Decayed sums of 1, x, y, x^2, x*y and y^2 for passes of x tokens that took y ns.
         self._sums = [0.0] * 6
 
@@ -71,13 +70,13 @@ class PassPace(ObservedPace):
                 seen = clipped(seen, expected)
         self._prefills += 1
         new = (1.0, prompt_tokens, seen, prompt_tokens**2, prompt_tokens * seen, seen**2)
-        self._sums = [(1 - self._rate) * old + part for old, part in zip(self._sums, new, strict=True)]
+        self._sums = [(1 - 1 / OBSERVATIONS) * old + part for old, part in zip(self._sums, new, strict=True)]
 
 
 class ModelPaces(PassPace):
     """Paces of embedding models, one worker process each; `pace` is the one over all of them."""
 
-    def __init__(self, embedders: Iterable[Embedder] = ()) -> None:
+    def __init__(self, embedders: Iterable[Embedder]) -> None:
         super().__init__(limit=1)
         self._of: dict[str, PassPace] = {}
         for embedder in embedders:
@@ -113,7 +112,7 @@ class ModelPaces(PassPace):
 
 
 def pace_estimators(
-    step_cost: StepCost | None, embedders: Iterable[Embedder] = ()
+    step_cost: StepCost | None, embedders: Iterable[Embedder]
 ) -> dict[Owner, ObservedPace | ReportedPace]:
     """Pace estimators of the LLM and the embedding models, both timed at the gate.
 

@@ -41,6 +41,8 @@ _MIN_TYPICAL_ERROR = 0.02
 _MIN_COEFFICIENT = 1e-4
 # Window of the mean stretch and of the shortest step, in steps.
 _STRETCH_STEPS = 64
+OBSERVATIONS = 64
+"""Number of observations in the exponential means of what is timed at the gate."""
 _PASS_DECAY = 1.0 - 1.0 / 64
 _PRIOR_PASS_SECONDS = 0.1
 
@@ -285,16 +287,13 @@ class StepReports:
 class ObservedPace(StepReports):
     """Step rate of an engine timed by its tokens, or by its step reports once there are any.
 
-    Args:
-        memory: number of observations in the exponential means.
-        prior: cost of a step, if known.
+    `prior` is the cost of a step, if known.
     """
 
     is_timed_by_tokens: ClassVar[bool] = True
 
-    def __init__(self, *, memory: int = 64, prior: StepCost | None = None) -> None:
+    def __init__(self, prior: StepCost | None = None) -> None:
         super().__init__(prior)
-        self._rate = 1.0 / memory
         self._gaps = 0
         self._step = 0.0
         self._prefills = 0
@@ -316,7 +315,7 @@ class ObservedPace(StepReports):
         """Learns from the gap between two tokens of one request."""
         self._gaps += 1
         # An arithmetic mean at first, so that the first observation does not dominate.
-        rate = max(self._rate, 1.0 / self._gaps)
+        rate = max(1.0 / OBSERVATIONS, 1.0 / self._gaps)
         self._step += rate * (clipped(took, self._step) - self._step)
 
     def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
@@ -324,7 +323,7 @@ class ObservedPace(StepReports):
         if prompt_tokens <= 0:
             return
         self._prefills += 1
-        rate = max(self._rate, 1.0 / self._prefills)
+        rate = max(1.0 / OBSERVATIONS, 1.0 / self._prefills)
         self._weight += rate * (prompt_tokens - self._weight)
         share = min(1.0, rate * prompt_tokens / self._weight)
         seen = max(0.0, took - self._step) / prompt_tokens

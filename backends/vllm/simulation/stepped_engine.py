@@ -24,14 +24,13 @@ _GEOMETRY = {
 }  # fmt: skip
 
 # Layers, KV heads, head size. The executor has no weights, so only the shape of the KV cache matters.
-GEOMETRIES: Mapping[str, tuple[int, int, int]] = {"opt-13b": (40, 40, 128), "llama-3-8b": (32, 8, 128)}
+OPT_13B = (40, 40, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class SteppedEngineSetup:
-    """Model geometry, KV-cache size and limits of a stepped engine."""
+    """KV-cache size and limits of a stepped engine."""
 
-    geometry: str = "opt-13b"
     blocks: int = 709
     block_tokens: int = 16
     max_model_tokens: int = 2_048
@@ -102,7 +101,7 @@ class SteppedEngine:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
 
-        layers, heads, head_size = GEOMETRIES[setup.geometry]
+        layers, heads, head_size = OPT_13B
         with tempfile.TemporaryDirectory() as folder:
             model = _GEOMETRY | {
                 "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads,

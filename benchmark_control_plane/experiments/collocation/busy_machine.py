@@ -18,10 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from backends.embedding.client import WorkerEmbedder
-from benchmark_control_plane.common.command_line import exit_status
+from benchmark_control_plane.common.servers import cpu_seconds
 from controlplane.core.clock import Duration, Instant, after, milliseconds
 from controlplane.core.ports import PauseCost
 from controlplane.core.request import Kind, Request
@@ -37,12 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--queries", type=int, default=5)
     parser.add_argument("--words", type=int, default=10)
     parser.add_argument("--deadline-ms", type=float, default=1_000.0)
-    options = parser.parse_args(arguments)
-    return exit_status(lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> int:
-    report = asyncio.run(_measure(options))
+    report = asyncio.run(_measure(parser.parse_args(arguments)))
     json.dump(report, sys.stdout, indent=2)
     print()
     return 0
@@ -106,7 +100,7 @@ def _busy_cores() -> Iterator[None]:
     for loop in loops:
         loop.start()
     # A loop has taken its core once it has had CPU time.
-    while any(_cpu_ticks(loop.pid) < 20 for loop in loops):
+    while any(cpu_seconds(loop.pid or 0) < 0.2 for loop in loops):
         time.sleep(0.05)
     try:
         yield
@@ -114,11 +108,6 @@ def _busy_cores() -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.join()
-
-
-def _cpu_ticks(pid: int | None) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def _loop() -> None:

@@ -181,7 +181,7 @@ def cpu_by_process(root: int) -> dict[str, float]:
             name = "server"
         elif pid == os.getpid():
             name = "chat client"
-        elif parent == os.getpid() and pid != root:
+        elif parent == os.getpid():
             name = "embedding client"
         elif parent == root:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -20,9 +20,7 @@ from fastapi import FastAPI, Request, Response
 from backends.bundled_models import resolve
 
 
-def app_for(
-    model: str, device: str | None = None, dtype: str | None = None, *, trust_remote_code: bool = False
-) -> FastAPI:
+def app_for(model: str, device: str | None, dtype: str | None, *, trust_remote_code: bool) -> FastAPI:
     """The application; the model loads here."""
     from sentence_transformers import SentenceTransformer
 

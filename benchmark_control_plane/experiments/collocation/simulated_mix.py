@@ -86,10 +86,7 @@ def batch_time(folder: Path) -> BatchTime:
         return table(StepLoad(inputs=inputs, length=length))
 
     llm = roofline(H100_SXM, model_costs(LLAMA_3_8B, GEOMETRY.bytes_per_token))
-    return sequential(
-        llm,
-        lambda load: embedding(load.inputs, load.length) if load.inputs else 0.0,
-    )
+    return sequential(llm, lambda load: embedding(load.inputs, load.length))
 
 
 def chats(rng: np.random.Generator, times: Sequence[float]) -> list[Offered]:

@@ -41,7 +41,6 @@ class EngineVariant:
     name: str
     options: Mapping[str, Any] | None = None
     stock: str = "fcfs"
-    knows_lengths: bool = True
     hidden: HiddenStates | None = None
     has_gate: bool = False
     weights: tuple[float, ...] | None = None
@@ -264,7 +263,7 @@ def _send(
         if variant.weights is not None:
             metadata["weight"] = variant.weights[offered.priority]
         priority = -offered.priority if variant.stock == "priority" else 0
-    if variant.knows_lengths and offer.predicted is not None:
+    if offer.predicted is not None:
         metadata["tokens"] = offer.predicted
         if offer.forecast is not None:
             metadata |= {"levels": list(offer.forecast.levels), "quantiles": list(offer.forecast.tokens)}

@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import mean, stdev
@@ -153,9 +154,8 @@ def study(
 
     seen: dict[float, ReplayResult] = {}
     rates = {
-        f"{metric}-{target:.0%}": highest_rate(attain, seen, metric, target, starts[f"{metric}-{target:.0%}"])
-        for target in TARGETS
-        for metric in METRICS
+        key: highest_rate(attain, seen, metric, target, starts[key])
+        for key, (target, metric) in zip(KEYS, product(TARGETS, METRICS), strict=True)
     }
     return {
         "dataset": data.name,
@@ -194,16 +194,13 @@ def starts_like(
         return dict.fromkeys(KEYS, first)
     closest = max(map(similarity, family))
     similar = [known for known in family if similarity(known) == closest]
-    return {
-        f"{metric}-{target:.0%}": mean(
-            known["rates"][f"{metric}-{target:.0%}"]
-            * bounds[data][f"{target:.0%}"]
-            / bounds[known["dataset"]][f"{target:.0%}"]
-            for known in similar
-        )
-        for target in TARGETS
-        for metric in METRICS
-    }
+
+    def scaled(known: Mapping[str, Any], key: str) -> float:
+        target = key.rpartition("-")[2]
+        rate: float = known["rates"][key] * bounds[data][target] / bounds[known["dataset"]][target]
+        return rate
+
+    return {key: mean(scaled(known, key) for known in similar) for key in KEYS}
 
 
 def table(studies: Sequence[Mapping[str, Any]], bounds: Mapping[str, Mapping[str, float]]) -> str:

@@ -60,8 +60,8 @@ class Dataset:
     name: str
     lengths: Sequence[Lengths]
     objectives: TokenObjectives
-    classes: Sequence[OfferedClass] = ()
-    embeddings: EmbeddingsBeside | None = None
+    classes: Sequence[OfferedClass]
+    embeddings: EmbeddingsBeside | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ _NS = 1e9
 _SECONDS, _FROM = 80.0, 30.0
 _BURST_EVERY_S, _BURST = 5.0, 16
 _AHEAD_S = 1.0
-_HIGH, _LOW = (100, 60), (150, 150)
+_HIGH = (100, 60)
 # Requests per second of the low class alone that fill the blocks.
 _LOW_CAPACITY = 4.0
 _OBJECTIVES: dict[str, dict[str, Any]] = {

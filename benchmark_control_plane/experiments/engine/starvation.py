@@ -12,7 +12,7 @@ vLLM's own scheduler and KV manager on virtual time, in a pool of 64 blocks. Two
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ def aged(engine: SteppedEngine, share: float, steps: int) -> Iterator[Wait]:
             yield Wait(started[name] - since if name in started else None, bound)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     engine = SteppedEngine(SETUP)
     rows = [(f"{name}, seconds", list(overtaken(engine, name, 2_000))) for name in ("fcfs", "edf")]
     rows.append(("srmt, steps", list(aged(engine, AGED_SHARE, 6_000))))

@@ -90,7 +90,7 @@ def _trials(group: str, rows: Sequence[str], number: int) -> Iterator[Found]:
         if group == "ending":
             for row in rows:
                 with _serving(folder, group) as server:
-                    yield _trial(row, number, server, folder)
+                    yield _trial(row, number, server)
             return
         disk = None
         if group == "worker":
@@ -100,7 +100,7 @@ def _trials(group: str, rows: Sequence[str], number: int) -> Iterator[Found]:
                 rows = [row for row in rows if row not in machine_faults.DISK]
         server = stack.enter_context(_serving(folder, group, disk))
         for row in rows:
-            yield _trial(row, number, server, folder)
+            yield _trial(row, number, server)
 
 
 @contextmanager
@@ -111,8 +111,8 @@ def _serving(folder: Path, group: str, disk: Path | None = None) -> Iterator[Ser
         yield server
 
 
-def _trial(row: str, number: int, server: ServerUnderTest, folder: Path) -> Found:
-    return asyncio.run(run_trial(row, number, ROWS[row], server, folder))
+def _trial(row: str, number: int, server: ServerUnderTest) -> Found:
+    return asyncio.run(run_trial(row, number, ROWS[row], server))
 
 
 HEAD = (

@@ -25,9 +25,9 @@ from backends.device.kv_memory import ElasticMemory
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
+from benchmark_control_plane.simulator.simulated_machine import GEOMETRY
 from controlplane.api.graceful_server import Hosting, host_forever
 from controlplane.config.config_file import ConfigFile
-from controlplane.core.kv_geometry import KvGeometry
 from controlplane.service.bootstrap import build_service
 
 # 20 ms a step, and 10 us a token of an embedding.
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kv_bytes = chat.engine.get("kv_cache_memory_bytes", _KV_BYTES)
     generator = SimulatedGenerator(
         device,
-        geometry=KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16),
+        geometry=GEOMETRY,
         lengths=lambda request: request.max_output_tokens,
         kv_bytes=kv_bytes,
         model=chat.served_name,

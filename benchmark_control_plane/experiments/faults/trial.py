@@ -3,10 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmark_control_plane.common.process_memory import TreeMemory
 from benchmark_control_plane.experiments.faults.clients import (
@@ -44,7 +43,6 @@ class Trial:
     Attributes:
         server: the server, under load.
         probes: the other tenant.
-        folder: for files.
         death: when a process was killed or stopped (monotonic seconds); None if none was.
         notes: further figures of the fault, by name.
         lost: requests of the injection itself that got no answer, by what they got.
@@ -53,7 +51,6 @@ class Trial:
 
     server: ServerUnderTest
     probes: Probes
-    folder: Path
     death: float | None = None
     notes: dict[str, object] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
@@ -149,7 +146,7 @@ class Found:
     slow: list[str] = field(default_factory=list)
 
 
-async def run_trial(name: str, number: int, fault: FaultRow, server: ServerUnderTest, folder: Path) -> Found:
+async def run_trial(name: str, number: int, fault: FaultRow, server: ServerUnderTest) -> Found:
     """Injects one fault under load and compares the state of the server before and after.
 
     A fault that does not have its effect is a failure, so that the rows after it are still run.
@@ -157,7 +154,7 @@ async def run_trial(name: str, number: int, fault: FaultRow, server: ServerUnder
     memory, descriptors = server.memory(), server.descriptors()
     memory.reset_peak()
     load, probes = BackgroundLoad(server), Probes(server)
-    trial = Trial(server, probes, folder)
+    trial = Trial(server, probes)
     failures: list[str] = []
     status: int | None = None
     async with AsyncExitStack() as stack:
@@ -186,14 +183,14 @@ async def run_trial(name: str, number: int, fault: FaultRow, server: ServerUnder
         failures.append(f"/ready states the death after {down} s")
     if trial.death is not None and back is None:
         failures.append("/ready is not 200 again")
-    health_port_ms = _longest_ms(probes.health_port_s)
+    health_port_ms = longest_ms(probes.health_port_s)
     return Found(
         row=name, run=number, failures=failures, notes=trial.notes, exit_status=status,
         sent=load.endings.total() - load.endings[NOT_CONNECTED],
         endings=dict(load.endings), lost=lost.total(), not_ready_s=_rounded(down),
-        back_s=_rounded(back), health_ms=_longest_ms(probes.health_s),
+        back_s=_rounded(back), health_ms=longest_ms(probes.health_s),
         health_port_ms=health_port_ms, other_chats=dict(probes.chats),
-        other_chat_ms=_longest_ms(probes.chat_s), after=after, slow=list(exceeded(health_port_ms, after)),
+        other_chat_ms=longest_ms(probes.chat_s), after=after, slow=list(exceeded(health_port_ms, after)),
     )  # fmt: skip
 
 
@@ -269,7 +266,8 @@ async def _more_descriptors(server: ServerUnderTest, before: int) -> int:
     return left
 
 
-def _longest_ms(waits: list[float]) -> float:
+def longest_ms(waits: Sequence[float]) -> float:
+    """The longest of these seconds in milliseconds; 0 without any."""
     return round(1e3 * max(waits, default=0.0), 1)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark_control_plane.common.command_line import BadInput, print_json
-from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.common.results_file import add_results
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.experiments.fleet.simulated_boxes import serving_box, serving_fleet
 from benchmark_control_plane.experiments.fleet.streaming_client import (
@@ -51,16 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.requests < 20:
             raise BadInput(f"--requests {options.requests}: must be at least 20")
         with tempfile.TemporaryDirectory() as folder:
-            found = (
-                _latency(Path(folder), options)
-                if options.what == "latency"
-                else _capacity(Path(folder), options)
-            )
-        if options.results is not None:
-            write_json(options.results, found)
-        return found
+            measure = _latency if options.what == "latency" else _capacity
+            return measure(Path(folder), options)
 
-    return print_json(command)
+    return print_json(command, options.results)
 
 
 def _latency(folder: Path, options: argparse.Namespace) -> dict[str, object]:
@@ -113,7 +107,7 @@ def _capacity(folder: Path, options: argparse.Namespace) -> dict[str, object]:
 
 
 async def _attainment(url: str, boxes: int, rate: float, options: argparse.Namespace) -> dict[str, float]:
-    # The second seed keeps arrivals at one rate independent of those at another.
+    # Arrivals at one rate are independent of those at another.
     seed = hash((options.seed, rate))
     exchanges = await offer(url, rate=rate * boxes, count=options.requests * boxes, tokens=_TOKENS, seed=seed)
     return {

@@ -16,7 +16,7 @@ import numpy as np
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.common.command_line import BadInput, print_json
-from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.common.results_file import add_results
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
 from benchmark_control_plane.simulator.simulated_machine import Machine, engines
 from benchmark_control_plane.simulator.simulation import config_of, started
@@ -45,16 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def command() -> dict[str, object]:
         if options.calls < 10:
             raise BadInput(f"--calls {options.calls}: must be at least 10")
-        found: dict[str, object]
-        found = {
+        return {
             "by_running_requests": [run(_costs(running, options.calls)) for running in _RUNNING],
             "choose_us_by_boxes": {boxes: _choosing(boxes, options.calls) for boxes in _BOXES},
         }
-        if options.results is not None:
-            write_json(options.results, found)
-        return found
 
-    return print_json(command)
+    return print_json(command, options.results)
 
 
 async def _costs(running: int, calls: int) -> dict[str, object]:

@@ -96,7 +96,7 @@ def simulated_embedder(config: Config, model: EmbeddingModel) -> SimulatedEmbedd
     return SimulatedEmbedder(SimulatedDevice(embedding_line(*EMBEDDING_SECONDS)), model=model.served_name)
 
 
-def embedding_box_config(folder: Path, sections: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def embedding_box_config(folder: Path, sections: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a box with the simulated embedding model alone, beside `box_config`."""
     chat_box = box_config(folder, sections)
     model = {"model": str(folder / "model"), "name": EMBEDDING_MODEL, "backend": "simulated"}

@@ -69,14 +69,11 @@ def offered(count: int) -> list[Offered]:
     return found
 
 
-def ended_tickets(count: int) -> tuple[list[Ticket], Config]:
-    """The tickets of a simulated run in the order in which they ended, and its configuration."""
-    tickets, config, _ = logged_run(count)
-    return tickets, config
-
-
 def logged_run(count: int) -> tuple[list[Ticket], Config, list[Row]]:
-    """As `ended_tickets`, and the rows `sample` of its log, of which there is one each second."""
+    """The tickets of a simulated run in the order in which they ended, its configuration, and samples.
+
+    Samples are the rows `sample` of its log, of which there is one each second.
+    """
     tickets: list[Ticket] = []
     configs: list[Config] = []
 

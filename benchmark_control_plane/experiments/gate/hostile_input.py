@@ -43,6 +43,7 @@ from benchmark_control_plane.experiments.faults.server_under_test import (
     started,
     wait_until_ready,
 )
+from benchmark_control_plane.experiments.faults.trial import longest_ms
 from benchmark_control_plane.experiments.gate.hostile_requests import (
     LIMITED_BY_TIME,
     NAMES,
@@ -146,11 +147,7 @@ async def _phase(ports: tuple[int, int], pipe: Connection) -> Seen:
     )
     asyncio.get_running_loop().remove_reader(pipe.fileno())
     pipe.recv()
-    return Seen(_longest_ms(api), _longest_ms(own), len(chats), sum(chats))
-
-
-def _longest_ms(waits: Sequence[float]) -> float:
-    return round(1e3 * max(waits, default=0.0), 1)
+    return Seen(longest_ms(api), longest_ms(own), len(chats), sum(chats))
 
 
 async def _chats(port: int, end: asyncio.Event) -> list[bool]:

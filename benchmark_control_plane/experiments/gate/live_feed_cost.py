@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
+from benchmark_control_plane.common.distributions import spread
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import Server, all_serving, cpu_seconds, free_port
 from benchmark_control_plane.experiments.gate.live_feed_load import (
@@ -35,8 +36,8 @@ from benchmark_control_plane.experiments.gate.live_feed_load import (
     ttft_by_readers,
     with_live_requests,
 )
+from benchmark_control_plane.simulator.simulated_machine import GEOMETRY
 from controlplane.config import parse
-from controlplane.core.kv_geometry import KvGeometry
 from controlplane.service.live_records import RING_SIZES, LiveRecords
 from controlplane.service.runtime.timers import MonotonicClock
 
@@ -95,7 +96,7 @@ def _measure(servers: Mapping[str, Server], windows: int, seconds: int) -> dict[
     return {
         "percent_of_a_core": {name: round(statistics.median(values), 3) for name, values in busy.items()},
         "added": {
-            name: _spread([a - b for a, b in zip(busy[name], base, strict=True)])
+            name: spread([a - b for a, b in zip(busy[name], base, strict=True)], 3)
             for name in (_SAMPLED, _READ)
         },
     }
@@ -131,11 +132,6 @@ def full_rings_bytes() -> int:
     return held
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-    return {name: round(value, 3) for name, value in found.items()}
-
-
 def _reader(url: str) -> Callable[[], None]:
     """Reads what is new on the feed, as the dashboard does."""
     number = 0
@@ -161,7 +157,7 @@ def _serve(port: int, *, has_feed: bool) -> int:
     config = parse({"server": server, "models": {"chat": {"model": _MODEL}}, "classes": classes})
     generator = SimulatedGenerator(
         SimulatedDevice(llm_only(lambda *_: 0.02)),
-        geometry=KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16),
+        geometry=GEOMETRY,
         lengths=lambda request: request.max_output_tokens,
         kv_bytes=None,
         model=_MODEL,

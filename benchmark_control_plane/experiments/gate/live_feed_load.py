@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from backends.cost_models.step_time import affine, llm_only
+from benchmark_control_plane.common.distributions import spread
 from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import SimulatedRequest, simulate
 from controlplane.service.live_records import RING_SIZES
@@ -92,11 +93,7 @@ async def ttft_by_readers(url: str, model: str, key: str, rounds: int, seconds: 
         "seconds": seconds,
         "readers": _READERS,
         "ttft_ms": {str(readers): round(statistics.median(each), 2) for readers, each in windows.items()},
-        "added_ms": {
-            "min": round(min(added), 2),
-            "median": round(statistics.median(added), 2),
-            "max": round(max(added), 2),
-        },
+        "added_ms": spread(added, 2),
     }
 
 

@@ -44,8 +44,8 @@ from benchmark_control_plane.common.servers import (
     interrupt_on_sigterm,
     serving,
 )
+from benchmark_control_plane.simulator.simulated_machine import GEOMETRY
 from controlplane.config import parse
-from controlplane.core.kv_geometry import KvGeometry
 
 _MODEL = "simulated"
 _OUTPUT_TOKENS = 2
@@ -320,7 +320,7 @@ def serve(port: int, health_port: int) -> int:
     device = SimulatedDevice(llm_only(lambda *_: _STEP_S))
     generator = SimulatedGenerator(
         device,
-        geometry=KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16),
+        geometry=GEOMETRY,
         lengths=lambda request: request.max_output_tokens,
         kv_bytes=None,
         model=_MODEL,

@@ -29,6 +29,7 @@ import orjson
 from starlette.types import ASGIApp, Message
 
 from backends.testing.scripted import Script, ScriptedGenerator
+from benchmark_control_plane.common.distributions import spread
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from controlplane.api.access_log import AccessLog, gate_fields, write_line
 from controlplane.api.app import create_app
@@ -151,7 +152,10 @@ def _report(
 ) -> dict[str, object]:
     """The result; all arguments are microseconds of each round, the first by kind of request."""
     base, export = statistics.median(medians["plain"]), statistics.median(exports)
-    added = {name: _spread(medians[name], medians["plain"]) for name in ("access_log", "traced")}
+    added = {
+        name: spread([a - b for a, b in zip(medians[name], medians["plain"], strict=True)], 1)
+        for name in ("access_log", "traced")
+    }
     # The lines of several requests are written at once, mostly between two requests.
     line = statistics.median(lines)
     per_line = max(0.0, added["access_log"]["median"]) + line
@@ -166,13 +170,6 @@ def _report(
             **{f"traced {share:g}": round(base / (base + share * per_trace), 4) for share in _SHARES},
         },
     }
-
-
-def _spread(own: Sequence[float], plain: Sequence[float]) -> dict[str, float]:
-    """The differences of the rounds."""
-    found = [a - b for a, b in zip(own, plain, strict=True)]
-    spread = {"min": min(found), "median": statistics.median(found), "max": max(found)}
-    return {name: round(value, 1) for name, value in spread.items()}
 
 
 async def _ask(app: ASGIApp) -> None:

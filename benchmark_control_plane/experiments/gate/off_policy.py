@@ -47,7 +47,7 @@ _CLASSES = {
     "batch": ExperimentClass(sheddable=False, default=True, e2e_ms=10_000),
 }
 _LOGGING_CONFIGURATION = "a"
-_OTHERS: Mapping[str, Mapping[str, Any]] = {
+OTHERS: Mapping[str, Mapping[str, Any]] = {
     "first come first served": {"scheduling": {"ordering": "fcfs", "engine": {"ordering": "fcfs"}}},
     "short queue": {"admission": {"max_waiting": 4}},
     "engine's own scheduler": {"scheduling": {"engine": "off"}},
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="off_policy", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--mixes", nargs="+", default=_MIXES, metavar="NAME=RATE")
-    parser.add_argument("--others", nargs="*", default=list(_OTHERS), choices=_OTHERS, metavar="NAME")
+    parser.add_argument("--others", nargs="*", default=list(OTHERS), choices=OTHERS, metavar="NAME")
     parser.add_argument("--seconds", type=float, default=600.0)
     add_results(parser)
     options = parser.parse_args(arguments)
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (mix, name): logged(options.folder / mix / file_name(name), mix, rate, change, options.seconds)
         for mix, rate in mixes.items()
         for name, change in {
-            _LOGGING_CONFIGURATION: {}, **{name: _OTHERS[name] for name in options.others}
+            _LOGGING_CONFIGURATION: {}, **{name: OTHERS[name] for name in options.others}
         }.items()
     }  # fmt: skip
     pairs, checks = [], {}
@@ -123,7 +123,7 @@ def logged(folder: Path, mix: str, rate: float, change: Mapping[str, Any], secon
     system = SystemSection("served", "tandem", tandem=merged(logging, change))
     objectives = objectives_from(plan, {})
     with staged(plan, system, objectives, folder) as stage:
-        bench = Bench(Experiment(plan, ""), objectives, rate)
+        bench = Bench(Experiment(plan, "", Path()), objectives, rate)
         entry, _ = bench.run(stage, system, 1.0, 0, lambda *_: None)
     if not entry["valid"]:
         print(f"{folder}: {entry['why_invalid']}", file=sys.stderr, flush=True)

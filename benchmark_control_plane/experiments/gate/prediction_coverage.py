@@ -29,6 +29,7 @@ from benchmark_control_plane.decision_replay.first_half_fit import with_host_del
 from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
 from benchmark_control_plane.decision_replay.self_check import check_replay
 from benchmark_control_plane.decision_replay.what_if import ClassChange, predict
+from benchmark_control_plane.experiments.gate.off_policy import OTHERS
 from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import (
     Offered,
@@ -37,6 +38,7 @@ from benchmark_control_plane.simulator.simulation import (
     arrival_times,
     simulate,
 )
+from controlplane.config.documents import merged
 from controlplane.core.engine_reports import DeviceSharing
 
 _PARTS = ("sampling", "self_check", "device", "lengths")
@@ -44,13 +46,7 @@ _CLASSES = {
     "interactive": {"priority": 5, "ttft_ms": 400, "tpot_ms": 60},
     "standard": {"priority": 1, "default": True, "sheddable": False, "ttft_ms": 4_000},
 }
-_SECTIONS: Mapping[str, Any] = {"classes": _CLASSES, "admission": {"length_predictor": "history"}}
-_OTHERS: Mapping[str, Mapping[str, Any]] = {
-    "first come first served": {"scheduling": {"ordering": "fcfs", "engine": {"ordering": "fcfs"}}},
-    "short queue": {"admission": {"length_predictor": "history", "max_waiting": 4}},
-    "engine's own scheduler": {"scheduling": {"engine": "off"}},
-    "no pacing": {"scheduling": {"engine": {"decode_pacing": 0}}},
-}
+_SECTIONS: dict[str, Any] = {"classes": _CLASSES, "admission": {"length_predictor": "history"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +120,8 @@ def predictions(name: str, machine: Machine, requests: Sequence[Offered]) -> Ite
     check = check_replay(traffic)
     if not check.has_passed:
         return
-    for other, change in _OTHERS.items():
-        sections = {**_SECTIONS, **change}
+    for other, change in OTHERS.items():
+        sections = merged(_SECTIONS, change)
         answer = predict(traffic, check, sections, note=lambda text: None)
         truth = simulate(requests, machine, sections).records
         met = {number: record.outcome == "met" for number, record in enumerate(truth)}

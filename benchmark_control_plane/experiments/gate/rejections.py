@@ -22,7 +22,7 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark_control_plane.common.command_line import data_folder_option
+from benchmark_control_plane.common.command_line import add_data, data_folder_option
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.judge.experiment_file import Experiment, classes_section, merge, read_experiment
 from benchmark_control_plane.judge.measurement_stages import (
@@ -70,7 +70,7 @@ async def _simulated(bench: Bench, system: SystemSection, load: float, seed: int
         await open_loop(
             target, requests, slo_targets(bench.objectives),
             warmup=plan.window.warmup_s, drain=plan.window.drain_s,
-            clock=asyncio.get_running_loop().time, tick=lambda *_: None,
+            clock=asyncio.get_running_loop().time,
         )  # fmt: skip
         return explored_in(target.service.status.metrics.registry.collect())
 
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("experiment", type=Path, help="experiment file")
     parser.add_argument("--seeds", type=int, nargs="+", help="replace those of the file")
     parser.add_argument("--loads", type=float, nargs="+", help="replace those of the file")
-    parser.add_argument("--data", type=Path, help="folder of public data sets")
+    add_data(parser)
     add_results(parser)
     options = parser.parse_args(arguments)
     experiment = read_experiment(options.experiment, data_folder_option(options.data))

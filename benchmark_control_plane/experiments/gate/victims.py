@@ -48,7 +48,7 @@ def cost(running: Running, *, recompute: bool = True, slack: bool = True) -> flo
 
 
 def random(running: Running) -> float:
-    """The same for every rule before and after it, and new with every token."""
+    """A checksum of the id and of the number of output tokens, so a new value with every token."""
     return crc32(f"{running.request_id} {running.progress.output_tokens}".encode())
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmark_control_plane.common.command_line import data_folder_option
+from benchmark_control_plane.common.command_line import add_data, data_folder_option
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.experiments.gate.announced_answers import AnnouncingTarget, Reserve
 from benchmark_control_plane.experiments.gate.true_work_division import TrueWork, divided, work_ms
@@ -93,7 +93,7 @@ class OracleArm:
 class _OracleBench(Bench):
     """A bench whose workflows state a division by true work, if there is one."""
 
-    division: TrueWork | None = None
+    division: TrueWork | None
 
     def requests(self, system: SystemSection, rate: float, seed: int) -> list[PlannedRequest]:
         """Plan of a run at `rate` requests per second."""
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", default=[], help="only arms of these names, with * for any part")
     parser.add_argument("--seeds", type=int, nargs="+", help="replace those of the file")
     parser.add_argument("--loads", type=float, nargs="+", help="replace those of the file")
-    parser.add_argument("--data", type=Path, help="folder of public data sets")
+    add_data(parser)
     add_results(parser)
     options = parser.parse_args(arguments)
     experiment = read_experiment(options.experiment, data_folder_option(options.data))

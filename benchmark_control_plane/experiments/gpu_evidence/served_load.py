@@ -27,7 +27,6 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark_control_plane.common.command_line import exit_status
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import Server, interrupt_on_sigterm, serving, tandem_server
 from benchmark_control_plane.experiments.collocation.interference import passage
@@ -192,10 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rate", type=float, default=4.0, help="chats per second")
     add_results(parser)
-    return exit_status(lambda: _run(parser.parse_args(arguments)))
-
-
-def _run(options: argparse.Namespace) -> int:
+    options = parser.parse_args(arguments)
     interrupt_on_sigterm()
     config = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     report = measure(config, options.seconds, options.rate)

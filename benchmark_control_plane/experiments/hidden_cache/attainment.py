@@ -18,12 +18,7 @@ from statistics import mean
 from typing import Any
 
 from backends.cost_models.roofline import A100_40GB, Device
-from backends.vllm.simulation.stepped_engine import (
-    GEOMETRIES,
-    HiddenStates,
-    SteppedEngine,
-    SteppedEngineSetup,
-)
+from backends.vllm.simulation.stepped_engine import OPT_13B, HiddenStates, SteppedEngine, SteppedEngineSetup
 from benchmark_control_plane.common.command_line import add_data, data_folder_option, exit_status
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.experiments.engine.engine_replay import EngineVariant, ReplayWindow, play
@@ -64,7 +59,7 @@ def study(
 ) -> dict[str, Any]:
     """Attainment in percent by form of the cache, on the same requests."""
     found: dict[str, Any] = {}
-    for form, hidden in costs(A100_40GB, *GEOMETRIES["opt-13b"]).items():
+    for form, hidden in costs(A100_40GB, *OPT_13B).items():
         variant = EngineVariant(form, {"ordering": order}, hidden=hidden)
         offers = poisson(data.lengths, rate, seed, Prediction(0.5), variation)
         outcome = play(engine, variant, offers, ReplayWindow(0, requests), data.objectives, rate)

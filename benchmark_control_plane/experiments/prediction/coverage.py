@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from benchmark_control_plane.experiments.prediction.methods import (
+    at_levels,
     forecasts,
     learned_predictor,
     pinball_losses,
 )
 from benchmark_control_plane.experiments.prediction.prompt_sets import ARENA_MODELS, PromptSample
-from controlplane.core.forecast import LengthForecast
-from controlplane.core.memory_ledger import Floats
 from predictors.output_length.learned_predictor import LearnedLengths
-from predictors.output_length.quantile_model import ENOUGH, LEVELS, fit
+from predictors.output_length.quantile_model import ENOUGH, fit
 
 _GROWTH = 1.5
 _SETTLED = 500
@@ -121,14 +120,10 @@ def conditional(known: Sequence[PromptSample], tested: Sequence[PromptSample]) -
     for share in (0.0, 0.25, 0.5, 0.75):
         rows = [(f, int(share * s.tokens), s.tokens) for f, s in zip(first_forecasts, tested, strict=True)]
         left = np.array([float(total - done) for _, done, total in rows])
-        sharpened = np.array([_quantiles(f.remaining(after=done) if done else f) for f, done, _ in rows])
-        plain = np.array([np.maximum(1.0, _quantiles(f) - done) for f, done, _ in rows])
+        sharpened = np.array([at_levels(f.remaining(after=done) if done else f) for f, done, _ in rows])
+        plain = np.array([np.maximum(1.0, np.array(at_levels(f)) - done) for f, done, _ in rows])
         found[f"{share:.0%}"] = {
             "conditional": float(pinball_losses(sharpened, left).mean()),
             "minus_so_far": float(pinball_losses(plain, left).mean()),
         }
     return found
-
-
-def _quantiles(forecast: LengthForecast) -> Floats:
-    return np.array([forecast.quantile(level) for level in LEVELS])

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmark_control_plane.common.command_line import add_data, data_folder, print_json
-from benchmark_control_plane.common.results_file import add_results, write_json
+from benchmark_control_plane.common.results_file import add_results
 from benchmark_control_plane.judge.traces import NAMED, read_trace
 from controlplane.core.memory_ledger import Floats
 from predictors.load.series import LEVELS, SeriesForecaster
@@ -35,7 +35,7 @@ _OWN = "tandem"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTrace:
-    """A trace: its file, the column with the tokens to embed, and the factor by which it is sped up."""
+    """A trace: its name, the column with the tokens to embed, and the factor by which it is sped up."""
 
     name: str
     tokens: str = "prompt"
@@ -213,14 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_data(parser)
     add_results(parser)
     options = parser.parse_args(arguments)
-
-    def command() -> list[dict[str, Any]]:
-        rows = study(data_folder(options.data, "traces"))
-        if options.results is not None:
-            write_json(options.results, rows)
-        return rows
-
-    return print_json(command)
+    return print_json(lambda: study(data_folder(options.data, "traces")), options.results)
 
 
 if __name__ == "__main__":

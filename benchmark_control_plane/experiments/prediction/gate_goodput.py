@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from backends.cost_models.step_time import BATCH_TIMES
-from backends.vllm.simulation.stepped_engine import GEOMETRIES, SteppedEngineSetup
+from backends.vllm.simulation.stepped_engine import OPT_13B, SteppedEngineSetup
 from benchmark_control_plane.experiments.engine.engine_replay import ReplayWindow
 from benchmark_control_plane.experiments.engine.offered_load import Offer, TokenObjectives
 from benchmark_control_plane.simulator.simulated_machine import Machine
@@ -93,7 +93,7 @@ def _meets_slo(record: SimulatedRecord, objectives: TokenObjectives) -> bool:
 
 
 def _machine(setup: SteppedEngineSetup) -> Machine:
-    layers, heads, head_dim = GEOMETRIES[setup.geometry]
+    layers, heads, head_dim = OPT_13B
     geometry = KvGeometry(2 * layers * heads * head_dim, 2, setup.block_tokens)
     return Machine(
         BATCH_TIMES[setup.batch_time],

@@ -103,8 +103,8 @@ def _stepped(setup: SteppedEngineSetup) -> SteppedEngine:
 def run_at_gate(
     known: Known, setup: SteppedEngineSetup, window: ReplayWindow, rate: float, seed: int
 ) -> Iterator[Run]:
-    # Requests after the window keep the load constant until it ends.
     """Simulates the gate with each source of forecasts."""
+    # Requests after the window keep the load constant until it ends.
     count = window.warm_up + window.requests + window.warm_up
     for source in known[0][1]:
         offered = list(islice(offers(known, source, rate, seed), count))

@@ -33,11 +33,11 @@ FOLDS = 5
 MIXED = "mixed"
 
 
-def cross_validate(known: Sequence[PromptSample], folds: int) -> dict[str, Any]:
+def cross_validate(known: Sequence[PromptSample]) -> dict[str, Any]:
     """Cross-validated scores of each method; every sample is tested once."""
     quantiles_by_method: dict[str, list[Floats]] = {name: [] for name in METHODS}
     all_tested: list[PromptSample] = []
-    for fold in range(folds):
+    for fold in range(FOLDS):
         learning = [s for s in known if s.fold(FOLDS) != fold]
         tested = [s for s in known if s.fold(FOLDS) == fold]
         all_tested += tested
@@ -69,7 +69,7 @@ def _separate(known: Sequence[PromptSample]) -> dict[str, Any]:
     found = {}
     known = with_vectors(known)
     for source in dict.fromkeys(sample.source for sample in known):
-        found[source] = cross_validate([sample for sample in known if sample.source == source], FOLDS)
+        found[source] = cross_validate([sample for sample in known if sample.source == source])
         print(_line(source, found[source]), flush=True)
     return found
 
@@ -80,7 +80,7 @@ def _line(name: str, scores: dict[str, Any]) -> str:
 
 
 def _mixed(known: Sequence[PromptSample]) -> dict[str, Any]:
-    scores = cross_validate(with_vectors(known), FOLDS)
+    scores = cross_validate(with_vectors(known))
     print(_line(MIXED, scores), flush=True)
     return scores
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from controlplane.config import parse
-from controlplane.core.clock import Duration, between
+from controlplane.core.clock import Duration, between, to_seconds
 from controlplane.core.generation import Sampling
 from controlplane.service.bootstrap import assemble
 from controlplane.service.request_jobs import Caller, RequestOrigin
@@ -113,9 +113,9 @@ async def _send(service: Service, prompt: list[int], tokens: int, *, fixed: bool
         return None
     waited = between(timeline.arrival, starting.at)
     return ForecastPairs(
-        _seconds(Duration(waited + starting.forecast.median)),
-        _seconds(Duration(waited + starting.forecast.upper)),
-        _seconds(timeline.ttft),
+        to_seconds(Duration(waited + starting.forecast.median)),
+        to_seconds(Duration(waited + starting.forecast.upper)),
+        to_seconds(timeline.ttft),
         starting.ahead.waits,
     )
 
@@ -128,10 +128,6 @@ def _scores(seen: Sequence[ForecastPairs]) -> dict[str, float]:
         "coverage_90": mean(s.true <= s.upper for s in seen),
         "waited_for_a_slot": mean(s.waited for s in seen),
     }
-
-
-def _seconds(duration: Duration) -> float:
-    return duration / 1e9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmark_control_plane.report import aggregates
 from benchmark_control_plane.report.matrix_results import MATRIX_FORMAT, matrix_cells
@@ -40,18 +41,19 @@ class Measured:
 
 def experiments(folder: Path) -> Iterator[tuple[Path, Results]]:
     """The results of `tandem bench run` among all result files."""
-    for file in sorted(folder.glob("*.json")):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and content.get("format") == FORMAT:
-            yield file, results_of(content, file.name)
+    return ((file, results_of(content, file.name)) for file, content in _of_format(folder, FORMAT))
 
 
 def matrices(folder: Path) -> Iterator[tuple[Path, dict[str, Results]]]:
     """Results by cell of each matrix among all result files."""
+    return ((file, matrix_cells(content, file.name)) for file, content in _of_format(folder, MATRIX_FORMAT))
+
+
+def _of_format(folder: Path, wanted: int | str) -> Iterator[tuple[Path, dict[str, Any]]]:
     for file in sorted(folder.glob("*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and content.get("format") == MATRIX_FORMAT:
-            yield file, matrix_cells(content, file.name)
+        if isinstance(content, dict) and content.get("format") == wanted:
+            yield file, content
 
 
 def merged(found: Sequence[tuple[Path, Results]]) -> list[Measured]:

@@ -1,4 +1,4 @@
-"""Quotes of the experiments on length and TTFT forecasts for docs/results.md."""
+"""Quotes of the experiments on length and TTFT forecasts for docs/component-results.md."""
 
 from collections.abc import Iterator, Mapping
 from statistics import fmean

@@ -16,7 +16,7 @@ from benchmark_control_plane.judge.hindsight.hindsight_bounds import HindsightBo
 from benchmark_control_plane.judge.measurement_stages import requests_of
 
 
-def add_bounds(results: Mapping[str, Any], data: Path | None = None) -> tuple[dict[str, Any], int]:
+def add_bounds(results: Mapping[str, Any], data: Path | None) -> tuple[dict[str, Any], int]:
     """The results with bounds for the runs of simulated systems at the planned loads, and their number.
 
     Raises BadInput if the experiment cannot be read, or no run gets a bound.

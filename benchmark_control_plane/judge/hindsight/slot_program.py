@@ -17,7 +17,7 @@ Slots = npt.NDArray[np.int_]
 
 @dataclass(slots=True)
 class ProgramRows:
-    """ProgramRows of the program, as coordinates and values of their entries."""
+    """Rows of the program, as coordinates and values of their entries."""
 
     limits: list[float] = field(default_factory=list)
     entries: list[tuple[Floats, Floats, Floats]] = field(default_factory=list)

@@ -19,15 +19,15 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from backends.cost_models.step_time import fitted_profile
+from backends.cost_models.step_time import OPT_13B_A100_80G
 from benchmark_control_plane.common.command_line import data_folder
-from benchmark_control_plane.common.results_file import write_json
 from benchmark_control_plane.common.row_files import rows
 from benchmark_control_plane.round_model.plugin_rule import EnginePolicyRule
 from benchmark_control_plane.round_model.policies.overflow import OverflowClearing, clear_latest
 from benchmark_control_plane.round_model.policies.policy_table import STEP_POLICIES
 from benchmark_control_plane.round_model.policies.step_policy import StepOptions
 from benchmark_control_plane.round_model.policies.tandem import SearchLimits, TandemPolicy
+from benchmark_control_plane.round_model.reproductions.conversation import write_results
 from benchmark_control_plane.round_model.step_rules import AptServeRule, FcfsRule, RandomRule, RoundPolicyRule
 from benchmark_control_plane.round_model.step_simulator import (
     Attainment,
@@ -57,7 +57,6 @@ DIFFERS = (
 )
 
 _CONTEXT, _BLOCKS, _BLOCK_TOKENS = 2_048, 709, 16
-_MODEL, _PROFILE = "facebook/opt-13b", "profiles/distserve/profiler-a100-80g.vllm.json"
 _NOISE, _ALPHA = 0.5, 0.1
 _STEP_SECONDS, _PROMPT_TOKEN_SECONDS = 0.032, 0.00014
 """Time of a typical step with a full pool, and of one more prompt token, from the profile."""
@@ -95,13 +94,12 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-def _options(**changed: Any) -> StepOptions:
+def _options() -> StepOptions:
     return StepOptions(
         memory=_BLOCKS * _BLOCK_TOKENS,
         alpha=_ALPHA,
         step_time=_STEP_SECONDS,
         prompt_steps=_PROMPT_TOKEN_SECONDS / _STEP_SECONDS,
-        **changed,
     )
 
 
@@ -130,10 +128,10 @@ def run(
 ) -> Mapping[str, Any]:
     """Prints the table and writes `apt-adaptive.json` and `.png` into `results`.
 
-    Raises BadInput if the folder of public data lacks the profile.
+    Raises BadInput if the folder of public data lacks the lengths.
     """
-    folder = data_folder(data, _PROFILE)
-    pool = EngineSetup(_BLOCKS, _BLOCK_TOKENS, fitted_profile(folder / _PROFILE, _MODEL))
+    folder = data_folder(data, WORKLOADS[0].file)
+    pool = EngineSetup(_BLOCKS, _BLOCK_TOKENS, OPT_13B_A100_80G)
     table, steady = [], []
     for workload in WORKLOADS:
         lengths = _lengths(folder / workload.file)
@@ -148,8 +146,7 @@ def run(
         "steady": steady,
         "differs": DIFFERS,
     }
-    results.mkdir(parents=True, exist_ok=True)
-    write_json(results / f"{NAME}.json", found)
+    write_results(results, found)
     _plot(results / f"{NAME}.png", found)
     _print(found)
     return found

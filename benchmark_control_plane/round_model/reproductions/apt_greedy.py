@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from benchmark_control_plane.common.results_file import write_json
+from benchmark_control_plane.round_model.reproductions.conversation import write_results
 from controlplane.core.memory_ledger import Floats
 from controlplane.policy.cache_tiers.allocation import TierOffers, hybrid_offers, plan_tiers
 
@@ -45,8 +45,7 @@ def run(results: Path, *, seed: int = 0) -> dict[str, Any]:
         "against_brute_force": _brute_quality(draw),
         "differs": "published cost: Python on the authors' server; ours: numpy on this machine, one thread",
     }
-    results.mkdir(parents=True, exist_ok=True)
-    write_json(results / f"{NAME}.json", found)
+    write_results(results, found)
     _plot(results / f"{NAME}.png", cost, quality)
     _print(found)
     return found

@@ -6,12 +6,10 @@ cell are a Poisson process of their own. Cells run in several processes; the res
 
 import hashlib
 import time
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +40,6 @@ class FleetTotals:
     outcomes: Ints
     ttft: Ints
     events: int
-    retries: int
     trace_hash: str
     cpu_seconds: float
 
@@ -73,8 +70,7 @@ def simulate_cells(
     rate: float,
     seconds: float,
     seed: int,
-    processes: int = 1,
-    load: Mapping[str, Any] | None = None,
+    processes: int,
 ) -> FleetTotals:
     """Runs `cells` fleets like `cell`, until every request has ended.
 
@@ -85,27 +81,23 @@ def simulate_cells(
         seconds: time of the last arrival.
         seed: of arrivals and draws.
         processes: cells that run at the same time.
-        load: further arguments of `FleetWorkload.drawn`.
     """
-    one = partial(_simulate_cell, cell, rate, seconds, seed, load or {})
+    one = partial(_simulate_cell, cell, rate, seconds, seed)
     if processes == 1:
         return _together([one(number) for number in range(cells)])
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         return _together(list(pool.map(one, range(cells))))
 
 
-def _simulate_cell(
-    cell: FleetScenario, rate: float, seconds: float, seed: int, load: Mapping[str, Any], number: int
-) -> FleetTotals:
+def _simulate_cell(cell: FleetScenario, rate: float, seconds: float, seed: int, number: int) -> FleetTotals:
     begin = time.process_time()
-    workload = FleetWorkload.drawn(rate, seconds, (seed, number), **load)
+    workload = FleetWorkload.drawn(rate, seconds, (seed, number))
     # A draw is a hash of the seed and the request, so cells need seeds of their own.
     found = simulate_fleet(replace(cell, seed=(seed << 20) + number), workload)
     return FleetTotals(
         np.bincount(found.outcome, minlength=len(FleetOutcome)),
         _binned(found.ttft[~np.isnan(found.ttft)].astype(np.float64)),
         found.events,
-        found.retries,
         found.trace_hash,
         time.process_time() - begin,
     )
@@ -122,7 +114,6 @@ def _together(found: list[FleetTotals]) -> FleetTotals:
         np.sum([each.outcomes for each in found], axis=0),
         np.sum([each.ttft for each in found], axis=0),
         sum(each.events for each in found),
-        sum(each.retries for each in found),
         hashlib.sha256(hashes.encode()).hexdigest(),
         sum(each.cpu_seconds for each in found),
     )

@@ -255,9 +255,7 @@ def choose(
 
 
 @compiled
-def record_send(
-    routers: RouterArrays, numbers: RoutingNumbers, r: int, box: int, prompt: int, group: int, shared: int
-) -> None:
+def record_send(routers: RouterArrays, r: int, box: int, prompt: int, group: int, shared: int) -> None:
     """Counts a request that router `r` sends to a box."""
     tokens = REQUEST_TOKENS + max(1, prompt - cached_tokens(routers, box, group, shared))
     work = routers.per_token[box] * tokens

@@ -43,6 +43,7 @@ from benchmark_control_plane.simulator.cluster.compiled_routing import (
 )
 from benchmark_control_plane.simulator.cluster.compiling import compiled
 from benchmark_control_plane.simulator.cluster.scenario import (
+    REPORT_PHASES,
     FleetOutcome,
     FleetResult,
     FleetScenario,
@@ -51,7 +52,6 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     Ints,
 )
 
-_PHASES = 16
 _QUEUE = 1_024
 _REJECTED, _LOST = int(FleetOutcome.REJECTED), int(FleetOutcome.LOST)
 
@@ -94,7 +94,7 @@ def _report(
     cost: BoxCost, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays, phase: int
 ) -> None:
     """Makes the reports of the boxes of one phase."""
-    for box in range(phase, len(boxes.speed), _PHASES):
+    for box in range(phase, len(boxes.speed), REPORT_PHASES):
         if boxes.is_up[box]:
             free = cost.kv_tokens - boxes.held[box] - boxes.todo[box]
             capture(routers, box, intercept_of(cost, boxes, requests, box), free)
@@ -102,7 +102,7 @@ def _report(
 
 @compiled
 def _publish(boxes: BoxArrays, routers: RouterArrays, phase: int, described_at: float) -> None:
-    for box in range(phase, len(boxes.speed), _PHASES):
+    for box in range(phase, len(boxes.speed), REPORT_PHASES):
         if boxes.is_up[box]:
             publish(routers, box, described_at)
 
@@ -156,7 +156,7 @@ def _arrive(
     box = choose(routers, numbers, r, request, prompt, group, named, now)
     routers.budget[r] = min(numbers.retry_burst, routers.budget[r] + numbers.retry_share)
     for tries in range(2):
-        record_send(routers, numbers, r, box, prompt, group, named)
+        record_send(routers, r, box, prompt, group, named)
         requests.box[request] = box
         is_up = boxes.is_up[box]
         if is_up and _accepts(cost, boxes, requests, box, request, now):
@@ -208,7 +208,7 @@ def _run(
     """The loop over all events; returns their number and that of second tries."""
     events = retries = request = fault = 0
     made = published = 0
-    slot = period / _PHASES
+    slot = period / REPORT_PHASES
     count = len(requests.at)
     while request < count or heap.size[0] > 0:
         arrival = requests.at[request] if request < count else np.inf
@@ -221,10 +221,10 @@ def _run(
             _apply_fault(boxes, routers, requests, faults.box[fault], faults.is_start[fault])
             fault += 1
         elif arrived == earliest:
-            _publish(boxes, routers, published % _PHASES, published * slot)
+            _publish(boxes, routers, published % REPORT_PHASES, published * slot)
             published += 1
         elif report == earliest:
-            _report(cost, boxes, routers, requests, made % _PHASES)
+            _report(cost, boxes, routers, requests, made % REPORT_PHASES)
             made += 1
         elif step == earliest:
             events += _finish(cost, boxes, routers, requests, heap)

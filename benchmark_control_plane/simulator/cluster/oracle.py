@@ -17,6 +17,7 @@ import numpy as np
 from backends.cost_models.step_time import StepLoad, affine, llm_only
 from benchmark_control_plane.simulator.cluster import compiled_routing as compiled
 from benchmark_control_plane.simulator.cluster.scenario import (
+    REPORT_PHASES,
     FleetOutcome,
     FleetResult,
     FleetScenario,
@@ -24,13 +25,12 @@ from benchmark_control_plane.simulator.cluster.scenario import (
     RoutingPolicy,
 )
 from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
-from benchmark_control_plane.simulator.simulated_machine import Machine, engines
+from benchmark_control_plane.simulator.simulated_machine import GEOMETRY, Machine, engines
 from benchmark_control_plane.simulator.simulation import config_of, started
 from benchmark_control_plane.simulator.virtual_time import run
 from controlplane.core.clock import to_seconds
 from controlplane.core.decision import Outcome
 from controlplane.core.generation import Sampling
-from controlplane.core.kv_geometry import KvGeometry
 from controlplane.core.prefix_index import block_hashes
 from controlplane.core.request import Request
 from controlplane.fleet.load_report import LoadReport
@@ -40,8 +40,6 @@ from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
 
 _MODEL, _CLASS = "simulated", "chat"
-_GEOMETRY = KvGeometry(elements_per_token=512, bytes_per_element=2, block_tokens=16)
-_PHASES = 16
 _CALLER = Caller("fleet")
 
 
@@ -111,12 +109,12 @@ class _Fleet:
         """Reports to all routers every period, from the box's phase on."""
         period, delay = self.scenario.report_period, self.scenario.report_delay
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(period / _PHASES * (box % _PHASES))
+        await asyncio.sleep(period / REPORT_PHASES * (box % REPORT_PHASES))
         while True:
             begin = loop.time()
             report = self.services[box].load_reporter.report()
             load = report.owners["llm"]
-            free = load.free_bytes / _GEOMETRY.bytes_per_token
+            free = load.free_bytes / GEOMETRY.bytes_per_token
             compiled.capture(self._arrays, box, load.intercepts[_CLASS], free)
             if delay:
                 await asyncio.sleep(delay)
@@ -134,7 +132,7 @@ class _Fleet:
             router.heard(f"{box:05}", aged, now)
 
     def _request(self, number: int) -> RoutedRequest:
-        load, block = self.workload, _GEOMETRY.block_tokens
+        load, block = self.workload, GEOMETRY.block_tokens
         blocks: tuple[int, ...] = ()
         if (shared := int(load.shared[number])) > 0:
             prefix = prompt_ids(number, shared, group=int(load.group[number]), shared=shared)
@@ -156,7 +154,7 @@ class _Fleet:
             return _Routed(number, r, int(choice.box), choice)
         prompt, group, shared = load.prompt_tokens[number], load.group[number], load.shared[number]
         box = int(compiled.choose(self._arrays, self._numbers, r, number, prompt, group, shared, now))
-        compiled.record_send(self._arrays, self._numbers, r, box, prompt, group, shared)
+        compiled.record_send(self._arrays, r, box, prompt, group, shared)
         return _Routed(number, r, box)
 
     def _draw(self, number: int, draw: int) -> float:
@@ -241,8 +239,7 @@ async def _play(scenario: FleetScenario, workload: FleetWorkload, sections: Mapp
             step = affine(*(each / speed for each in seconds))
             machine = Machine(
                 llm_only(step),
-                geometry=_GEOMETRY,
-                kv_bytes=model.kv_tokens * _GEOMETRY.bytes_per_token,
+                kv_bytes=model.kv_tokens * GEOMETRY.bytes_per_token,
                 max_model_tokens=16_384,
                 max_running=model.max_running,
                 step_tokens=model.step_tokens,

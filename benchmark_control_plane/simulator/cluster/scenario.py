@@ -12,6 +12,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
+REPORT_PHASES = 16
+"""Groups of boxes whose reports are spread over the report period; all of a group report at a time."""
 
 
 class RoutingPolicy(IntEnum):

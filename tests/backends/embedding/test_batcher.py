@@ -8,6 +8,12 @@ from hypothesis import strategies as st
 from backends.embedding.batcher import Batch, BatchQueue, QueuedCall
 from controlplane.core.clock import Instant
 
+
+def next_batch(queue, now=0):
+    """The next batch, whole, without a limit on its inputs."""
+    return queue.next_batch(lambda longest: 2**31, Instant(now), 0.0, lambda calls, items: len(items))
+
+
 LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=12)
 DEADLINES = st.none() | st.integers(0, 5).map(Instant)
 STEPS = st.lists(
@@ -57,7 +63,7 @@ def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, st
     failed: list[tuple[int, int]] = []
 
     def take() -> bool:
-        batch = queue.next_batch()
+        batch = next_batch(queue)
         if batch is None:
             return False
         assert len(batch.items) == 1 or batch.padded_tokens <= budget
@@ -85,7 +91,7 @@ def test_every_input_is_batched_exactly_once_within_the_budget(steps, budget, st
             queue.discard(calls[gone])
             model.waiting = {k: v for k, v in model.waiting.items() if k[0] != gone}
             failed[:] = [name for name in failed if name[0] != gone]
-        elif action == "fail" and not failed and (batch := queue.next_batch()) is not None:
+        elif action == "fail" and not failed and (batch := next_batch(queue)) is not None:
             model.check_fresh(batch)
             failed.extend((i.call.payload, i.position) for i in batch.items)
             queue.requeue(batch.halves() or [batch])
@@ -109,7 +115,7 @@ def test_a_large_call_is_split_longest_inputs_first():
     queue: BatchQueue[str] = BatchQueue(window_tokens=20, start_tokens=100)
     queue.put("one", [5, 10, 5, 10, 5], deadline=None)
     batches = []
-    while (batch := queue.next_batch()) is not None:
+    while (batch := next_batch(queue)) is not None:
         batches.append([i.position for i in batch.items])
     assert batches == [[1, 3], [0, 2, 4]]
 
@@ -119,7 +125,7 @@ def test_batches_follow_deadlines_and_calls_without_one_come_last():
     queue.put("never", [10], deadline=None)
     queue.put("late", [10], deadline=Instant(9))
     queue.put("soon", [10], deadline=Instant(3))
-    order = [batch.items[0].call.payload for _ in range(3) if (batch := queue.next_batch())]
+    order = [batch.items[0].call.payload for _ in range(3) if (batch := next_batch(queue))]
     assert order == ["soon", "late", "never"]
 
 
@@ -130,7 +136,7 @@ def test_late_calls_come_last_until_they_are_late_by_a_minute():
         queue: BatchQueue[str] = BatchQueue(window_tokens=10)
         for caller, deadline in (("first", 3), ("second", 9), ("never", None), ("far", 2 * minute)):
             queue.put(caller, [10], deadline=None if deadline is None else Instant(deadline))
-        batches = [queue.next_batch(now=Instant(now)) for _ in range(4)]
+        batches = [next_batch(queue, now) for _ in range(4)]
         return [batch.items[0].call.payload for batch in batches if batch is not None]
 
     assert order(3) == ["first", "second", "far", "never"]
@@ -144,7 +150,7 @@ def test_short_inputs_join_a_long_one_only_if_padding_costs_less_than_a_pass():
         queue: BatchQueue[str] = BatchQueue(window_tokens=1_000, start_tokens=start_tokens)
         queue.put("mixed", [100, 10, 10], deadline=None)
         found = []
-        while (batch := queue.next_batch()) is not None:
+        while (batch := next_batch(queue)) is not None:
             found.append([i.tokens for i in batch.items])
         return found
 
@@ -158,7 +164,7 @@ def test_lanes_share_the_window_by_guided_self_scheduling():
         queue: BatchQueue[str] = BatchQueue(window_tokens=100, start_tokens=1, lanes=lanes)
         queue.put("one", [10] * 10, deadline=None)
         found = []
-        while (batch := queue.next_batch()) is not None:
+        while (batch := next_batch(queue)) is not None:
             found.append(len(batch.items))
         return found
 
@@ -170,10 +176,10 @@ def test_drain_returns_each_call_once_and_empties_the_queue():
     queue: BatchQueue[str] = BatchQueue(window_tokens=10)
     first = queue.put("first", [10, 10, 10], deadline=None)
     second = queue.put("second", [10], deadline=None)
-    batch = queue.next_batch()
+    batch = next_batch(queue)
     assert batch is not None
     queue.requeue([batch])
     assert sorted(call.payload for call in queue.drain()) == ["first", "second"]
     assert first.is_discarded
     assert second.is_discarded
-    assert queue.next_batch() is None
+    assert next_batch(queue) is None

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from backends.embedding.batcher import BatchQueue
 from backends.embedding.memory_model import EmbeddingMemory, MemoryPoint, fit_memory_model, prior
+from tests.backends.embedding.test_batcher import next_batch
 
 MEMORIES = st.builds(
     EmbeddingMemory, st.integers(0, 10**6), st.floats(0, 10**5), st.integers(1, 4_096), st.booleans()
@@ -22,7 +23,7 @@ def test_the_estimate_bounds_every_pass_of_a_call(memory, lengths, budget, start
     estimate = memory.batch_bytes(lengths, budget_tokens=budget)
     queue: BatchQueue[None] = BatchQueue(budget, start_tokens)
     queue.put(None, lengths, deadline=None)
-    while (batch := queue.next_batch()) is not None:
+    while (batch := next_batch(queue)) is not None:
         assert memory.pass_bytes(len(batch.items), batch.items[0].tokens) <= estimate
     assert estimate <= memory.workspace_bytes(budget_tokens=budget, max_input_tokens=300)
 

@@ -10,11 +10,11 @@ def falling(load):
 
 
 def test_attainment_is_interpolated_linearly():
-    assert highest_load(CURVE, 0.9) == pytest.approx(1.125)
+    assert highest_load(CURVE, 0.9, steps=0, attainment_at=falling) == pytest.approx(1.125)
 
 
 def test_recovered_attainment_is_ignored():
-    assert highest_load(CURVE, 0.8) == pytest.approx(1.375)
+    assert highest_load(CURVE, 0.8, steps=0, attainment_at=falling) == pytest.approx(1.375)
 
 
 def test_bisection_finds_the_crossing():
@@ -31,7 +31,7 @@ def test_bisection_finds_the_crossing():
 
 def test_below_the_lowest_load_a_measurement_is_needed():
     measured = {2.0: falling(2.0)}
-    assert highest_load(measured, 0.9) is None
+    assert highest_load(measured, 0.9, steps=0, attainment_at=falling) is None
     assert highest_load(measured, 0.9, steps=6, attainment_at=falling) == pytest.approx(1.4, abs=0.02)
     assert highest_load(measured, 0.9, steps=6, attainment_at=lambda load: 0.0) is None
     assert highest_load(measured, 0.9, steps=6, attainment_at=lambda load: None) is None

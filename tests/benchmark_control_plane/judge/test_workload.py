@@ -7,11 +7,11 @@ import pytest
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_schema import (
     Arrivals,
-    ColumnNames,
     LengthsSection,
     StreamSection,
     TraceSection,
 )
+from benchmark_control_plane.judge.traces import TraceColumns
 from benchmark_control_plane.judge.workflow_stages import STAGES, WorkflowDeadlines, WorkflowStage
 from benchmark_control_plane.judge.workload import plan_requests
 from controlplane.core.request import Kind
@@ -126,7 +126,7 @@ def trace(tmp_path):
         writer.writerows((second, 100 + second, 10) for second in range(100) for _ in range(10))
     return TraceSection(
         file="trace.csv",
-        columns=ColumnNames(at="t", prompt="in", output="out"),
+        columns=TraceColumns(at="t", prompt="in", output="out"),
         prompt_cap=180,
     )
 
@@ -160,6 +160,6 @@ def test_query_lengths_are_drawn_if_the_trace_has_none(tmp_path, trace):
 
 def test_trace_with_equal_times_cannot_be_replayed(tmp_path):
     (tmp_path / "trace.csv").write_text("t,in\n5,1\n5,2\n", encoding="utf-8")
-    still = TraceSection(file="trace.csv", columns=ColumnNames(at="t", prompt="in"))
+    still = TraceSection(file="trace.csv", columns=TraceColumns(at="t", prompt="in"))
     with pytest.raises(BadInput, match="all rows have the same time"):
         plan({"still": StreamSection(kind="generate", service_class="any", share=1, trace=still)}, tmp_path)

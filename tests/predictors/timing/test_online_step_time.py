@@ -46,7 +46,7 @@ def test_prefills_alone_give_a_pace():
 
 
 def test_single_stall_has_little_effect():
-    pace = ObservedPace(memory=64)
+    pace = ObservedPace()
     for _ in range(100):
         pace.observe_step(milliseconds(20))
     pace.observe_step(seconds(30))
@@ -56,7 +56,7 @@ def test_single_stall_has_little_effect():
 
 @pytest.mark.parametrize("now_ms", [2, 200])
 def test_a_tenfold_change_is_followed_within_five_memories(now_ms):
-    pace = ObservedPace(memory=64)
+    pace = ObservedPace()
     for _ in range(500):
         pace.observe_step(milliseconds(20))
     for _ in range(5 * 64):
@@ -66,7 +66,7 @@ def test_a_tenfold_change_is_followed_within_five_memories(now_ms):
 
 
 def test_long_prompts_outweigh_short_ones():
-    pace = ObservedPace(memory=64)
+    pace = ObservedPace()
     for _ in range(400):
         pace.observe_prefill(1_000, milliseconds(1_000))
         pace.observe_prefill(10, milliseconds(30))

@@ -20,7 +20,7 @@ def test_error_names_the_missing_data_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_adaptive_orders_beat_fcfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        data_folder(None, "profiles")
+        data_folder(None, "lengths")
     except BadInput as absent:
         pytest.skip(str(absent))
     found = apt_adaptive.run(tmp_path, requests=100, repeats=1)

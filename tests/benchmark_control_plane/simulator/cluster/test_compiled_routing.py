@@ -81,7 +81,7 @@ def test_choices_are_those_of_the_library(
             assert choice is not None
             assert choice.box == str(chosen)
             router.sent(request, choice, now)
-            compiled.record_send(arrays, numbers, 0, chosen, prompt, group, shared)
+            compiled.record_send(arrays, 0, chosen, prompt, group, shared)
             now += 0.01
 
 

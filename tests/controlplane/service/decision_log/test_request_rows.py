@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from benchmark_control_plane.experiments.gate.decision_log_cost import (
-    ended_tickets,
     logged_run,
     measured,
     sample_row_bytes,
@@ -50,7 +49,7 @@ def test_a_row_takes_as_much_with_a_clients_uuid_as_with_an_id_of_the_server(run
 
 
 def test_decisions_are_in_order_of_time_also_where_a_preemption_was_found_late():
-    ticket = next(each for each in ended_tickets(20)[0] if len(each.history) == 1)
+    ticket = next(each for each in logged_run(20)[0] if len(each.history) == 1)
     (admitted,) = ticket.history
     # The engine's preemption is known, and in the history, only after what followed it.
     later = replace(admitted, at=Instant(admitted.at + milliseconds(20)))
