@@ -32,6 +32,7 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
     "/v2/embed": "embeddings",
+    "/embed": "embeddings",
 }
 _SERVED = (Outcome.MET, Outcome.LATE, Outcome.ABORTED)
 

@@ -97,6 +97,14 @@ async def test_embeddings_have_their_passes(receiver):
     assert values(receiver.spans[3].attributes)["tandem.pass.inputs"] == 2
 
 
+async def test_a_request_of_text_embeddings_inference_is_named_as_embeddings(receiver):
+    async with traced(receiver) as stage:
+        assert (await stage.http.post("/embed", json={"inputs": "a"})).status_code == 200
+    (root,) = roots(receiver)
+    assert root.name == f"embeddings {EMBED_MODEL}"
+    assert values(root.attributes)["gen_ai.operation.name"] == "embeddings"
+
+
 async def test_prompts_of_one_body_share_a_trace(receiver):
     async with traced(receiver) as stage:
         answer = await stage.http.post("/v1/completions", json={**PROMPT, "prompt": ["a", "b"]})
