@@ -24,8 +24,8 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     ),
     "0067": ("workflow-trace",),
     "0077": ("predictors",),
-    "0080": ("simulated-mix-prefill", "traces", "traces-code"),
-    "0082": ("memory-splits", "mix-compute", "mix-memory", "victims"),
+    "0080": ("traces", "traces-code"),
+    "0082": ("mix-compute", "mix-memory", "victims"),
     "0084": ("embed-many",),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
@@ -43,8 +43,8 @@ CURRENT = frozenset(
         "collocation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
         "fleet-conversations",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
-        "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input", "soak",
-        "tuning-on-engines", "workflow",
+        "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
+        "memory-splits", "simulated-mix-prefill", "soak", "tuning-on-engines", "workflow",
     )
 )  # fmt: skip
 """Results of the present rules."""
