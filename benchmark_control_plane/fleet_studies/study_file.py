@@ -318,6 +318,12 @@ class AutoscalingStudy:
     noise: Annotated[float, Field(ge=0, le=1)] = 0.05
     seeds: Seeds = (1, 2, 3)
 
+    def __post_init__(self) -> None:
+        if self.min_boxes > self.autoscale.max_boxes:
+            raise ValueError(
+                f"min_boxes={self.min_boxes} exceeds autoscale.max_boxes={self.autoscale.max_boxes}; lower it"
+            )
+
     @property
     def rule(self) -> ScalingRule:
         """The rule's parameters."""

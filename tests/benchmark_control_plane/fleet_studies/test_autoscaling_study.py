@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmark_control_plane.fleet_studies.autoscaling_study import autoscaling, demand
 from benchmark_control_plane.fleet_studies.study_file import AutoscalingStudy, read_study
 from benchmark_control_plane.judge.traces import NAMED, TracedRequest
 from controlplane.cli import main
+from controlplane.config import ConfigError
 from tests.benchmark_control_plane.fleet_studies.test_study_file import ROOT
 
 FILE = ROOT / "configs/bench/fleet-autoscaling.yaml"
@@ -51,3 +53,11 @@ def test_the_rule_overloads_less_than_as_many_boxes_all_the_time(recorded: Path)
 def test_a_trace_that_is_missing_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "run", str(FILE), "--out", str(tmp_path / "out"), "--data", str(tmp_path)]) == 2
     assert "azure2023_conv.csv.gz" in capsys.readouterr().err
+
+
+def test_fewest_boxes_above_the_most_are_refused(tmp_path: Path) -> None:
+    stated = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(stated | {"min_boxes": stated["autoscale"]["max_boxes"] + 1}))
+    with pytest.raises(ConfigError, match=r"min_boxes=\d+ exceeds autoscale\.max_boxes"):
+        read_study(file)
