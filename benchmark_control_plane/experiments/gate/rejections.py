@@ -22,7 +22,7 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark_control_plane.common.command_line import add_data, data_folder_option
+from benchmark_control_plane.common.command_line import add_data, data_folder_option, exit_status
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.judge.experiment_file import Experiment, classes_section, merge, read_experiment
 from benchmark_control_plane.judge.measurement_stages import (
@@ -140,4 +140,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmark_control_plane.common.command_line import add_data, data_folder_option
+from benchmark_control_plane.common.command_line import add_data, data_folder_option, exit_status
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.experiments.gate.announced_answers import AnnouncingTarget, Reserve
 from benchmark_control_plane.experiments.gate.true_work_division import TrueWork, divided, work_ms
@@ -223,4 +223,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmark_control_plane.common.command_line import read_object
+from benchmark_control_plane.common.command_line import exit_status, read_object
 from benchmark_control_plane.common.results_file import PUBLISHED, add_results, write_or_print
 
 KernelFigures = Mapping[str, Any]
@@ -67,4 +67,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))
