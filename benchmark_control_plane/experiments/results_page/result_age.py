@@ -18,7 +18,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     ),
     "0058": ("plugin-cost",),
     "0060": ("one-gpu",),
-    "0061": ("admission", "forecast", "memory-pressure", "quota", "retry-after", "tpot"),
+    "0061": ("admission", "forecast", "memory-pressure", "retry-after", "tpot"),
     "0066": (
         "cancellation", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
     ),
@@ -44,7 +44,7 @@ CURRENT = frozenset(
         "fleet-conversations",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "memory-splits", "simulated-mix-prefill", "soak", "tuning-on-engines", "workflow",
+        "memory-splits", "quota", "simulated-mix-prefill", "soak", "tuning-on-engines", "workflow",
     )
 )  # fmt: skip
 """Results of the present rules."""
