@@ -32,7 +32,9 @@ def probed_work() -> Iterator[list[float]]:
     """Gives a list that has the times of the work of `fixed_work_ms`, in ms, after the block."""
     command = [sys.executable, "-m", "benchmark_control_plane.common.work_probe"]
     found: list[float] = []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
+    pipe = subprocess.PIPE
+    # An interrupt at the terminal does not reach its session; it ends with its standard input.
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as probe:
         try:
             yield found
         finally:
