@@ -37,7 +37,7 @@ SECTIONS = {"server": {"admin_key_sha256": sha256(b"root").hexdigest(), "drain_m
 BOX, ROUTER = "ray::ServeReplica:tandem-box:Box", "ray::ServeReplica:tandem-box:Router"
 CLIENTS = 4
 PROBES = 20
-SESSIONS, TURNS = 12, 3
+SESSIONS, WHOLE, TURNS = 24, 20, 3
 HAPROXY = Path("/tmp/haproxy-serve")
 
 
@@ -135,7 +135,11 @@ async def ended_by(http: httpx.AsyncClient, box: str) -> int:
 
 
 async def test_the_turns_of_a_session_go_to_the_box_of_the_first(url: str) -> None:
-    """Two routers are asked in turn; without homes half of the turns would go to the other box."""
+    """Two routers are asked in turn; without homes half of the sessions would have turns on both boxes.
+
+    A home is left while its load report is out of date, as a poll can be late on a busy machine. Without homes
+    as many whole sessions as are asked for here come about once in 1,300 runs.
+    """
     await until(both_serve, 60)
     boxes, seen = box_urls(), Counter[tuple[int, ...]]()
     async with client() as http:
@@ -150,7 +154,8 @@ async def test_the_turns_of_a_session_go_to_the_box_of_the_first(url: str) -> No
             after = [await ended_by(http, box) for box in boxes]
             seen[tuple(new - old for new, old in zip(after, before, strict=True))] += 1
     log.info("turns of a session by box: %s", dict(seen))
-    assert seen.keys() == {(TURNS, 0), (0, TURNS)}
+    assert seen[TURNS, 0] > 0 and seen[0, TURNS] > 0
+    assert seen[TURNS, 0] + seen[0, TURNS] >= WHOLE
 
 
 async def test_a_killed_box_loses_only_what_it_had(url: str) -> None:
