@@ -209,7 +209,8 @@ def run(options: argparse.Namespace) -> int:
             )
             return 2
         extra = _EXTRAS.get(missing, "bench")
-        print(f"tandem: {missing} is not installed; pip install 'tandem-llm[{extra}]'", file=sys.stderr)
+        remedy = f"it is in Tandem's extra '{extra}'; in a clone: pip install '.[{extra}]'"
+        print(f"tandem: {missing} is not installed; {remedy}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # `tandem` ends without an error where the reader has closed its output.

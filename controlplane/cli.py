@@ -30,7 +30,8 @@ try:
     from controlplane.log_output import ENGINE_LEVELS, set_engine_log_level, set_up_logging
 except ModuleNotFoundError as error:
     # The bare install is the client; the command is installed with it but needs the server's packages.
-    raise SystemExit(f"tandem: {error.name} is not installed; pip install 'tandem-llm[server]'") from None
+    remedy = "it is in Tandem's extra 'server'; in a clone: pip install '.[server]'"
+    raise SystemExit(f"tandem: {error.name} is not installed; {remedy}") from None
 
 _COMMANDS = "tandem.commands"
 """Entry-point group of further commands. Each entry is a function that adds a parser to the sub-parsers it is
@@ -246,7 +247,8 @@ def _completion(options: argparse.Namespace) -> int:
     try:
         import shtab
     except ModuleNotFoundError:
-        raise ConfigError("shtab is not installed; pip install 'tandem-llm[cli]'") from None
+        remedy = "it is in Tandem's extra 'cli'; in a clone: pip install '.[cli]'"
+        raise ConfigError(f"shtab is not installed; {remedy}") from None
     print(shtab.complete(_parser(), options.shell))
     return ExitStatus.DONE
 

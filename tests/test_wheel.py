@@ -98,7 +98,7 @@ def test_the_bare_install_is_the_client_alone(python, tmp_path):
         check=False,
     )
     assert imported.returncode != 0
-    assert "pip install 'tandem-llm[langchain]'" in imported.stderr
+    assert "pip install '.[langchain]'" in imported.stderr
     refused = subprocess.run(
         [python.with_name("tandem"), "serve", "dev"],
         capture_output=True,
@@ -108,7 +108,7 @@ def test_the_bare_install_is_the_client_alone(python, tmp_path):
     )
     assert (
         refused.returncode != 0
-        and "tandem-llm[server]" in refused.stderr
+        and "pip install '.[server]'" in refused.stderr
         and "Traceback" not in refused.stderr
     )
 

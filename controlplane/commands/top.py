@@ -30,9 +30,8 @@ def _top(options: argparse.Namespace) -> int:
         print(json.dumps(view.to_json(), indent=1) if options.json else plain_text(view))
         return ExitStatus.DONE
     if find_spec("textual") is None:
-        raise CommandFailed(
-            "textual is not installed; pip install 'tandem-llm[top]', or use --once", ExitStatus.BAD_INPUT
-        )
+        remedy = "it is in Tandem's extra 'top'; in a clone: pip install '.[top]'; or use --once"
+        raise CommandFailed(f"textual is not installed; {remedy}", ExitStatus.BAD_INPUT)
     from controlplane.commands.top_app import TopApp
 
     TopApp(view, lambda: read(options, view), options.server).run()

@@ -17,8 +17,8 @@ try:
     from langchain_core.documents import BaseDocumentCompressor, Document
     from langchain_core.embeddings import Embeddings as LangChainEmbeddings
 except ImportError as error:
-    remedy = "pip install 'tandem-llm[langchain]'"
-    raise ImportError(f"controlplane.sdk.langchain needs langchain-core; {remedy}") from error
+    remedy = "it is in Tandem's extra 'langchain'; in a clone: pip install '.[langchain]'"
+    raise ImportError(f"langchain-core is not installed; {remedy}") from error
 
 
 class TandemEmbeddings(LangChainEmbeddings):

@@ -139,7 +139,8 @@ def test_bash_completes_words(words, offered, tmp_path, capsys):
 def test_completion_without_shtab_names_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == ExitStatus.BAD_INPUT
-    assert capsys.readouterr().err == "shtab is not installed; pip install 'tandem-llm[cli]'\n"
+    remedy = "it is in Tandem's extra 'cli'; in a clone: pip install '.[cli]'"
+    assert capsys.readouterr().err == f"shtab is not installed; {remedy}\n"
 
 
 def test_page_agrees_with_the_parser():

@@ -91,7 +91,7 @@ async def test_without_textual_once_still_works(monkeypatch, capsys):
     monkeypatch.setattr(top, "find_spec", lambda name: None)
     async with busy_server() as (_, url):
         assert await run("top", "--server", url) == 2
-        assert "tandem-llm[top]" in capsys.readouterr().err
+        assert "pip install '.[top]'" in capsys.readouterr().err
         assert await run("top", "--server", url, "--once") == 0
 
 
