@@ -26,7 +26,8 @@ def full(results: Results, picture: str | None, link: str, judged: str = aggrega
     first = [headline(ordered)] if judged == aggregates.OVERALL else []
     chart = [f"![Attainment against load]({picture})", ""] if picture else []
     table = _systems_table(ordered, loads, judged) if loads else []
-    remarks = [*_attainable(ordered, loads), *_descriptions(ordered), _remarks(ordered, picture, link)]
+    remarks = [*_attainable(ordered, loads), *_descriptions(ordered), *_speeds(ordered, loads)]
+    remarks.append(_remarks(ordered, picture, link))
     return "\n".join((*first, "", *chart, *table, wrapped(" ".join(remarks)), ""))
 
 
@@ -116,6 +117,22 @@ def _descriptions(results: Results) -> list[str]:
     return [f"{'; '.join(texts)}."] if texts else []
 
 
+def _speeds(results: Results, loads: Sequence[float]) -> list[str]:
+    """How fast the machine was while each system was measured."""
+    texts = []
+    for load in loads:
+        took = [
+            [run["busy_work_ms"] for run in aggregates.runs_of(results, each["name"], load) if "busy_work_ms" in run]
+            for each in results["systems"]
+        ]
+        if any(took):
+            cells = [f"{fmean(times):.1f}" if times else formats.ABSENT for times in took]
+            texts.append(f"{', '.join(cells)} at {formats.load(load)} load")
+    if not texts:
+        return []
+    return [f"Mean ms that the same piece of work took during the runs, by system: {'; '.join(texts)}."]
+
+
 def _remarks(results: Results, picture: str | None, link: str) -> str:
     environment = results["environment"]
     machine = ", ".join(
@@ -129,8 +146,6 @@ def _remarks(results: Results, picture: str | None, link: str) -> str:
         remarks.append(f"other processes used {fmean(others):.2f} cores, at most {max(others):.2f} in a run")
     if took := [run["work_ms"] for run in results["runs"] if "work_ms" in run]:
         remarks.append(f"the same piece of work took {min(took):.0f} to {max(took):.0f} ms before the runs")
-    if took := [run["busy_work_ms"] for run in results["runs"] if "busy_work_ms" in run]:
-        remarks.append(f"and {min(took):.0f} to {max(took):.0f} ms, as a median, during them")
     if invalid := aggregates.invalid(results):
         remarks.append(f"{len(invalid)} of {len(results['runs'])} runs not valid and left out")
         valid = {_cell_of(run) for run in results["runs"] if run["valid"]}
