@@ -25,7 +25,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0067": ("workflow-trace",),
     "0077": ("predictors",),
     "0080": ("traces", "traces-code"),
-    "0082": ("mix-compute", "mix-memory", "victims"),
+    "0082": ("mix-compute", "victims"),
     "0084": ("embed-many",),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
@@ -44,7 +44,8 @@ CURRENT = frozenset(
         "fleet-conversations",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "memory-splits", "quota", "simulated-mix-prefill", "soak", "tuning-on-engines", "workflow",
+        "memory-splits", "mix-memory", "quota", "simulated-mix-prefill", "soak", "tuning-on-engines",
+        "workflow",
     )
 )  # fmt: skip
 """Results of the present rules."""
