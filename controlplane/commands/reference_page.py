@@ -18,7 +18,7 @@ _HEAD = """\
 The option `--help` prints what this page has. [operator-guide.md](operator-guide.md) shows the commands
 in the order in which an operator needs them. With `--json` a command prints its facts as one JSON document on
 standard output; errors and log lines go to standard error. On a terminal tables are coloured if `rich` is
-installed, unless the environment variable `NO_COLOR` is set. The extra `cli` (`pip install '.[cli]'`) installs
+installed, unless the environment variable `NO_COLOR` is set. The extra `cli` (`pip install '.[cli]'`) has
 `rich` and `shtab`.
 
 ## Exit status

@@ -122,7 +122,11 @@ def _speeds(results: Results, loads: Sequence[float]) -> list[str]:
     texts = []
     for load in loads:
         took = [
-            [run["busy_work_ms"] for run in aggregates.runs_of(results, each["name"], load) if "busy_work_ms" in run]
+            [
+                run["busy_work_ms"]
+                for run in aggregates.runs_of(results, each["name"], load)
+                if "busy_work_ms" in run
+            ]
             for each in results["systems"]
         ]
         if any(took):
