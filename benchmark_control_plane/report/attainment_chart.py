@@ -27,7 +27,7 @@ def attainment_chart(
     """
     loads = aggregates.loads(results)
     longest = max((len(system["name"]) for system in results["systems"]), default=0)
-    right = width - (min(20 + _LETTER * longest, width / 3) if labels else 14)
+    right = width - (min(20 + _LETTER * longest, 0.4 * width) if labels else 14)
     edge = 0.04 * (loads[-1] - loads[0])
     frame = svg_axes.ChartFrame(
         width,
