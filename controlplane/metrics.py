@@ -26,7 +26,7 @@ _OF_EITHER_KIND = (
         )
     ),
 )  # fmt: skip
-# Embeddings have no TPOT, do not preempt, and wait for a worker that restarts.
+# Embeddings have no TPOT and do not preempt; while their worker restarts they wait or fail.
 DECISIONS = {
     Kind.GENERATE: (
         *_OF_EITHER_KIND,

@@ -86,7 +86,17 @@ class ConfigReload:
 
     async def _reload(self, file: ConfigFile, cause: str) -> bool:
         """Applies the file. False if it should be tried again although it has not changed."""
-        versions, source = self._service.reconfiguration, f"{file.path} ({cause})"
+        source = f"{file.path} ({cause})"
+        try:
+            return await self._apply(file, source)
+        except Exception as error:
+            # A defect, for example of a plug-in: later reloads are made all the same.
+            _log.exception("%s: the reload failed", source)
+            self._service.reconfiguration.failed(error, source)
+            return True
+
+    async def _apply(self, file: ConfigFile, source: str) -> bool:
+        versions = self._service.reconfiguration
         try:
             config = await asyncio.to_thread(file.load)
         except ConfigError as error:

@@ -83,12 +83,11 @@ class EndpointFactory:
             content = await _content(request, part)
             body, size = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
             part.hold_body(size)
-            hints = hints_of(headers, body)
+            arrival = request.scope["state"].get(ARRIVAL)
+            origin = RequestOrigin(request_id_of(request), caller, hints_of(headers, body), arrival)
         except BaseException:
             part.free()
             raise
-        arrival = request.scope["state"].get(ARRIVAL)
-        origin = RequestOrigin(request_id_of(request), caller, hints, arrival)
         return ParsedRequest(origin, body, settings, headers, part)
 
 

@@ -76,7 +76,7 @@ class Request:
     values_per_token: int = 0
     """Log probabilities in the answer for each of its tokens, the chosen one and alternatives."""
     echoes_values: bool = False
-    """The answer has as many of the prompt's tokens."""
+    """The answer has as many for each token of the prompt, too."""
 
     @property
     def name_of_model(self) -> str:

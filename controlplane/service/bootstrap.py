@@ -29,7 +29,6 @@ from controlplane.service.engine_builders import (
     worker_needs,
 )
 from controlplane.service.gate.dispatcher import Dispatcher
-from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import intake_of
@@ -208,9 +207,8 @@ def _parts(
         clock, dispatcher.pace_estimators, dispatcher.pause_costs, encoders, metrics, fail_open
     )
     observer.attach(generators)
-    outages = EngineOutages(dispatcher, supervisors)
     timeouts = StartTimeouts(dispatcher, clock, policies.admission.options.max_wait)
-    gate = Gate(clock, dispatcher, generators, encoders, lengths, rates, outages, timeouts)
+    gate = Gate(clock, dispatcher, generators, encoders, lengths, rates, supervisors, timeouts)
     intake = intake_of(config, clock, generators, encoders, fail_open, gate.charge, predictor)
     quotas = None if pool is None else quota_controller(pool, config, clock, dispatcher, encoders)
     reserve: WorkerReserve

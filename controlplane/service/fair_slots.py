@@ -35,7 +35,8 @@ class FairSlots:
         """Sets the number of slots; work that runs beyond a smaller number keeps its slot to its end."""
         self._free += slots - self._slots
         self._slots = slots
-        self._start_waiting()
+        for _ in range(self._free):
+            self._start_waiting()
 
     async def _take(self, tenant: str) -> None:
         if self._may_start(tenant) and tenant not in self._waiting:

@@ -98,7 +98,7 @@ class LiveFeed:
     def configured(self, version: ShownVersion) -> None:
         """Records a change of the configuration: each changed key with its former and its new value.
 
-        And what a reader of the feed was told at its first request, which holds no more.
+        Its `about` replaces the one that readers got with their first answer.
         """
         changes = dict(list(_differences(self._version.document, version.document))[:_MAX_CHANGES])
         self._version = version

@@ -226,7 +226,7 @@ class Service:
 
     def _engine_died(self, model: str, error: BackendDown, reject: Reject) -> None:
         self.live.engine_down(model, str(error))
-        self.gate.outages.begin(model, error, reject)
+        self.gate.engine_died(model, error, reject)
 
     async def _engine_restarted(self, supervisor: EngineSupervisor) -> None:
         """Gives a new engine the options, quotas and state that its predecessor had got since the start."""

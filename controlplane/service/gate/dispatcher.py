@@ -112,13 +112,13 @@ class Dispatcher:
             ticket = self._tickets[capped.request.id]
             ticket.entry, ticket.footprint = capped, capped.footprint
 
-    def reclaim(self, owner: Owner, needed_bytes: int, priority: int) -> int:
-        """Preempts requests of lower priority than `priority` that free `needed_bytes`; all or nothing.
+    def reclaim(self, needed_bytes: int, priority: int) -> int:
+        """Preempts generations of lower priority than `priority` that free `needed_bytes`; all or nothing.
 
         Returns the bytes freed.
         """
         victims = choose_victims(
-            self.snapshots.preemptible(owner, self._clock.now()),
+            self.snapshots.preemptible(self._clock.now()),
             needed_bytes=needed_bytes,
             incoming_priority=priority,
             rank=self._policies.admission.victims,

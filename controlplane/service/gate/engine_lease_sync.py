@@ -79,7 +79,9 @@ class EngineLeases:
             if ticket is None or ticket.lease is None or size == self._held.get(name, 0):
                 continue
             if not size:
-                ticket.blocks_lost = now
+                # A lease that had no blocks is of a request that the gate preempted and has forwarded again.
+                if self._ledger.lease_state(ticket.lease)[0]:
+                    ticket.blocks_lost = now
             elif ticket.blocks_lost is not None:
                 # Only now is it known that the request was preempted and had not finished.
                 done = ticket.request.prompt_tokens + ticket.timeline.output_tokens

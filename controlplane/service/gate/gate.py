@@ -8,12 +8,12 @@ from functools import partial
 
 from controlplane.core.clock import Clock, Duration, Instant, seconds
 from controlplane.core.decision import Reason, Reject
+from controlplane.core.errors import BackendDown
 from controlplane.core.ports import Generator, Vectors
 from controlplane.core.request import Request
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.device_contention import DeviceContention
 from controlplane.service.gate.dispatcher import Dispatcher
-from controlplane.service.gate.engine_outage import EngineOutages
 from controlplane.service.gate.explanation import DryRun, render_dry_run, render_history
 from controlplane.service.gate.intake import make_ticket
 from controlplane.service.gate.policies import Policies
@@ -23,6 +23,7 @@ from controlplane.service.gate.token_stream import TokenStream, outcome_of_error
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.request_jobs import EmbedJob, GenerateJob
 from controlplane.service.request_trace import TRACE
+from controlplane.service.runtime.engine_supervisor import EngineSupervisor
 from controlplane.service.ticket import TICKETS, Rejected, Ticket
 
 _CLOSING = Reject(Reason.SHUTTING_DOWN, seconds(1))
@@ -50,15 +51,15 @@ class Gate:
         encoders: EncoderRegistry,
         lengths: GuardedLengthPredictor,
         rates: RateLimiter,
-        outages: EngineOutages,
+        supervisors: Mapping[str, EngineSupervisor],
         start_timeouts: StartTimeouts,
     ) -> None:
         self.dispatcher = dispatcher
-        self.outages = outages
         self.on_arrival: Callable[[Request], None] | None = None
         self.is_closed = False
         self.clock = clock
         self._generators = generators
+        self._supervisors = supervisors
         self._encoders = encoders
         self._lengths = lengths
         self._new_ticket = partial(make_ticket, generators=generators, lengths=lengths)
@@ -117,7 +118,7 @@ class Gate:
 
         Raises Rejected once the gate is closed, and while the model's engine is down.
         """
-        reject = self.outages.rejection(job.request.model) or (_CLOSING if self.is_closed else None)
+        reject = self.outage(job.request.model) or (_CLOSING if self.is_closed else None)
         if reject is not None:
             raise Rejected(job.request, reject)
         ticket = self._new_ticket(job)
@@ -150,6 +151,26 @@ class Gate:
         self.dispatcher.accounting.set_policies(policies)
         self.dispatcher.set_policies(policies)
         self._start_timeouts.max_wait = policies.admission.options.max_wait
+
+    def outage(self, model: str) -> Reject | None:
+        """The rejection of a new request while the engine of its model is down; None while it is up.
+
+        Embedding models have none, since their workers restart by themselves.
+        """
+        supervisor = self._supervisors.get(model)
+        return None if supervisor is None else supervisor.rejection()
+
+    def engine_died(self, model: str, error: BackendDown, reject: Reject) -> None:
+        """Ends all requests of the model: those accepted fail with `error`, those that wait are rejected.
+
+        A stream may not be read for long, so the leases are closed here and not where it ends.
+        """
+        affected = [ticket for ticket in self.tickets() if ticket.request.model == model]
+        for ticket in affected:
+            if ticket.timeline.dispatched is None:
+                self.dispatcher.reject_or_evict(ticket, reject)
+        self.dispatcher.fail([ticket for ticket in affected if ticket.outcome is None], error)
+        self.dispatcher.prefixes.engine_died(model)
 
     def engine_restarted(self) -> None:
         """Sends a restarted engine the present state of device contention."""
@@ -185,7 +206,7 @@ class Gate:
         request, now = ticket.request, self.clock.now()
         if self.on_arrival is not None:
             self.on_arrival(request)
-        if (outage := self.outages.rejection(request.model)) is not None:
+        if (outage := self.outage(request.model)) is not None:
             self.dispatcher.reject_or_evict(ticket, outage)
         elif self.is_closed:
             self.dispatcher.reject_or_evict(ticket, _CLOSING)

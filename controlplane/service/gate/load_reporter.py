@@ -117,7 +117,7 @@ class LoadReporter:
             )
             for owner, backends in self._backends.items()
             for name in backends
-            if self._gate.outages.rejection(name) is None
+            if self._gate.outage(name) is None
         }
 
     def _token_bytes(self, model: str) -> int:

@@ -49,9 +49,9 @@ class SnapshotBuilder:
         owners = [owner for owner, queue in queues.items() if queue.waiting]
         return PoolView({owner: self.share(owner, extra[owner], now) for owner in owners}, queues)
 
-    def preemptible(self, owner: Owner, now: Instant) -> tuple[Running, ...]:
+    def preemptible(self, now: Instant) -> tuple[Running, ...]:
         """The decoding requests that can resume by recompute."""
-        pace = self.pace_estimators[owner].pace
+        pace = self.pace_estimators[Owner.LLM].pace
         return tuple(
             self._running(ticket, ticket.lease, pace, now)
             for ticket in self.tickets.values()
@@ -120,7 +120,6 @@ class SnapshotBuilder:
         if owner is Owner.EMBEDDING:
             return share(
                 is_serial=True,
-                preemptible=lambda: self.preemptible(owner, now),
                 paces=self._embedding_paces(),
                 calls=tuple(embedding_calls_in_flight(self.tickets.values())),
                 is_device_shared=ledger.count(Owner.LLM) > 0,
@@ -131,7 +130,7 @@ class SnapshotBuilder:
         load = decode_load(self.tickets.values(), leases, free_bytes, reports, now, planned=planned)
         share = partial(share, decode_load=load, wait_optimism=self.ttft.optimism)
         if self.engine_leases is None:
-            return share(preemptible=lambda: self.preemptible(owner, now))
+            return share(preemptible=partial(self.preemptible, now))
         keeps = partial(self.engine_leases.kept, leases)
         return share(engine_work_ahead=self.engine_leases.work_ahead, engine_keeps=keeps)
 

@@ -179,13 +179,10 @@ class QuotaController:
             self._urgent_tick = asyncio.ensure_future(self.tick_now())
 
     async def tick_now(self) -> None:
-        """A tick at the present time."""
-        await self.tick(self.clock.now())
-
-    async def tick(self, now: Instant) -> None:
         """Updates the quotas once; does nothing while an earlier tick waits for the engine."""
         if self._is_ticking:
             return
+        now = self.clock.now()
         self._is_ticking, self._last_tick = True, now
         try:
             await self._rebalance(now)
@@ -327,7 +324,7 @@ class QuotaController:
         free = max(0, self._budget - self.dispatcher.ledger.held(Owner.EMBEDDING))
         needed = bytes_to_reclaim(held=state.used_bytes, nominal=llm, free=free, demanded=demanded)
         if needed > 0:
-            self.reclaimed_bytes += self.dispatcher.reclaim(Owner.LLM, needed, priority)
+            self.reclaimed_bytes += self.dispatcher.reclaim(needed, priority)
 
     @property
     def _budget(self) -> int:

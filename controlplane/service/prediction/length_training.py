@@ -13,7 +13,7 @@ from controlplane.config import Config, ConfigError
 from controlplane.core.ports import LengthPredictor
 from controlplane.metric_series import Readings
 from controlplane.metrics import Metrics
-from controlplane.service.runtime.timers import PeriodicTimer, SchedulerTimer
+from controlplane.service.runtime.timers import SchedulerTimer
 from predictors.output_length import checkpoint
 from predictors.output_length.checkpoint import Checkpoint, read_or_rename, save
 from predictors.output_length.history_predictor import HistoryQuantiles
@@ -67,16 +67,9 @@ class LengthTraining:
     Without a file the examples and the model are lost when the service stops.
     """
 
-    def __init__(
-        self,
-        lengths: LearnedLengths,
-        *,
-        every_seconds: float,
-        file: Path | None,
-        timer: PeriodicTimer | None = None,
-    ) -> None:
+    def __init__(self, lengths: LearnedLengths, *, every_seconds: float, file: Path | None) -> None:
         self._lengths = lengths
-        self._timer = timer or SchedulerTimer()
+        self._timer = SchedulerTimer()
         self._every_seconds = every_seconds
         self._file = file
         self._trained_on = 0

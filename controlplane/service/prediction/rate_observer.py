@@ -50,7 +50,12 @@ class RateObserver:
 
     def _attach(self, embedder: Embedder) -> None:
         embedder.on_pass = partial(self._observe_pass, embedder)
-        embedder.pause_cost = self._pause_costs
+        embedder.pause_cost = self._priced_pause
+
+    def _priced_pause(self) -> PauseCost | None:
+        with self._guard:
+            return self._pause_costs()
+        return None
 
     def _added(self, embedder: Embedder) -> None:
         self._attach(embedder)

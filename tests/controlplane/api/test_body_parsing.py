@@ -214,7 +214,7 @@ def test_any_mapped_body_becomes_a_chat_or_is_refused(items: Any, messages: Any,
             parsed = parse_body(as_bytes(body), model, BodyLimits())
             chat = parsed.chat
             assert chat_prompt(chat).messages
-            assert chat_sampling(chat).n == 1
+            assert chat_sampling(chat, BodyLimits()).n == 1
             # Strict validation of the same request finds no fault.
             assert type(chat)(**chat.model_dump(by_alias=True, exclude_none=True)).messages
         except Problem as problem:

@@ -109,6 +109,25 @@ async def test_an_invalid_file_is_logged_once_and_a_valid_one_applied(file: Conf
     assert "classes.gold.ttft_m: unknown key; did you mean 'ttft_ms'?" in line
 
 
+async def test_a_defect_in_one_reload_does_not_end_the_next(
+    file: ConfigFile, monkeypatch: pytest.MonkeyPatch, caplog
+):
+    load, defects = ConfigFile.load, [KeyError("an option that a plug-in expects")]
+
+    def faulty(self: ConfigFile) -> Any:
+        if defects:
+            raise defects.pop()
+        return load(self)
+
+    monkeypatch.setattr(ConfigFile, "load", faulty)
+    async with staged(server={"port": 9_000}) as stage, ConfigReload(stage.service, file).running(INTERVAL):
+        write(file.path, **waiting(7))
+        await until(lambda: not defects)
+        write(file.path, **waiting(8))
+        await until(lambda: most_waiting(stage) == 8)
+    assert "Traceback" in caplog.text and "an option that a plug-in expects" in caplog.text
+
+
 async def test_content_is_applied_once_two_reads_agree(file: ConfigFile, monkeypatch: pytest.MonkeyPatch):
     """`None` is a read between two steps of a replacement, and `half` one while the file is written."""
     reads = iter(["start", "start", None, None, "half", "whole", "whole"])

@@ -129,6 +129,19 @@ async def test_more_slots_start_work_that_waits_and_fewer_end_none():
     assert await asyncio.gather(*asked) == ["a1", "b1", "c1", "d1"]
 
 
+async def test_more_slots_start_all_that_one_tenant_may_have():
+    slots, work = FairSlots(1), Work()
+    names = ["a1", "a2", "a3", "a4"]
+    asked = [ask(slots, work, name) for name in names]
+    await settle()
+    slots.resize(4)
+    await settle()
+    assert work.begun == ["a1", "a2", "a3"], "the fourth slot is for other tenants"
+    for name in names:
+        work.end(name)
+    assert await asyncio.gather(*asked) == names
+
+
 @pytest.mark.parametrize("others", [[], ["a3"]])
 async def test_a_slot_that_is_freed_while_a_caller_is_cancelled_is_not_lost(others):
     slots, work = FairSlots(1), Work()

@@ -99,7 +99,7 @@ async def test_waiting_requests_take_memory_slots_and_time() -> None:
 async def test_a_box_that_drains_and_a_model_whose_engine_is_down_are_not_served() -> None:
     async with staged(SETTINGS) as stage:
         stage.generator.die()
-        await until(lambda: stage.service.gate.outages.rejection(CHAT_MODEL) is not None)
+        await until(lambda: stage.service.gate.outage(CHAT_MODEL) is not None)
         assert stage.service.load_reporter.report().models.keys() == {EMBED_MODEL, RERANK_MODEL}
         await stage.service.drain()
         assert stage.service.load_reporter.report().models == {}

@@ -11,6 +11,7 @@ from controlplane.core.decision import Reason
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner, Phase
+from controlplane.service.decision_history import Preempted
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.scripted_bench import read
 
@@ -120,6 +121,25 @@ def test_a_lower_quota_frees_memory_only_as_the_engine_frees_blocks(bench):
         assert ledger.held(Owner.LLM) == 0
 
     assert bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED).outcomes == ["aborted"]
+
+
+def test_a_preemption_by_the_gate_does_not_count_as_one_by_the_engine_too(bench):
+    async def scenario(b):
+        dispatcher = b.service.gate.dispatcher
+        answers = [await b.ask("x" * 40, max_tokens=4, service_class="batch") for _ in range(2)]
+        reading = [asyncio.create_task(read(answer)) for answer in answers]
+        await asyncio.sleep(0.15)
+        dispatcher.sync_engine_leases()
+        assert dispatcher.reclaim(1, priority=1) == 3 * BLOCK
+        # The engine has one slot: the victim is forwarded again at once and waits there behind the other.
+        dispatcher.decide()
+        while not all(task.done() for task in reading):
+            await asyncio.sleep(0.05)
+            dispatcher.sync_engine_leases()
+        history = answers[0].ticket.history
+        assert [event.by for event in history if isinstance(event, Preempted)] == ["gate"]
+
+    assert bench(scenario, generator=ordering(), **ORDERED).outcomes == ["met"] * 2
 
 
 def test_a_full_engine_queue_makes_requests_wait_at_the_gate(bench):

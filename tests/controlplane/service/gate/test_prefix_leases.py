@@ -110,7 +110,7 @@ def test_a_victim_frees_and_recomputes_only_what_no_other_request_uses(bench):
         await asyncio.sleep(0.25)
         dispatcher = b.service.gate.dispatcher
         now = dispatcher._clock.now()
-        first, second = dispatcher.snapshots.preemptible(Owner.LLM, now)
+        first, second = dispatcher.snapshots.preemptible(now)
         held = [dispatcher.ledger.lease_state(answer.ticket.lease)[0] for answer in answers]
         assert held[0] - held[1] == 10 * BLOCK
         assert first.freed_bytes == second.freed_bytes == held[1]

@@ -55,7 +55,7 @@ class Bench:
         return self.service.quota_controller
 
     async def tick(self) -> None:
-        await self.quota_controller.tick(LoopClock().now())
+        await self.quota_controller.tick_now()
 
     def quota(self, owner: Owner) -> int:
         return self.service.gate.dispatcher.ledger.quota(owner)

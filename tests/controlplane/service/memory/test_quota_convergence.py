@@ -69,7 +69,7 @@ async def shrink(service, generator, embedder):
     async def tick(llm):
         quotas.owned = {Owner.LLM: llm, Owner.EMBEDDING: pool - llm}
         quotas._target, quotas._moved_at = llm, None
-        await quotas.tick(LoopClock().now())
+        await quotas.tick_now()
         assert service.status.impaired() == {}
 
     async def tick_until(llm, holds):

@@ -1,5 +1,6 @@
 """What steps of the engine and embedding passes teach the models of their times."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.engine_reports import EngineStep
-from controlplane.core.ports import EmbeddingPass
+from controlplane.core.ports import EmbeddingPass, PauseCost
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
@@ -24,13 +25,13 @@ PASS = EmbeddingPass(16, 1_000, 1_024, milliseconds(300))
 class Bench:
     """An engine and an embedding model under observation; 40 steps of 10 ms have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause_costs: Callable[[], PauseCost | None] = lambda: None) -> None:
         self.model, metrics = ObservedPace(), Metrics()
         self.generator, self.embedder = ScriptedGenerator(), ScriptedEmbedder()
         observer = RateObserver(
             MonotonicClock(),
             {Owner.LLM: self.model, Owner.EMBEDDING: ObservedPace()},
-            lambda: None,
+            pause_costs,
             EncoderRegistry([self.embedder]),
             metrics,
             FailOpen(metrics),
@@ -63,3 +64,11 @@ def test_only_a_pass_with_a_cost_shows_what_passes_delay():
         bench.generator.on_step(STEP._replace(took=milliseconds(12)))
         bench.embedder.on_pass(replace(PASS, priced=milliseconds(8)))
     assert bench.model.pass_delay == pytest.approx(2 / 8, abs=0.03)
+
+
+def test_a_defect_in_the_price_of_a_pause_does_not_reach_the_worker(caplog: pytest.LogCaptureFixture):
+    def faulty() -> None:
+        raise ZeroDivisionError("a defect")
+
+    assert Bench(faulty).embedder.pause_cost() is None
+    assert "a defect" in caplog.text
