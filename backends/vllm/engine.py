@@ -254,7 +254,7 @@ class VllmEngine:
     async def bound_prompt_logits(self) -> int:
         """Bounds the logits of prompts; the most prompt tokens with log probabilities, or 0."""
         with self._translated_errors():
-            return await bound_prompt_logits(self._llm)
+            return await while_alive(self._llm, bound_prompt_logits(self._llm))
 
     async def check_grammar(
         self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn

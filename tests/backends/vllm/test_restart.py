@@ -68,6 +68,25 @@ async def test_a_start_that_hangs_can_be_cancelled(monkeypatch):
     assert set(multiprocessing.active_children()) <= before
 
 
+async def test_an_engine_that_dies_before_its_first_request_ends_the_start(monkeypatch):
+    """vLLM ends no pending call when its engine dies, and no stream of a request is open yet."""
+    from backends.vllm import engine
+
+    bound = engine.bound_prompt_logits
+
+    async def kill_and_bound(llm):
+        [process] = generator._engine_children()
+        os.kill(process.pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_soon(os.kill, process.pid, signal.SIGKILL)
+        return await bound(llm)
+
+    monkeypatch.setattr(engine, "bound_prompt_logits", kill_and_bound)
+    generator = VllmGenerator("tandem/tiny-llama", engine_arguments=TINY_ARGUMENTS)
+    async with asyncio.timeout(120):
+        with pytest.raises(BackendDown, match="the vLLM engine died"):
+            await generator.start()
+
+
 async def test_the_first_logprobs_and_structured_output_compile_nothing():
     """The warm-up has run these paths, and its note says so."""
     observed = Observed()
