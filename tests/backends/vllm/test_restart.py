@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+import weakref
 from multiprocessing.process import BaseProcess
 
 import pytest
@@ -85,6 +86,28 @@ async def test_an_engine_that_dies_before_its_first_request_ends_the_start(monke
     async with asyncio.timeout(120):
         with pytest.raises(BackendDown, match="the vLLM engine died"):
             await generator.start()
+
+
+async def test_a_stopped_engine_is_freed_at_once():
+    """The server freezes its objects, so its collector would free none that is part of a cycle."""
+    async with running_vllm(scheduling=EngineOptions()) as generator:
+        await complete(generator, PROMPT, greedy(2))
+        assert generator._engine is not None
+        llm = weakref.ref(generator._engine._llm)
+    assert llm() is None
+
+
+async def test_an_engine_without_a_description_is_shut_down(monkeypatch):
+    from backends.vllm import engine
+
+    def fail(config):
+        raise KeyError("hidden_size")
+
+    monkeypatch.setattr(engine, "geometry_of", fail)
+    generator = VllmGenerator("tandem/tiny-llama", engine_arguments=TINY_ARGUMENTS)
+    with pytest.raises(BackendDown, match="did not start for .* 'hidden_size'"):
+        await generator.start()
+    assert generator._engine_children() == []
 
 
 async def test_the_first_logprobs_and_structured_output_compile_nothing():
