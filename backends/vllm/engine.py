@@ -278,7 +278,7 @@ class VllmEngine:
         self._engine_ended()
 
     def _engine_ended(self) -> None:
-        """Reports the first sign of death, once; the end by `fail_pending` is none."""
+        """Fails the open streams and reports the death, once; does nothing after `fail_pending`."""
         if not self._has_ended:
             self.fail_pending()
             self._on_down(self._down_message)
@@ -289,7 +289,7 @@ class VllmEngine:
 
     @contextmanager
     def _tracked(self, request_id: str) -> Iterator[None]:
-        # A stop takes it from the engine while answers are open.
+        # `shutdown` clears the attribute while streams are still open.
         if (client := self.scheduler_client) is None:
             yield
             return

@@ -57,7 +57,7 @@ class GrammarProcess:
         raise BackendDown("the engine that the grammar is for is not running")
 
     async def stop(self) -> None:
-        """Ends the process; whoever has a grammar compiled gets BackendDown."""
+        """Ends the process; pending compilations raise BackendDown."""
         loading, self._loading, self._is_stopped = self._loading, None, True
         if loading is None:
             return
