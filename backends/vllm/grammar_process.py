@@ -98,10 +98,10 @@ class GrammarProcess:
         # The end of a terminal sends SIGHUP to the whole process group. The process, and Python's resource
         # tracker if it starts here, inherit the mask of this thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR1})
-        process.start()
-        self._process = process
-        theirs.close()
         try:
+            process.start()
+            self._process = process
+            theirs.close()
             config = self._config.result()
             if self._is_stopped:
                 self._kill()
