@@ -21,7 +21,8 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.float32]
 
-HEADER = struct.Struct("<BIQ")
+# At 1,000 passes a second, numbers of 32 bits would run out after 50 days.
+HEADER = struct.Struct("<BQQ")
 _COST = struct.Struct("<QQQ")
 
 
