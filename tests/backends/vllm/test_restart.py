@@ -105,7 +105,7 @@ async def test_an_engine_without_a_description_is_shut_down(monkeypatch):
 
     monkeypatch.setattr(engine, "geometry_of", fail)
     generator = VllmGenerator("tandem/tiny-llama", engine_arguments=TINY_ARGUMENTS)
-    with pytest.raises(BackendDown, match="did not start for .* 'hidden_size'"):
+    with pytest.raises(BackendDown, match=r"did not start for .* 'hidden_size'"):
         await generator.start()
     assert generator._engine_children() == []
 
