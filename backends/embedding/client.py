@@ -286,10 +286,8 @@ class WorkerEmbedder(ModelProperties):
 
     async def _launch(self) -> WorkerLink:
         """Starts a worker and loads its model; the first load has no deadline, as it may download."""
-        load_limit = math.inf if self._load_seconds is None else _STALL_FACTOR * self._load_seconds
-        link = await WorkerLink.open(
-            self._options, stall_seconds=self._stall_seconds, load_seconds=load_limit
-        )
+        limit = math.inf if self._load_seconds is None else _STALL_FACTOR * self._load_seconds
+        link = await WorkerLink.open(self._options, stall_seconds=self._stall_seconds, load_seconds=limit)
         try:
             first = await link.started()
             if first is not None and first.kind is FrameKind.READY:
@@ -389,6 +387,8 @@ class WorkerEmbedder(ModelProperties):
             message = frame.payload.decode()
             is_out_of_memory = frame.kind is FrameKind.OUT_OF_MEMORY
             self._dispatcher.pass_failed(frame.number, message, is_out_of_memory=is_out_of_memory)
+        elif frame.kind is FrameKind.PONG:
+            self.allocator_bytes = int(frame.payload)
         elif frame.kind is FrameKind.TOKENS:
             self._tokenizations.resolve(frame)
         elif frame.kind is FrameKind.LEAVING:

@@ -18,9 +18,14 @@ class CudaMemory:
         self._allocated_before = 0
         self._max_reserved: int | None = None
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that the allocator has reserved."""
+        return int(torch.cuda.memory_reserved(self._device))
+
     def cap_reserved(self) -> None:
         """Makes the bytes reserved now the most that is kept after later passes."""
-        self._max_reserved = torch.cuda.memory_reserved(self._device)
+        self._max_reserved = self.reserved_bytes
 
     def begin_pass(self) -> None:
         """Resets the peak before a pass."""
@@ -33,11 +38,9 @@ class CudaMemory:
 
     def trim_reserved(self) -> int:
         """Empties the allocator's cache if it exceeds the cap; returns the bytes reserved afterwards."""
-        found: int = torch.cuda.memory_reserved(self._device)
-        if self._max_reserved is None or found <= self._max_reserved:
-            return found
-        torch.cuda.empty_cache()
-        return int(torch.cuda.memory_reserved(self._device))
+        if self._max_reserved is not None and self.reserved_bytes > self._max_reserved:
+            torch.cuda.empty_cache()
+        return self.reserved_bytes
 
 
 def peak_bytes(compute: Callable[[int, int], object], device: torch.device, inputs: int, length: int) -> int:

@@ -138,6 +138,11 @@ class Encoder:
             rows, elapsed, self._cuda_memory.pass_peak_bytes(), self._cuda_memory.trim_reserved()
         )
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that CUDA's caching allocator has reserved; 0 on other devices."""
+        return 0 if self._cuda_memory is None else self._cuda_memory.reserved_bytes
+
     def release(self) -> None:
         """Returns the allocator's cached memory to the device or the system."""
         if self.device.type == "cuda":

@@ -5,9 +5,9 @@ table of their lengths. Vectors are float32 rows after the pass's nanoseconds, p
 bytes (0: not measured). All other payloads are UTF-8 text or JSON.
 
 The worker sends MEASURING once its model is loaded, then READY; or LOAD_FAILED. Each BATCH gets one response:
-VECTORS, OUT_OF_MEMORY or FAILED. PING gets PONG; so does RELEASE, after cached memory was released. TEXTS (a
-JSON list) gets TOKENS, packed like a batch, or empty if a text cannot be tokenized. A worker that a batch has
-broken sends LEAVING, then the response to that batch, and exits.
+VECTORS, OUT_OF_MEMORY or FAILED. PING gets PONG with the reserved bytes; so does RELEASE, after cached
+memory was released. TEXTS (a JSON list) gets TOKENS, packed like a batch, or empty if a text cannot be
+tokenized. A worker that a batch has broken sends LEAVING, then the response to that batch, and exits.
 """
 
 import struct
@@ -21,7 +21,8 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.float32]
 
-HEADER = struct.Struct("<BIQ")
+# At 1,000 passes a second, numbers of 32 bits would run out after 50 days.
+HEADER = struct.Struct("<BQQ")
 _COST = struct.Struct("<QQQ")
 
 

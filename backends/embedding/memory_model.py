@@ -3,7 +3,7 @@
 `base + per_token * inputs * padded_length + 4 * inputs * dimension`. `base` and `per_token` are profiled at
 startup where the peak of a pass can be read (CUDA's allocator, the resident memory of a Linux process), and
 bound every measured point; a later pass that takes more raises them. Elsewhere they are a prior from the
-model's config, and `is_measured` is False.
+model's config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,6 @@ class EmbeddingMemory:
     base: int
     per_token: float
     dimension: int
-    is_measured: bool
 
     def pass_bytes(self, inputs: int, padded_length: int) -> int:
         """Bytes of one pass."""
@@ -85,7 +84,7 @@ def prior(config: Mapping[str, Any], *, bytes_per_element: int, dimension: int) 
     hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("dim") or dimension)
     inner = int(text.get("intermediate_size") or text.get("d_ff") or text.get("hidden_dim") or 4 * hidden)
     per_token = bytes_per_element * (_HIDDEN_COPIES * hidden + inner)
-    return EmbeddingMemory(0, per_token, dimension, is_measured=False)
+    return EmbeddingMemory(0, per_token, dimension)
 
 
 def fit_memory_model(points: Sequence[MemoryPoint], *, dimension: int) -> EmbeddingMemory:
@@ -98,4 +97,4 @@ def fit_memory_model(points: Sequence[MemoryPoint], *, dimension: int) -> Embedd
         raise ValueError(f"memory grid of {len(points)} points: two passes of different size are needed")
     base = ordered[0].peak_bytes
     rise = ((p.peak_bytes - _FLOAT32_BYTES * p.inputs * dimension - base) / p.tokens for p in ordered[1:])
-    return EmbeddingMemory(base, max(0.0, *rise), dimension, is_measured=True)
+    return EmbeddingMemory(base, max(0.0, *rise), dimension)

@@ -70,7 +70,7 @@ def _reply(encoder: "Encoder", frame: Frame) -> tuple[Frame, bool]:
     if frame.kind is FrameKind.RELEASE:
         encoder.release()
     if frame.kind in (FrameKind.PING, FrameKind.RELEASE):
-        return Frame(FrameKind.PONG, frame.number, b""), True
+        return Frame(FrameKind.PONG, frame.number, str(encoder.reserved_bytes).encode()), True
     try:
         lengths, ids = unpack_inputs(frame.payload)
         return Frame(FrameKind.VECTORS, frame.number, encoder.run_pass(lengths, ids).pack()), True
@@ -90,6 +90,9 @@ def _run_lane(
         frame = frames.get()
         start = time.monotonic()
         reply, is_usable = _reply(encoder, frame)
+        if is_usable and reply.kind is FrameKind.OUT_OF_MEMORY:
+            # The allocator has kept what the failed pass took, and other processes on the device may need it.
+            encoder.release()
         busy_s += time.monotonic() - start
         with sending:
             if is_usable:

@@ -108,32 +108,32 @@ class VllmEngine:
                 stat_loggers=[self.stats.logger_class()],
                 disable_log_stats=bool(arguments.get("disable_log_stats", True)),
             )
-        self.tokenizer = self._llm.get_tokenizer()
-        self._defaults, self.sampling_defaults = defaults_of(config.model_config)
-        self.config = config
-        self.images_of = chat_images(self._llm.renderer, config.model_config)
-        self.geometry = geometry_of(config)
-        self.step_cost = step_cost_prior(config, self.geometry)
-        self._has_priorities = config.scheduler_config.policy == "priority"
-        self.has_prefix_cache: bool = config.cache_config.enable_prefix_caching
-        self.max_model_tokens: int = config.model_config.max_model_len
-        self.max_running: int = max_running_requests(config.scheduler_config)
-        # vLLM reserves the first block of each engine as a placeholder (null block).
-        blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
-        self.kv_bytes: int = blocks * self.geometry.bytes_per_block
-        self.stats.cells = blocks * self.geometry.block_tokens
-        if options is not None and shared_state is not None:
-            size = self.geometry.bytes_per_block
-            self.scheduler_client = SchedulerClient(
-                self._llm, shared_state, options, total=blocks, block_bytes=size
-            )
-            self.stats.waited = self.scheduler_client.waited
         try:
+            self.tokenizer = self._llm.get_tokenizer()
+            self._defaults, self.sampling_defaults = defaults_of(config.model_config)
+            self.config = config
+            self.images_of = chat_images(self._llm.renderer, config.model_config)
+            self.geometry = geometry_of(config)
+            self.step_cost = step_cost_prior(config, self.geometry)
+            self._has_priorities = config.scheduler_config.policy == "priority"
+            self.has_prefix_cache: bool = config.cache_config.enable_prefix_caching
+            self.max_model_tokens: int = config.model_config.max_model_len
+            self.max_running: int = max_running_requests(config.scheduler_config)
+            # vLLM reserves the first block of each engine as a placeholder (null block).
+            blocks = config.cache_config.num_gpu_blocks - config.parallel_config.data_parallel_size
+            self.kv_bytes: int = blocks * self.geometry.bytes_per_block
+            self.stats.cells = blocks * self.geometry.block_tokens
+            if options is not None and shared_state is not None:
+                size = self.geometry.bytes_per_block
+                self.scheduler_client = SchedulerClient(
+                    self._llm, shared_state, options, total=blocks, block_bytes=size
+                )
+                self.stats.waited = self.scheduler_client.waited
             self._output_parser = OutputParser(
                 tool_parser, reasoning_parser, self.tokenizer, config.model_config, tool_strictness
             )
         except Exception:
-            self._llm.shutdown()
+            self.shutdown()
             raise
 
     def supervise(self, processes: Sequence[BaseProcess], on_down: Callable[[str], None]) -> None:
@@ -254,7 +254,7 @@ class VllmEngine:
     async def bound_prompt_logits(self) -> int:
         """Bounds the logits of prompts; the most prompt tokens with log probabilities, or 0."""
         with self._translated_errors():
-            return await bound_prompt_logits(self._llm)
+            return await while_alive(self._llm, bound_prompt_logits(self._llm))
 
     async def check_grammar(
         self, sampling: Sampling, chat: ChatPrompt | None, *, tenant: str, in_turn: InTurn
@@ -278,7 +278,7 @@ class VllmEngine:
         self._engine_ended()
 
     def _engine_ended(self) -> None:
-        """Reports the first sign of death, once; the end by `fail_pending` is none."""
+        """Fails the open streams and reports the death, once; does nothing after `fail_pending`."""
         if not self._has_ended:
             self.fail_pending()
             self._on_down(self._down_message)
@@ -289,7 +289,7 @@ class VllmEngine:
 
     @contextmanager
     def _tracked(self, request_id: str) -> Iterator[None]:
-        # A stop takes it from the engine while answers are open.
+        # `shutdown` clears the attribute while streams are still open.
         if (client := self.scheduler_client) is None:
             yield
             return
@@ -381,8 +381,8 @@ class VllmEngine:
     def shutdown(self) -> None:
         """Blocks until the engine's processes have exited; the object is unusable afterwards."""
         self._llm.shutdown()
-        # AsyncLLM's finaliser must run now: at interpreter exit it fails and prints an error.
-        self.scheduler_client = None
+        # AsyncLLM's finaliser must run now, since it prints an error at interpreter exit.
+        self.scheduler_client = self.stats.waited = None
         del self._llm
 
 

@@ -34,21 +34,21 @@ _REFUSALS = 1_024
 
 @dataclass(eq=False, slots=True)
 class RecentValues(Generic[Value]):
-    """The values used last, with at most `capacity` weight together."""
+    """Cache of at most `capacity` weight in total; the least recently used values are dropped."""
 
     capacity: float
     _values: OrderedDict[bytes, tuple[Value, float]] = field(default_factory=OrderedDict)
     _weight: float = 0.0
 
     def get(self, key: bytes) -> Value | None:
-        """The value of `key`, which then was used last."""
+        """The value of `key`, which becomes the most recently used; None if there is none."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
         return self._values[key][0]
 
     def put(self, key: bytes, value: Value, weight: float) -> None:
-        """Adds a value, and drops those that were used first; it is kept even if it alone is too heavy."""
+        """Adds a value and drops the least recently used; it is kept even if it alone is too heavy."""
         self.pop(key)
         self._values[key] = (value, weight)
         self._weight += weight

@@ -59,7 +59,7 @@ class GrammarText:
 
     @property
     def name(self) -> str:
-        """What the client knows it as."""
+        """Name of the grammar in errors."""
         return "the grammar of the tools" if self.is_of_tools else _NAMES[self.kind][0]
 
     @property

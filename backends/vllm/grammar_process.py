@@ -57,7 +57,7 @@ class GrammarProcess:
         raise BackendDown("the engine that the grammar is for is not running")
 
     async def stop(self) -> None:
-        """Ends the process; whoever has a grammar compiled gets BackendDown."""
+        """Ends the process; pending compilations raise BackendDown."""
         loading, self._loading, self._is_stopped = self._loading, None, True
         if loading is None:
             return
@@ -98,10 +98,10 @@ class GrammarProcess:
         # The end of a terminal sends SIGHUP to the whole process group. The process, and Python's resource
         # tracker if it starts here, inherit the mask of this thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR1})
-        process.start()
-        self._process = process
-        theirs.close()
         try:
+            process.start()
+            self._process = process
+            theirs.close()
             config = self._config.result()
             if self._is_stopped:
                 self._kill()

@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from backends.vllm.compat import EngineDeadError
+from backends.vllm.process import while_alive
 from controlplane.core.errors import BackendDown
 
 
@@ -34,7 +35,7 @@ async def load_adapters(llm: AsyncLLM, folders: Mapping[str, str]) -> dict[str, 
     adapters = {name: LoRARequest(name, at, path) for at, (name, path) in enumerate(folders.items(), 1)}
     for name, adapter in adapters.items():
         try:
-            await llm.add_lora(adapter)
+            await while_alive(llm, llm.add_lora(adapter))
         except EngineDeadError as error:
             raise BackendDown(f"the vLLM engine died while it loaded the adapter {name}") from error
         except Exception as error:

@@ -78,11 +78,11 @@ async def while_alive(llm: Any, call: Awaitable[Result]) -> Result:
 
     When an engine dies, vLLM ends every stream but no pending utility call.
     """
+    # The task that reads the outputs ends with the engine; otherwise it would start with the first request.
+    llm._run_output_handler()
     pending = asyncio.ensure_future(call)
-    # The task that reads the engine's outputs ends with the engine; it exists from the first request on.
-    reader: asyncio.Task[None] | None = llm.output_handler
     try:
-        await asyncio.wait({pending, reader} if reader else {pending}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({pending, llm.output_handler}, return_when=asyncio.FIRST_COMPLETED)
         if not pending.done():
             raise EngineDeadError
         return pending.result()

@@ -23,7 +23,7 @@ _SLICE = 64
 class PendingLogprobs:
     """Log probabilities of a prompt that vLLM's method `convert` has not converted yet.
 
-    `converted` of the positions before are those that `processor` holds.
+    Those of earlier positions are converted; `processor` holds them.
     """
 
     def __init__(self, convert: Callable[[Any, Any], None], processor: Any) -> None:

@@ -131,15 +131,15 @@ class SchedulerClient:
         count as ceded once an idle engine has settled; the last one is kept until the next step. Raises
         TornRead.
         """
-        newest = self._shared_state.newest()
-        if self._last is not None and self._last[0] == newest and not is_idle:
+        if self._last is not None and self._last[0] == self._shared_state.newest() and not is_idle:
             return self._last[1]
         reading = self._shared_state.read()
         if reading is None:
             size = self._total * self._block_bytes
             return EngineState(0, size, 0, 0, 0, quota_bytes=size, use_ceiling_bytes=size, held_bytes={})
         state = self._state(reading)
-        self._last = newest, self._without_requests(state, reading.facts) if is_idle else state
+        # Not the newest number: where the latest write was under way, this is the state of the one before.
+        self._last = reading.sequence, self._without_requests(state, reading.facts) if is_idle else state
         return self._last[1]
 
     def waited(self) -> Duration:

@@ -26,7 +26,7 @@ class EngineStats:
         cells: tokens that the KV cache can hold.
         on_step: called for each step that directly followed another, so that its duration is known.
         on_report: called for every report.
-        waited: returns the time for which the scheduler has delayed steps on purpose since the start.
+        waited: returns the time for which Tandem's scheduler has delayed steps on purpose since the start.
     """
 
     kv_usage: float = 0.0
@@ -36,7 +36,7 @@ class EngineStats:
     cells: int = 0
     on_step: Callable[[EngineStep], None] | None = None
     on_report: Callable[[], None] | None = None
-    waited: Callable[[], Duration] = lambda: NO_TIME
+    waited: Callable[[], Duration] | None = None
     _last_ns: int | None = None
     _waited: Duration = NO_TIME
 
@@ -86,7 +86,7 @@ class EngineStats:
     def _note_step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         """Reports the step; called before `kv_usage` is updated, so that it is the usage the step read."""
         now, before = time.monotonic_ns(), self._last_ns
-        waited, self._waited = self._waited, self.waited()
+        waited, self._waited = self._waited, NO_TIME if self.waited is None else self.waited()
         tokens: int = iteration_stats.num_generation_tokens
         self._last_ns = now if scheduler_stats.num_running_reqs else None
         if before is not None and tokens and self.on_step is not None:

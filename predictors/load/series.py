@@ -129,8 +129,7 @@ class SeriesForecaster:
         order = np.argsort(self._errors[:kept], axis=0)
         errors = np.take_along_axis(self._errors[:kept], order, axis=0)
         share = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0)
-        # Of n + 1 exchangeable errors, the largest of the first n bounds the last with probability n / (n +
-        # 1).
+        # The largest of n errors bounds the next one, if exchangeable, with probability n / (n + 1).
         share /= share[-1] * (1 + 1 / kept)
         found = [
             errors[np.minimum(np.searchsorted(share[:, k], self._levels), kept - 1), k]

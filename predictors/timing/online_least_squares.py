@@ -35,7 +35,7 @@ class OnlineLeastSquares:
     def __init__(self, costs: Sequence[float], *, decay: float, least: float = 0.0) -> None:
         self.costs: Row = list(costs)
         self.beliefs: Row = [max(cost, least) for cost in costs]
-        self._forgets = decay
+        self._decay = decay
         self._least = least
         # Normal equations of the observations: matrix and right-hand side.
         self._rows: list[Row] = [[0.0] * len(costs) for _ in costs]
@@ -53,7 +53,7 @@ class OnlineLeastSquares:
 
     def observe(self, load: Row, total: float, *, weight: float, precisions: Row) -> None:
         """Updates the fit with the observed `total` of `load`; `weight` is the precision of `total`."""
-        decay, rows, totals = self._forgets, self._rows, self._totals
+        decay, rows, totals = self._decay, self._rows, self._totals
         for at, part in enumerate(load):
             counted, row = weight * part, rows[at]
             for to, other in enumerate(load):

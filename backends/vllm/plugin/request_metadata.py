@@ -15,6 +15,7 @@ prefix `tandem_` instead. All keys are optional:
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,10 @@ from controlplane.policy.engine.request_state import RequestState
 KEY = "tandem"
 _PREFIX = f"{KEY}_"
 _FORECAST_CACHE_SIZE = 256
+# The policies hold times and priorities as int64, and a client may state any number.
+_MOST = 1 << 60
+_MOST_MILLISECONDS = 86_400_000
+_MOST_TOKENS = 1_000_000_000
 _OBJECTIVES = tuple(field.name for field in fields(Slo))
 _KNOWN = (
     "id", "class", "priority", "weight", "arrival_ns", "deadline_ns", "ttft_ms", "tpot_ms", "e2e_ms",
@@ -181,7 +186,10 @@ def parse_forecast(metadata: Mapping[str, Any]) -> LengthForecast | None:
 @lru_cache(maxsize=_FORECAST_CACHE_SIZE)
 def _cached_forecast(levels: tuple[float, ...], quantiles: tuple[float, ...]) -> LengthForecast:
     """One object for equal forecasts, so that values derived from it are computed once."""
-    return LengthForecast(levels, quantiles)
+    forecast = LengthForecast(levels, quantiles)
+    if quantiles[0] < 0 or quantiles[-1] > _MOST_TOKENS:
+        raise ValueError(f"{KEY}.quantiles={quantiles}: must be between 0 and {_MOST_TOKENS:,} tokens")
+    return forecast
 
 
 def _slo(metadata: Mapping[str, Any], default: Slo) -> Slo:
@@ -190,10 +198,10 @@ def _slo(metadata: Mapping[str, Any], default: Slo) -> Slo:
 
 def _integer(metadata: Mapping[str, Any], key: str, default: int) -> int:
     value = metadata.get(key, default)
-    try:
-        return int(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{KEY}.{key}={value!r}: must be a whole number") from error
+    with suppress(TypeError, ValueError, OverflowError):
+        if abs(found := int(value)) <= _MOST:
+            return found
+    raise ValueError(f"{KEY}.{key}={value!r}: must be a whole number of at most 2**60")
 
 
 def _weight(metadata: Mapping[str, Any], default: float | None) -> float | None:
@@ -207,7 +215,7 @@ def _weight(metadata: Mapping[str, Any], default: float | None) -> float | None:
 def _duration(metadata: Mapping[str, Any], key: str, default: Duration | None) -> Duration | None:
     if (value := metadata.get(key)) is None:
         return default
-    try:
-        return milliseconds(float(value))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{KEY}.{key}={value!r}: must be a number of milliseconds") from error
+    with suppress(TypeError, ValueError, OverflowError):
+        if (found := float(value)) <= _MOST_MILLISECONDS:
+            return milliseconds(found)
+    raise ValueError(f"{KEY}.{key}={value!r}: must be milliseconds, at most {_MOST_MILLISECONDS:,}")

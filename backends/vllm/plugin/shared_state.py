@@ -83,8 +83,9 @@ class EngineFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateReading:
-    """One consistent read: the counters, and a row per running request."""
+    """One consistent read: the number of the write, the counters, and a row per running request."""
 
+    sequence: int
     facts: EngineFacts
     rows: tuple[Row, ...]
 
@@ -138,10 +139,6 @@ class SharedState:
         """Maps the file named by the environment; None if none is named."""
         path = os.environ.get(ENVIRONMENT)
         return cls(Path(path)) if path else None
-
-    def close(self) -> None:
-        """Unmaps the file."""
-        self._memory.close()
 
     def write(self, facts: EngineFacts, keys: Column, blocks: Column) -> None:
         """Publishes the counters and the rows, given by column; only the first 4,096 rows are kept."""
@@ -197,7 +194,7 @@ class SharedState:
             _columns_format(count), payload, _HEADER.size - _CHECKSUM_SIZE + _FACTS.size
         )
         rows = zip(numbers[:count], numbers[count:], strict=True)
-        return StateReading(EngineFacts(*facts), tuple(rows))
+        return StateReading(sequence, EngineFacts(*facts), tuple(rows))
 
 
 def _columns_format(count: int) -> str:

@@ -59,6 +59,6 @@ class ColumnStore(Generic[Number]):
     def select(self, rows: Sequence[int]) -> "ColumnStore[Number]":
         """A copy of these rows, in this order."""
         copied = ColumnStore(len(self._all), self._all.dtype.type)
-        copied._all = np.concatenate((self._all[:, rows], np.zeros_like(self._all)), axis=1)
+        copied._all = np.concatenate((self._all[:, rows], copied._all), axis=1)
         copied._rows = len(rows)
         return copied

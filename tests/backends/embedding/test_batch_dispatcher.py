@@ -16,7 +16,7 @@ from controlplane.core.ports import PauseCost
 
 
 def budget(tokens: int, lanes: int = 1) -> PassBudget:
-    memory = EmbeddingMemory(0, 10.0, 2, is_measured=True)
+    memory = EmbeddingMemory(0, 10.0, 2)
     return PassBudget(tokens, lanes, memory, ObservedTime(PassTime(0.001, 1e-4, 0.0)))
 
 

@@ -7,7 +7,7 @@ from backends.embedding.budget import PassBudget
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime, PassTime
 
-MEMORY = EmbeddingMemory(1_000, 100.0, 4, is_measured=True)
+MEMORY = EmbeddingMemory(1_000, 100.0, 4)
 TIME = PassTime(0.001, 1e-5, 0.0)
 
 

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from backends.bundled_models import MINILM, resolve
 from backends.embedding.client import WorkerEmbedder
+from backends.embedding.memory_model import prior
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.ports import EmbeddingPass
 from tests.backends.embedding.real_worker import (
@@ -118,7 +119,8 @@ async def test_facts_come_from_the_model(embedder):
     assert (embedder.model, embedder.dimension, embedder.max_input_tokens) == ("minilm", 384, 256)
     assert embedder.supported_dimensions == (384,)
     assert embedder.facts.weight_bytes == 4 * 22_713_216
-    assert embedder.facts.memory.is_measured == CAN_MEASURE
+    unmeasured = prior({"hidden_size": 384, "intermediate_size": 1_536}, bytes_per_element=4, dimension=384)
+    assert (embedder.facts.memory == unmeasured) is not CAN_MEASURE
     assert embedder.prompts == {}
     assert embedder.batch_bytes([256] * 1_000) <= embedder.workspace_bytes
 

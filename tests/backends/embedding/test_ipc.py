@@ -31,8 +31,8 @@ def test_results_round_trip():
 
 
 def test_header_holds_kind_number_and_size():
-    packed = Frame(FrameKind.VECTORS, 7, b"abc").pack()
-    assert unpack_header(packed[: HEADER.size]) == (FrameKind.VECTORS, 7, 3)
+    packed = Frame(FrameKind.VECTORS, 2**32 + 7, b"abc").pack()
+    assert unpack_header(packed[: HEADER.size]) == (FrameKind.VECTORS, 2**32 + 7, 3)
     assert packed[HEADER.size :] == b"abc"
 
 

@@ -8,9 +8,7 @@ from backends.embedding.batcher import BatchQueue
 from backends.embedding.memory_model import EmbeddingMemory, MemoryPoint, fit_memory_model, prior
 from tests.backends.embedding.test_batcher import next_batch
 
-MEMORIES = st.builds(
-    EmbeddingMemory, st.integers(0, 10**6), st.floats(0, 10**5), st.integers(1, 4_096), st.booleans()
-)
+MEMORIES = st.builds(EmbeddingMemory, st.integers(0, 10**6), st.floats(0, 10**5), st.integers(1, 4_096))
 
 
 @given(
@@ -32,7 +30,6 @@ def test_prior_counts_eight_hidden_vectors_and_one_inner_vector_per_token():
     minilm = {"hidden_size": 384, "intermediate_size": 1_536}
     memory = prior(minilm, bytes_per_element=4, dimension=384)
     assert memory.pass_bytes(2, 100) == 4 * (8 * 384 + 1_536) * 200 + 4 * 2 * 384
-    assert not memory.is_measured
 
 
 POINTS = st.lists(
@@ -45,13 +42,12 @@ POINTS = st.lists(
 @given(POINTS, st.integers(1, 1_024))
 def test_fit_bounds_every_measured_point(points, dimension):
     memory = fit_memory_model(points, dimension=dimension)
-    assert memory.is_measured
     for point in points:
         assert memory.pass_bytes(point.inputs, point.padded_length) >= point.peak_bytes - 1
 
 
 def test_fit_recovers_the_generating_line():
-    truth = EmbeddingMemory(1_000, 50.0, 8, is_measured=True)
+    truth = EmbeddingMemory(1_000, 50.0, 8)
     shapes = [(1, 8), (4, 64), (16, 128)]
     found = fit_memory_model([MemoryPoint(n, w, truth.pass_bytes(n, w)) for n, w in shapes], dimension=8)
     assert found.per_token == pytest.approx(50.0, rel=0.01)
@@ -78,4 +74,4 @@ def test_a_fit_needs_two_points_of_different_size():
 
 
 def test_an_empty_batch_takes_no_bytes():
-    assert EmbeddingMemory(100, 1.0, 4, is_measured=False).batch_bytes([], budget_tokens=10) == 0
+    assert EmbeddingMemory(100, 1.0, 4).batch_bytes([], budget_tokens=10) == 0

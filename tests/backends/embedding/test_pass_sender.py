@@ -29,7 +29,7 @@ class Bench:
     def __init__(self) -> None:
         self.hooks, self.dispatcher, self.sent = Hooks(), BatchDispatcher(), []
         self.is_sent = asyncio.Event()
-        memory = EmbeddingMemory(0, 10.0, 8, is_measured=True)
+        memory = EmbeddingMemory(0, 10.0, 8)
         self.dispatcher.worker_started(PassBudget(1_000, 1, memory, ObservedTime(PassTime(0.001, 1e-4, 0.0))))
         self.sender = PassSender(self.dispatcher, self.hooks)
         inputs = [np.zeros(10, dtype=np.uint32)] * 4

@@ -112,6 +112,18 @@ async def test_a_request_may_be_large(tmp_path):
         assert (await _exchange(path, {"do": "answer", "text": text}))["text"] == text
 
 
+async def test_a_process_that_cannot_be_started_fails_the_grammars_only(monkeypatch):
+    def start(process):
+        raise OSError("no memory for a process")
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    one = GrammarProcess(LIMITS)
+    one.start()
+    with pytest.raises(BackendFailed, match="ended while it loaded"):
+        await one.ready()
+    await one.stop()
+
+
 class Loaded(GrammarProcess):
     """Has its compilers loaded as soon as the engine's configuration is stated, which is their socket."""
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+import weakref
 from multiprocessing.process import BaseProcess
 
 import pytest
@@ -66,6 +67,47 @@ async def test_a_start_that_hangs_can_be_cancelled(monkeypatch):
             await start
     # One that an earlier test killed may be reaped meanwhile.
     assert set(multiprocessing.active_children()) <= before
+
+
+async def test_an_engine_that_dies_before_its_first_request_ends_the_start(monkeypatch):
+    """vLLM ends no pending call when its engine dies, and no stream of a request is open yet."""
+    from backends.vllm import engine
+
+    bound = engine.bound_prompt_logits
+
+    async def kill_and_bound(llm):
+        [process] = generator._engine_children()
+        os.kill(process.pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_soon(os.kill, process.pid, signal.SIGKILL)
+        return await bound(llm)
+
+    monkeypatch.setattr(engine, "bound_prompt_logits", kill_and_bound)
+    generator = VllmGenerator("tandem/tiny-llama", engine_arguments=TINY_ARGUMENTS)
+    async with asyncio.timeout(120):
+        with pytest.raises(BackendDown, match="the vLLM engine died"):
+            await generator.start()
+
+
+async def test_a_stopped_engine_is_freed_at_once():
+    """The server freezes its objects, so its collector would free none that is part of a cycle."""
+    async with running_vllm(scheduling=EngineOptions()) as generator:
+        await complete(generator, PROMPT, greedy(2))
+        assert generator._engine is not None
+        llm = weakref.ref(generator._engine._llm)
+    assert llm() is None
+
+
+async def test_an_engine_without_a_description_is_shut_down(monkeypatch):
+    from backends.vllm import engine
+
+    def fail(config):
+        raise KeyError("hidden_size")
+
+    monkeypatch.setattr(engine, "geometry_of", fail)
+    generator = VllmGenerator("tandem/tiny-llama", engine_arguments=TINY_ARGUMENTS)
+    with pytest.raises(BackendDown, match=r"did not start for .* 'hidden_size'"):
+        await generator.start()
+    assert generator._engine_children() == []
 
 
 async def test_the_first_logprobs_and_structured_output_compile_nothing():

@@ -23,3 +23,22 @@ def test_the_state_of_an_idle_engine_stands_until_its_next_step(tmp_path):
     assert client.state(is_idle=False) is client.state(is_idle=False)
     shared.write(facts(2), [key_of("b")], [3])
     assert client.state(is_idle=False).held_bytes == {"b": 48}
+
+
+def test_a_state_that_was_read_during_a_write_is_read_again(tmp_path):
+    path = tmp_path / "state"
+    shared = SharedState.create(path)
+    client = SchedulerClient(None, shared, EngineOptions(), total=9, block_bytes=16)
+    client.track("a")
+    shared.write(facts(1), [key_of("a")], [2])
+    shared.write(facts(2), [key_of("a")], [3])
+    with path.open("r+b", buffering=0) as file:
+        # The second write goes to the first half, of which a byte is still to come here.
+        file.seek(20)
+        byte = file.read(1)
+        file.seek(20)
+        file.write(b"\xff")
+        assert client.state(is_idle=False).held_bytes == {"a": 32}
+        file.seek(20)
+        file.write(byte)
+    assert client.state(is_idle=False).held_bytes == {"a": 48}

@@ -80,3 +80,22 @@ def test_a_default_weight_applies_to_requests_that_state_none():
 def test_a_weight_that_is_no_number_in_range_is_an_error(weight):
     with pytest.raises(ValueError, match="weight="):
         read({"weight": weight}, prompt_tokens=20)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"ttft_ms": float("inf")},
+        {"e2e_ms": "-inf"},
+        {"tpot_ms": 1e300},
+        {"priority": 1e30},
+        {"arrival_ns": float("inf")},
+        {"tokens": "inf"},
+        {"levels": [0, 1], "quantiles": [1, float("inf")]},
+        {"levels": [0, 1], "quantiles": [-1e300, 1]},
+    ],
+)
+def test_a_number_that_no_policy_can_hold_is_an_error(metadata):
+    """The engine would end with any other exception, in the intake or in a later step."""
+    with pytest.raises(ValueError, match=r"^tandem\."):
+        read(metadata, prompt_tokens=20)

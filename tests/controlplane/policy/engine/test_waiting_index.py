@@ -101,3 +101,14 @@ def test_may_start_equals_a_test_of_each_request(random):
 def test_dropping_an_unknown_request_raises():
     with pytest.raises(KeyError, match="r1"):
         WaitingIndex[Key]().drop("r1")
+
+
+def test_sorting_again_takes_no_more_memory():
+    """An engine sorts its waiting requests again whenever the price of a prefill changes clearly."""
+    index = WaitingIndex[Key]()
+    for at in range(100):
+        one = random_state(str(at), Random(at))
+        index.add(one, size_of(one), one.remaining(), None)
+    for key_of in [tokens_of, size_of] * 25:
+        index.resort(key_of)
+    assert index.tokens.base is not None and index.tokens.base.shape[1] < 256
