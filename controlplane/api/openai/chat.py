@@ -69,7 +69,7 @@ async def chat_job(service: Service, request: ParsedRequest[Any], chat: ChatComp
         chat.model,
         chat_prompt(chat),
         max_tokens=chat.stated_max_tokens,
-        sampling=chat_sampling(chat),
+        sampling=chat_sampling(chat, request.settings.limits),
     )
     request.memory.hold_tokens(job.request.prompt_tokens)
     return job

@@ -67,7 +67,7 @@ async def _serve(service: Service, request: ParsedRequest[CompletionRequest], se
 
 async def _jobs(service: Service, request: ParsedRequest[CompletionRequest]) -> list[GenerateJob]:
     body = request.body
-    sampling = completion_sampling(body)
+    sampling = completion_sampling(body, request.settings.limits)
     jobs = [
         await service.intake.completion(
             request.origin,

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import orjson
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from controlplane.api.body_parsing import check_structure
 from controlplane.api.errors import Problem
@@ -21,18 +20,18 @@ _PLACEHOLDER = 1
 """The intake replaces it by the bound that fits into the context."""
 
 
-def chat_sampling(body: ChatCompletionRequest) -> Sampling:
+def chat_sampling(body: ChatCompletionRequest, limits: BodyLimits) -> Sampling:
     """Sampling parameters of a chat request. Raises Problem for an unusable schema."""
-    return _sampling(body, (body.top_logprobs or 0) if body.logprobs else None)
+    return _sampling(body, (body.top_logprobs or 0) if body.logprobs else None, limits)
 
 
-def completion_sampling(body: CompletionRequest) -> Sampling:
+def completion_sampling(body: CompletionRequest, limits: BodyLimits) -> Sampling:
     """Sampling parameters of a completion request. Raises Problem for an unusable schema."""
-    sampling = _sampling(body, body.logprobs)
+    sampling = _sampling(body, body.logprobs, limits)
     return replace(sampling, prompt_logprobs=body.logprobs, is_echoed=True) if body.echo else sampling
 
 
-def _sampling(body: Generation, logprobs: int | None) -> Sampling:
+def _sampling(body: Generation, logprobs: int | None, limits: BodyLimits) -> Sampling:
     stop = body.stop
     return Sampling(
         max_tokens=_PLACEHOLDER,
@@ -54,11 +53,11 @@ def _sampling(body: Generation, logprobs: int | None) -> Sampling:
         min_tokens=body.min_tokens or 0,
         skip_special_tokens=body.skip_special_tokens is not False,
         logprobs=logprobs,
-        structure=_structure(body),
+        structure=_structure(body, limits),
     )
 
 
-def _structure(body: Generation) -> Mapping[str, Any] | None:
+def _structure(body: Generation, limits: BodyLimits) -> Mapping[str, Any] | None:
     requested = body.structured_outputs
     if requested is None:
         response_format = body.response_format
@@ -70,7 +69,7 @@ def _structure(body: Generation) -> Mapping[str, Any] | None:
         _require_satisfiable([("response_format.json_schema.schema", schema)])
         return {"type": "json_schema", "schema": schema}
     if requested.json_ is not None:
-        return {"type": "json_schema", "schema": _parsed_schema(requested.json_)}
+        return {"type": "json_schema", "schema": _parsed_schema(requested.json_, limits)}
     if requested.json_object:
         return {"type": "json_object"}
     kind, value = next(
@@ -79,14 +78,15 @@ def _structure(body: Generation) -> Mapping[str, Any] | None:
     return {"type": kind, "value": value}
 
 
-def _parsed_schema(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
+def _parsed_schema(given: Mapping[str, Any] | str, limits: BodyLimits) -> Mapping[str, Any]:
     param = "structured_outputs.json"
     schema = given
     if isinstance(given, str):
-        check_structure(text := given.encode(errors="replace"), BodyLimits(), what=param)
+        check_structure(text := given.encode(errors="replace"), limits, what=param)
         try:
-            schema = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            # By the parser of bodies: neither nests as deeply as `to_json` can follow.
+            schema = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
             raise _invalid(f"{param}: not valid JSON: {error}; send a schema", param) from None
     if not isinstance(schema, dict):
         raise _invalid(f"{param}={given!r:.80}: should be a JSON object with a schema; send one", param)
