@@ -182,11 +182,12 @@ def test_embeddings_are_charged_early_too(bench):
     bench(scenario, embedder=embedder, models=models, tenants=tenants("red", tokens_per_minute=6_000))
 
 
-def test_a_conversation_of_long_tools_waits_for_a_slot(bench):
+@pytest.mark.parametrize("fields", [{"description": LONG}, {"parameters": {"enum": [[]] * 5_000}}])
+def test_a_conversation_of_long_tools_waits_for_a_slot(bench, fields):
     async def scenario(one) -> None:
         prompt = ChatPrompt(
             [{"role": "user", "content": "hi"}],
-            [{"type": "function", "function": {"name": "f", "description": LONG}}],
+            [{"type": "function", "function": {"name": "f", **fields}}],
         )
         job = await one.service.intake.chat(
             RequestOrigin("test", Caller("red")), one.generator.model, prompt,
