@@ -3,7 +3,7 @@
 import asyncio
 import json
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import numpy as np
@@ -17,6 +17,8 @@ from controlplane.core.errors import BackendDown, Refused
 # WordPiece drops spaces and replaces a word of more than 100 letters by one token, so of a long text it is
 # never certain that it has too many tokens. Texts with more characters per token are not served.
 _LEAST_TOKEN_CHARACTERS = 128
+# The tokenizer takes hundreds of bytes for each character of what it tokenizes at once.
+_BATCH_CHARACTERS = 1 << 17
 
 
 def token_characters(tokenizer: Tokenizer) -> int:
@@ -26,7 +28,24 @@ def token_characters(tokenizer: Tokenizer) -> int:
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sequence[int]]:
     """Token ids of each text, special tokens included, as arrays of four bytes a token: many may wait."""
-    return [array("I", found.ids) for found in tokenizer.encode_batch_fast(list(texts))]
+    found: list[Sequence[int]] = []
+    for batch in _batches(texts):
+        found += [array("I", each.ids) for each in tokenizer.encode_batch_fast(batch)]
+    return found
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in parts of at most `_BATCH_CHARACTERS`, or of one longer text."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        if batch and characters + len(text) > _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+        batch.append(text)
+        characters += len(text)
+    if batch:
+        yield batch
 
 
 class PendingTokenizations:

@@ -113,8 +113,11 @@ def _run_tokenizer(
         frame = texts.get()
         try:
             # One text at a time: `encode_batch` would use a thread on every core.
-            token_ids = [tokenizer.encode(text).ids for text in json.loads(frame.payload)]
-            payload = pack_inputs([np.array(ids, dtype=np.uint32) for ids in token_ids])
+            # As arrays at once: a list of ids takes nine times as much.
+            token_ids = [
+                np.array(tokenizer.encode(text).ids, dtype=np.uint32) for text in json.loads(frame.payload)
+            ]
+            payload = pack_inputs(token_ids)
         except Exception:
             # An empty payload reports the failure; the server then tokenizes in its own process.
             payload = b""

@@ -3,6 +3,7 @@
 A grammar that the engine has compiled costs nothing more, and one that was refused is refused again at once.
 """
 
+import asyncio
 import json
 import logging
 import signal
@@ -118,7 +119,7 @@ class GrammarChecker:
     ) -> None:
         """Raises Refused for a grammar that costs too much, and what `GrammarProcess.compile` raises.
 
-        A grammar that is not known is compiled `in_turn`; the text of one that is was within the limits.
+        The text of a grammar that is not known is checked, and compiled, `in_turn`.
         """
         stated = vars(grammar)
         kind = next((name for name in KINDS if stated.get(name) is not None), None)
@@ -134,10 +135,11 @@ class GrammarChecker:
         async def compile_unless_known() -> None:
             # Another request may have had the same grammar compiled meanwhile.
             if not self._is_known(grammars, key):
+                # Its text may have 99,000 objects.
+                await asyncio.to_thread(text.check_content, self._limits)
                 self._keep(text, key, grammars, await self._process.compile(stated))
 
         if not self._is_known(grammars, key):
-            text.check_content(self._limits)
             await in_turn(compile_unless_known)
         if (refusal := grammars.refused.get(key)) is not None:
             raise Refused(str(refusal), param=text.param, code=refusal.code)

@@ -32,6 +32,7 @@ from controlplane.api.errors import Failure, overload_failure
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.protocol.path_kinds import KIND_OF_PATH
 from controlplane.api.settings import ARRIVAL, SettingsSource
+from controlplane.api.unread_responses import UnreadResponses
 from controlplane.core.clock import Instant, between, milliseconds
 from controlplane.core.request import Kind
 
@@ -110,7 +111,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     Requests to paths of `KIND_OF_PATH` that `shedder` rejects get the overload status before their bodies are
     read; health checks, metrics and administration take little and are needed most under overload.
-    Each request is bounded by the limits in force at its first byte.
+    Each request is bounded by the limits in force at its first byte. `unread` is shared by all connections.
     """
 
     def __init__(
@@ -118,12 +119,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         *arguments: Any,
         settings: SettingsSource,
         shedder: LoadShedder,
+        unread: UnreadResponses,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._settings = settings
         self._limits = settings().connection
         self._shedder = shedder
+        self._unread_responses = unread
         self._phase = _Phase.BETWEEN_REQUESTS
         self._timer: TimerHandle | None = None
         self._arrival = self._waits_since = Instant(0)
@@ -305,6 +308,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _time_unsent(self, unsent: int) -> None:
         """Looks again later, as long as something of a finished response is unsent."""
+        self._unread_responses.hold(self.transport, unsent, self._settings().limits.body_memory)
         if self._unsent_timer is not None:
             self._unsent_timer.cancel()
         self._unsent_timer = (

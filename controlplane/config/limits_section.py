@@ -44,7 +44,8 @@ class LimitsSection:
     """Most bytes of all bodies together that are being read and parsed, and of what requests hold that wait
     or run: 8 bytes a token and the estimated size of the parsed body, with images as sent. A tenant has half
     of it at most, but one request in any case; what has up to `inline_body` bytes does not count. Beyond it a
-    request is rejected with `server.overload_status`."""
+    request is rejected with `server.overload_status`. Finished responses that clients have not read take as
+    much again at most: beyond it the connections that have waited longest are closed."""
     max_depth: Positive = 64
     """Deepest nesting of lists and objects in a body."""
     max_members: Positive = 20_000

@@ -68,7 +68,8 @@ def content_length(prompt: ChatPrompt) -> int:
 def total_length(prompt: ChatPrompt) -> int:
     """Characters of all that a chat template may write: messages with their tool calls, tools and options.
 
-    A number counts as one. Counting ends once the text is long, since a body may have 400,000 values.
+    A list or object counts as one besides what is in it. Counting ends once the text is long, since a body
+    may have 400,000 values.
     """
     found = 0
     left: list[object] = [prompt.messages, prompt.tools, prompt.template_options]
@@ -77,12 +78,14 @@ def total_length(prompt: ChatPrompt) -> int:
         if isinstance(value, str):
             found += len(value)
         elif isinstance(value, Mapping):
-            found += sum(map(len, value))
+            found += 1 + sum(map(len, value))
             left += value.values()
         elif isinstance(value, Sequence):
+            found += 1
             left += value
         else:
-            found += 1
+            # An integer may have 4,300 digits.
+            found += len(repr(value))
     return found
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MESSAGES = "/v1/messages"
 _MB_IN_HEADER = 66
 _TIMEOUT_S = 300.0
 
@@ -41,6 +42,17 @@ def _tools(properties: int) -> tuple[str, bytes]:
     function = {"name": "act", "parameters": _object(properties)}
     tools = [{"type": "function", "function": function}]
     return CHAT, _chat("hi", max_tokens=2, tools=tools, tool_choice="required")
+
+
+def _offered(*schemas: dict[str, object]) -> bytes:
+    functions = [{"name": f"act{at}", "parameters": schema} for at, schema in enumerate(schemas)]
+    return _chat("hi", max_tokens=2, tools=[{"type": "function", "function": each} for each in functions])
+
+
+def _thoughts(count: int, characters: int) -> bytes:
+    blocks = [{"type": "thinking", "thinking": "x" * characters}] * count
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": blocks}]
+    return json.dumps({"model": "tiny-llama", "messages": turns, "max_tokens": 2}).encode()
 
 
 def _turns(count: int, **fields: object) -> bytes:
@@ -111,6 +123,11 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
         json='{"$ref":"#/a","a":[' + "[]," * 1_500_000 + "0]}"
     ),
     "schema of 400 levels in a text": lambda: _structured(json='{"a":' + "[" * 400 + "]" * 400 + "}"),
+    # The most objects of one list within the limits of a body and of a schema.
+    "schema of 90,000 objects": lambda: _schema({"default": [{}] * 90_000}),
+    "tool of 90,000 lists": lambda: (CHAT, _offered({"enum": [[]] * 90_000})),
+    "tools of 9,000 properties": lambda: (CHAT, _offered(*[_object(900)] * 10)),
+    "4,000 thoughts": lambda: (MESSAGES, _thoughts(4_000, 1_100)),
     # Many templates write it after each message of the assistant.
     "end of turn of 4.4 MB": lambda: (
         CHAT,

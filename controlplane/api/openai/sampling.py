@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import orjson
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from controlplane.api.body_parsing import check_structure
 from controlplane.api.errors import Problem
@@ -85,8 +84,9 @@ def _parsed_schema(given: Mapping[str, Any] | str, limits: BodyLimits) -> Mappin
     if isinstance(given, str):
         check_structure(text := given.encode(errors="replace"), limits, what=param)
         try:
-            schema = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            # By the parser of bodies: neither nests as deeply as `to_json` can follow.
+            schema = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
             raise _invalid(f"{param}: not valid JSON: {error}; send a schema", param) from None
     if not isinstance(schema, dict):
         raise _invalid(f"{param}={given!r:.80}: should be a JSON object with a schema; send one", param)

@@ -327,6 +327,7 @@ def _chat_messages(field: str, message: InputMessage) -> Iterator[dict[str, Any]
     Chat templates take no images in a tool's result, so its images are those of the message, as in vLLM.
     """
     made: dict[str, Any] = {"role": message["role"], "content": []}
+    thoughts: list[str] = []
     for at, block in enumerate(message["content"]):
         match block["type"]:
             case "text" if message["role"] == "system":
@@ -334,7 +335,7 @@ def _chat_messages(field: str, message: InputMessage) -> Iterator[dict[str, Any]
             case "text" | "image":
                 made["content"].append(_part(f"{field}[{at}]", block))
             case "thinking":
-                made["reasoning"] = made.get("reasoning", "") + block["thinking"]
+                thoughts.append(block["thinking"])
             case "tool_use":
                 function = {"name": block["name"], "arguments": encoded(block["input"], "messages").decode()}
                 call = {"id": block["id"], "type": "function", "function": function}
@@ -347,5 +348,8 @@ def _chat_messages(field: str, message: InputMessage) -> Iterator[dict[str, Any]
                 texts = [part for part in parts if part["type"] == "text"]
                 made["content"] += [part for part in parts if part["type"] != "text"]
                 yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": texts}
+    if thoughts:
+        # Joined once: a message has up to 4,096 blocks, and each copy holds the interpreter lock.
+        made["reasoning"] = "".join(thoughts)
     if len(made) > 2 or made["content"]:
         yield made | {"content": made["content"] or None}

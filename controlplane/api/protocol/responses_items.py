@@ -141,7 +141,7 @@ def _messages(items: Iterable[InputItem]) -> Iterable[dict[str, Any]]:
         kind, role, field = item.get("type", "message"), item.get("role"), f"input[{at}].content"
         if kind == "function_call_output" or (kind == "message" and role != "assistant"):
             if turn is not None:
-                yield turn
+                yield _whole(turn)
             turn = None
             if kind == "message":
                 yield {"role": role, "content": _content(item.get("content"), field)}
@@ -154,15 +154,24 @@ def _messages(items: Iterable[InputItem]) -> Iterable[dict[str, Any]]:
             continue
         turn = turn or {"role": "assistant", "content": None}
         if kind == "message":
-            turn["content"] = [*(turn["content"] or ()), *_parts(item.get("content"), field)]
+            turn["content"] = turn["content"] or []
+            turn["content"] += _parts(item.get("content"), field)
         elif kind == "reasoning":
-            turn["reasoning"] = turn.get("reasoning", "") + _reasoning(item)
+            turn.setdefault("reasoning", []).append(_reasoning(item))
         else:
             function = {"name": item["name"], "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
     if turn is not None:
-        yield turn
+        yield _whole(turn)
+
+
+def _whole(turn: dict[str, Any]) -> dict[str, Any]:
+    """The turn with the pieces of its reasoning as one text.
+
+    They are joined once: a body has up to 4,096 pieces, and each copy holds the interpreter lock.
+    """
+    return turn | {"reasoning": "".join(turn["reasoning"])} if "reasoning" in turn else turn
 
 
 def _content(content: str | list[ItemPart] | None, field: str) -> str | list[dict[str, Any]]:

@@ -211,8 +211,9 @@ class Intake:
         token_ids: Sequence[Sequence[int]] = given
         if texts:
             bounded = bounded_texts(texts, embedder, limit)
+            prefix = embedder.prompts.get(prompt or "", "")
             token_ids, charged = await self._tokenizer.tokenize(
-                sum(map(len, bounded)),
+                sum(map(len, bounded)) + len(prefix) * len(bounded),
                 partial(embedder.tokenize, bounded, prompt=prompt),
                 partial(least_embed_job, self._requests, fields, embedder, bounded),
             )

@@ -46,3 +46,17 @@ def test_what_is_cut_takes_four_bytes_each_too():
     found = Truncation((), (), "left").truncate(ids, 2)
     assert list(found) == [70_001, 70_000]
     assert memoryview(found).nbytes == 8
+
+
+def test_long_texts_are_tokenized_in_parts():
+    """What a tokenizer takes for its work is freed between them."""
+    sizes: list[int] = []
+
+    class Observed:
+        def encode_batch_fast(self, texts: list[str]) -> object:
+            sizes.append(sum(map(len, texts)))
+            return a_tokenizer().encode_batch_fast(texts)
+
+    found = token_ids(Observed(), [*["many " * 10_000] * 5, "more " * 40_000, "many"])
+    assert sizes == [100_000, 100_000, 50_000, 200_000, 4]
+    assert [len(ids) for ids in found] == [*[10_000] * 5, 40_000, 1]

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -58,6 +60,22 @@ async def checked(generator, sampling: Sampling, chat: ChatPrompt | None = None,
     turns = turns or Turns()
     await generator.check_grammar(sampling, chat, tenant="red", in_turn=turns)
     return turns.taken
+
+
+async def test_a_text_is_checked_in_turn_and_not_on_the_event_loop(monkeypatch):
+    """That of a schema of 99,000 objects takes longer than other requests may wait for the event loop."""
+    threads = []
+
+    def refuse(text, limits) -> None:
+        threads.append(threading.current_thread())
+        raise Refused("too complex", param=text.param)
+
+    monkeypatch.setattr(GrammarText, "check_content", refuse)
+    turns, grammar = Turns(), SimpleNamespace(json="{}")
+    with pytest.raises(Refused, match="too complex"):
+        await GrammarChecker(LIMITS).check(grammar, is_of_tools=False, tenant="red", in_turn=turns)
+    (thread,) = threads
+    assert turns.taken == 1 and thread is not threading.main_thread()
 
 
 class TestOnARealEngine:

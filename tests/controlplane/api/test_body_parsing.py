@@ -31,6 +31,8 @@ from controlplane.api.protocol.anthropic_messages import CountTokensRequest, Mes
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from controlplane.api.protocol.responses_messages import ResponsesRequest
 from controlplane.api.settings import BodyLimits
+from tests.controlplane.api.example_bodies import CHAT, TEXT, chat, text
+from tests.controlplane.api.scripted_server import staged
 
 names = st.text(max_size=6) | st.sampled_from(['"', "\\", '\\"', "a:b", "[{,", "\\\\"])
 values = st.recursive(
@@ -297,3 +299,28 @@ def test_text_takes_its_bytes():
     text = json.dumps({"content": 'a, b: "c" [1, 2], ' * 5_000}).encode()
     assert len(text) <= object_bytes(text) <= len(text) + 1_000
     assert object_bytes(text) < object_bytes(text, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("max_depth", "levels", "code"),
+    [
+        (8, 8, "body_too_complex"),
+        (8, 7, None),
+        (100, 90, None),
+        # The parser follows 200 levels, whatever the limit.
+        (900, 600, "invalid_value"),
+    ],
+)
+async def test_a_schema_that_is_a_text_has_the_configured_limits(
+    max_depth: int, levels: int, code: str | None
+):
+    schema = '{"a":' + "[" * levels + "]" * levels + "}"
+    async with staged(server={"limits": {"max_depth": max_depth}}) as stage:
+        for path, asked in ((CHAT, chat), (TEXT, text)):
+            answer = await stage.http.post(path, json=asked(structured_outputs={"json": schema}))
+            if code is None:
+                assert answer.status_code == 200, answer.text
+                continue
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, code), answer.text
+            assert "structured_outputs.json" in error["message"]

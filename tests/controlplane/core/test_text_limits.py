@@ -62,6 +62,14 @@ def test_counting_ends_once_a_text_is_long():
     assert read <= LONG_TEXT_CHARACTERS
 
 
+@pytest.mark.parametrize(
+    "value", [[[]] * 5_000, [{}] * 5_000, [10**4_200]], ids=["lists", "objects", "digits"]
+)
+def test_values_without_text_are_long_together(value: list[object]):
+    """A template that writes them as JSON writes at least two characters for each, or all digits."""
+    assert total_length(ChatPrompt([], template_options={"x": value})) > LONG_TEXT_CHARACTERS
+
+
 def test_characters_of_a_conversation():
     call = {"id": "12", "type": "function", "function": {"name": "f", "arguments": "x" * 50}}
     messages = [
@@ -75,5 +83,5 @@ def test_characters_of_a_conversation():
     tools = [{"type": "function", "function": {"name": "f", "description": "y" * 9_000}}]
     assert total_length(ChatPrompt(messages, tools)) > 9_000
     assert total_length(ChatPrompt(messages, template_options={"x": ["z" * 7_000]})) > 7_000
-    assert total_length(ChatPrompt([], template_options={"x": [1, [2, None], {"ab": "cde"}]})) == 9
+    assert total_length(ChatPrompt([], template_options={"x": [1, [2, None], {"ab": "cde"}]})) == 18
     assert content_length(ChatPrompt(messages, tools)) == content_length(plain)

@@ -182,11 +182,29 @@ def test_embeddings_are_charged_early_too(bench):
     bench(scenario, embedder=embedder, models=models, tenants=tenants("red", tokens_per_minute=6_000))
 
 
-def test_a_conversation_of_long_tools_waits_for_a_slot(bench):
+def test_prompts_before_short_texts_count_too(bench):
+    """A request may have 2,048 short texts, each with a prompt before it."""
+
+    async def scenario(one) -> None:
+        async def charged(prompt: str | None) -> int | None:
+            origin, texts = RequestOrigin("test", Caller("red")), ["a"] * 50
+            job = await one.service.intake.embeddings(origin, one.embedder.model, texts, prompt=prompt)
+            return job.charged_tokens
+
+        assert await charged(None) is None
+        assert await charged("query") == 50
+
+    embedder = ScriptedEmbedder(prompts={"query": "x" * 100})
+    models = {"chat": {"model": "scripted"}, "embeddings": [{"model": embedder.model}]}
+    bench(scenario, embedder=embedder, models=models, tenants=tenants("red"))
+
+
+@pytest.mark.parametrize("fields", [{"description": LONG}, {"parameters": {"enum": [[]] * 5_000}}])
+def test_a_conversation_of_long_tools_waits_for_a_slot(bench, fields):
     async def scenario(one) -> None:
         prompt = ChatPrompt(
             [{"role": "user", "content": "hi"}],
-            [{"type": "function", "function": {"name": "f", "description": LONG}}],
+            [{"type": "function", "function": {"name": "f", **fields}}],
         )
         job = await one.service.intake.chat(
             RequestOrigin("test", Caller("red")), one.generator.model, prompt,
