@@ -344,15 +344,6 @@ async def test_unexpected_exception_is_a_500_without_details(stage: Stage):
     assert "division" not in answer.text
 
 
-@pytest.mark.parametrize(("depth", "most", "status"), [(40, 20, 400), (80, 100, 200)])
-async def test_a_schema_in_a_text_has_the_limits_of_the_body(depth: int, most: int, status: int):
-    schema = '{"items":' * depth + "{}" + "}" * depth
-    async with staged(server={"limits": {"max_depth": most}}) as stage:
-        answer = await stage.http.post(CHAT, json=chat(structured_outputs={"json": schema}))
-        assert answer.status_code == status, answer.text
-        assert status == 200 or f"server.limits.max_depth is {most}" in answer.text
-
-
 def check_error(
     answer: httpx.Response, status: int, param: str | None, code: str, *, kind: str | None = None
 ) -> None:
