@@ -1,8 +1,8 @@
-"""Distributions of token counts, and the spread of measured values."""
+"""Distributions of token counts, and quantiles and the spread of measured values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import ceil, log, sqrt
 from statistics import NormalDist, median
 
 import numpy as np
@@ -34,6 +34,11 @@ class Lognormal:
 
     def _tokens(self, lengths: Floats) -> list[int]:
         return [int(t) for t in np.clip(np.rint(lengths), 1, self.cap)]
+
+
+def nearest_rank(values: Sequence[float], level: float) -> float:
+    """The least of some values, at least one, that a share `level` of them does not exceed."""
+    return sorted(values)[max(0, ceil(level * len(values)) - 1)]
 
 
 def spread(values: Sequence[float], digits: int) -> dict[str, float]:

@@ -38,6 +38,7 @@ from typing import Any
 import uvloop
 
 from benchmark_control_plane.common.command_line import exit_status
+from benchmark_control_plane.common.distributions import nearest_rank
 from benchmark_control_plane.common.http_client import Connections
 from benchmark_control_plane.common.machine_load import cpu_snapshot, others_cores, raise_session
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
@@ -206,8 +207,8 @@ async def _unloaded(stacks: Sequence[Stack]) -> dict[str, float]:
 def _objectives(alone: CollocationLatencies, seen: CollocationLatencies) -> dict[str, float]:
     """Request headers with objectives halfway between the P99 latencies of chat alone and beside bursts."""
     return {
-        "x-slo-ttft-ms": 500 * (_quantile(alone.ttft, 0.99) + _quantile(seen.ttft, 0.99)),
-        "x-slo-tpot-ms": 500 * (_quantile(alone.tpot, 0.99) + _quantile(seen.tpot, 0.99)),
+        "x-slo-ttft-ms": 500 * (nearest_rank(alone.ttft, 0.99) + nearest_rank(seen.ttft, 0.99)),
+        "x-slo-tpot-ms": 500 * (nearest_rank(alone.tpot, 0.99) + nearest_rank(seen.tpot, 0.99)),
     }
 
 
@@ -317,7 +318,7 @@ def _figures(
         "bursts": len(seen.bursts),
         "burst_attainment": sum(took <= deadline for took in done) / len(seen.bursts),
         "median_burst_s": statistics.median(done),
-        "p99_burst_s": _quantile(done, 0.99),
+        "p99_burst_s": nearest_rank(done, 0.99),
         "passages_per_s": PASSAGES * len(done) / seen.burst_seconds,
     }
 
@@ -331,17 +332,11 @@ def _chat_figures(seen: CollocationLatencies) -> dict[str, float]:
         "chats": len(seen.ttft),
         "chats_failed": seen.chat_failed,
         "p50_ttft_ms": 1_000 * statistics.median(seen.ttft),
-        "p99_ttft_ms": 1_000 * _quantile(seen.ttft, 0.99),
+        "p99_ttft_ms": 1_000 * nearest_rank(seen.ttft, 0.99),
         "p50_tpot_ms": 1_000 * statistics.median(seen.tpot),
-        "p99_tpot_ms": 1_000 * _quantile(seen.tpot, 0.99),
-        "p99_gap_ms": 1_000 * _quantile(seen.gaps, 0.99),
+        "p99_tpot_ms": 1_000 * nearest_rank(seen.tpot, 0.99),
+        "p99_gap_ms": 1_000 * nearest_rank(seen.gaps, 0.99),
     }
-
-
-def _quantile(values: Sequence[float], q: float) -> float:
-    """The empirical quantile of a share `q` of the values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 if __name__ == "__main__":

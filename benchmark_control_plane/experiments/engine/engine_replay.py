@@ -21,6 +21,7 @@ from typing import Any
 
 from backends.vllm.plugin.request_metadata import Defaults, make_engine_request
 from backends.vllm.simulation.stepped_engine import HiddenStates, SteppedEngine, SteppedEngineSetup
+from benchmark_control_plane.common.distributions import nearest_rank
 from benchmark_control_plane.experiments.engine.gate_in_front import GateInFront
 from benchmark_control_plane.experiments.engine.offered_load import EmbeddingsBeside, Offer, TokenObjectives
 from controlplane.core.clock import Instant
@@ -304,7 +305,7 @@ def _result(
     for r in measured:
         if r.offer.service_class is not None:
             kept.setdefault(r.offer.service_class.name, []).append(r.meets_strict())
-    waits = sorted((end if r.first is None else r.first) - r.offer.at for r in lost)
+    waits = [(end if r.first is None else r.first) - r.offer.at for r in lost] or [0.0]
     span = measured[-1].offer.at - measured[0].offer.at
     earned = sum(r.block_seconds(setup.block_tokens) for r in met)
     gaps = [max(r.longest, 0.0 if r.is_finished or r.first is None else end - r.last) for r in measured]
@@ -316,7 +317,7 @@ def _result(
         preemptions=preemptions,
         longest_gap=max(gaps),
         met_gap=max((r.longest for r in met), default=0.0),
-        missed_wait={f"p{level}": _quantile(waits, level / 100) for level in (50, 95, 100)},
+        missed_wait={f"p{level}": nearest_rank(waits, level / 100) for level in (50, 95, 100)},
         held_share=counts.held / span,
         met_share=earned / (setup.blocks * span),
         steps=counts.steps,
@@ -326,7 +327,3 @@ def _result(
         rejected=sum(r.is_rejected for r in measured) / count,
         by_class={name: sum(each) / len(each) for name, each in sorted(kept.items())},
     )
-
-
-def _quantile(ordered: list[float], level: float) -> float:
-    return ordered[min(len(ordered) - 1, int(level * len(ordered)))] if ordered else 0.0

@@ -238,27 +238,26 @@ async def _capacity(port: int) -> float:
     async def send() -> None:
         nonlocal done
         while time.monotonic() < begin + _CAPACITY_S:
-            status, _ = await _new_connection(port, request)
+            status, _ = await _new_connection(port, request, time.monotonic())
             done += status == "200"
 
     await asyncio.gather(*(send() for _ in range(_CAPACITY_CLIENTS)))
     return done / (time.monotonic() - begin)
 
 
-async def _new_connection(port: int, request: bytes) -> tuple[str, float]:
-    """Status, and seconds from the connection until the first byte, of one request on a new connection."""
-    begin = time.monotonic()
+async def _new_connection(port: int, request: bytes, due: float) -> tuple[str, float]:
+    """Status, and seconds from when it was due until the first byte, of one request on a new connection."""
     try:
         async with asyncio.timeout(30):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(request)
             line = await reader.readline()
-            waited = time.monotonic() - begin
+            waited = time.monotonic() - due
             with contextlib.suppress(ConnectionError):
                 await reader.read()
             writer.close()
     except (OSError, TimeoutError) as error:
-        return f"{LOST}: {type(error).__name__}", time.monotonic() - begin
+        return f"{LOST}: {type(error).__name__}", time.monotonic() - due
     return line[9:12].decode() or f"{LOST}: closed", waited
 
 
@@ -267,8 +266,9 @@ async def _offer(port: int, rate: float) -> list[tuple[str, float]]:
     # Batch requests have no objective, so that they wait as long as there is room.
     request = request_bytes({**PROBE, "stream": True}, "load", service_class="interactive")
     for number in range(round(rate * _OVERLOAD_S)):
-        await asyncio.sleep(max(0.0, begin + number / rate - time.monotonic()))
-        sent.append(asyncio.create_task(_new_connection(port, request)))
+        due = begin + number / rate
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        sent.append(asyncio.create_task(_new_connection(port, request, due)))
     return list(await asyncio.gather(*sent))
 
 

@@ -29,8 +29,8 @@ class StreamedExchange:
         ending: how it ended.
         status: HTTP status; 0 without one.
         retry_after: the header of that name.
-        seconds: from sending to the end.
-        ttft: seconds from sending to the first token.
+        seconds: from when it was due to the end.
+        ttft: seconds from when it was due to the first token.
         delays: seconds of each token from the engine to the client.
         tokens: when the tokens arrived, in seconds of the monotonic clock.
     """
@@ -59,10 +59,15 @@ def client(timeout: float = 10.0) -> httpx.AsyncClient:
 
 
 async def exchange(
-    http: httpx.AsyncClient, url: str, *, tokens: int, request_id: str | None = None
+    http: httpx.AsyncClient,
+    url: str,
+    *,
+    tokens: int,
+    request_id: str | None = None,
+    due: float | None = None,
 ) -> StreamedExchange:
-    """Sends one request and reads its stream."""
-    found, begin = StreamedExchange(), time.monotonic()
+    """Sends one request, `due` then on the monotonic clock (None: now), and reads its stream."""
+    found, begin = StreamedExchange(), time.monotonic() if due is None else due
     body = {"model": MODEL, "prompt": "x" * 100, "max_tokens": tokens, "stream": True}
     headers = {} if request_id is None else {"x-request-id": request_id}
     try:
@@ -96,12 +101,10 @@ def _read(found: StreamedExchange, chunk: dict[str, object], begin: float) -> No
 
 async def offer(url: str, *, rate: float, count: int, tokens: int, seed: int) -> list[StreamedExchange]:
     """Sends `count` requests at Poisson arrivals of `rate` per second."""
-    draws, at = random.Random(seed), 0.0
-    begin = time.monotonic()
-    running = []
+    draws, due, running = random.Random(seed), time.monotonic(), []
     async with client(60.0) as http:
         for _ in range(count):
-            at += draws.expovariate(rate)
-            await asyncio.sleep(max(0.0, begin + at - time.monotonic()))
-            running.append(asyncio.create_task(exchange(http, url, tokens=tokens)))
+            due += draws.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            running.append(asyncio.create_task(exchange(http, url, tokens=tokens, due=due)))
         return list(await asyncio.gather(*running))

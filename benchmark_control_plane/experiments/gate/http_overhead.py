@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark_control_plane.common.distributions import spread
 from benchmark_control_plane.common.servers import (
     IN_PROCESS,
     BenchRun,
@@ -102,9 +103,9 @@ def _paired(pair: tuple[Server, Server], rate: str, rounds: int, requests: int) 
         "plain_rps": statistics.median(p.request_throughput for p in plain),
         "plain_median_ttft_ms": statistics.median(p.median_ttft_ms for p in plain),
         "failed": sum(run.failed for run in (*plain, *tandem)),
-        "throughput_ratio": _spread(throughput),
-        "median_ttft_ratio": _spread(ttft),
-        "median_tpot_ratio": _spread(tpot),
+        "throughput_ratio": spread(throughput, 4),
+        "median_ttft_ratio": spread(ttft, 4),
+        "median_tpot_ratio": spread(tpot, 4),
     }
 
 
@@ -115,10 +116,6 @@ def _runs(
         order = pair if number % 2 == 0 else pair[::-1]
         runs = {s.name: bench_serve(s, MODEL, requests, rate, seed=number) for s in order}
         yield runs["plain"], runs["tandem"]
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 def decision_costs() -> dict[str, float]:

@@ -105,7 +105,7 @@ async def _window(http: httpx.AsyncClient, model: str, key: str, readers: int, s
     end = due + seconds
     while due < end:
         await asyncio.sleep(max(0.0, due - loop.time()))
-        asking.append(asyncio.create_task(_ttft(http, model)))
+        asking.append(asyncio.create_task(_ttft(http, model, due)))
         due += randomness.expovariate(_RATE)
     times = await asyncio.gather(*asking)
     for task in reading:
@@ -130,16 +130,15 @@ async def _read(http: httpx.AsyncClient, key: str) -> None:
         await asyncio.sleep(due - loop.time())
 
 
-async def _ttft(http: httpx.AsyncClient, model: str) -> float:
-    """Milliseconds to the first event of a streamed completion."""
+async def _ttft(http: httpx.AsyncClient, model: str, due: float) -> float:
+    """Milliseconds from when a streamed completion was due, by the loop's clock, to its first event."""
     body = {"model": model, "prompt": "x" * _PROMPT, "max_tokens": _TOKENS, "stream": True}
-    began = time.monotonic()
-    took = None
+    took, clock = None, asyncio.get_running_loop().time
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         async for line in answer.aiter_lines():
             if took is None and line.startswith("data: "):
                 json.loads(line.removeprefix("data: "))
-                took = 1e3 * (time.monotonic() - began)
+                took = 1e3 * (clock() - due)
     if took is None:
         raise RuntimeError(f"POST /v1/completions returned {answer.status_code} and no event")
     return took

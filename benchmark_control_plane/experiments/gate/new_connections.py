@@ -210,7 +210,8 @@ def _load(client: Client, rate: float, seconds: float) -> list[tuple[str, float 
 class HealthProber:
     """Asks for /health at a port on a new connection every 20 ms and records the waits in seconds.
 
-    A probe that fails, or times out, counts as failed and with the time that it took.
+    A wait begins when the probe is due, so that a long one counts for all probes that it holds up. A probe
+    that fails, or times out, counts as failed and with the time that it took.
     """
 
     def __init__(self, port: int) -> None:
@@ -224,8 +225,9 @@ class HealthProber:
         # Else it would measure how long it waits for a core itself.
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PROBE_NICENESS)
-        while not self._end.wait(_PROBE_PERIOD_S):
-            start, status = time.perf_counter(), b""
+        due = time.perf_counter() + _PROBE_PERIOD_S
+        while not self._end.wait(max(0.0, due - time.perf_counter())):
+            status = b""
             try:
                 with socket.create_connection(("127.0.0.1", self._port), timeout=_PATIENCE_S) as probe:
                     probe.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -234,7 +236,8 @@ class HealthProber:
                 # Counted below.
                 pass
             self.failed += status != b"200"
-            self.waits.append(time.perf_counter() - start)
+            self.waits.append(time.perf_counter() - due)
+            due += _PROBE_PERIOD_S
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """Serves a configuration with Tandem, loads it with chats, then with chats and embeddings, and reports both.
 
 Chats arrive open-loop (Poisson), passages in bursts of one request. The report has latencies of both phases,
-the device's memory when idle and after the load, and the counters of faults. The exit status is 1 if a
-request was neither answered nor rejected, or if the device's memory was exceeded.
+from the planned send times on, the device's memory when idle and after the load, and the counters of faults.
+The exit status is 1 if a request was neither answered nor rejected, or if the device's memory was exceeded.
 
     python -m benchmark_control_plane.experiments.gpu_evidence.served_load CONFIG [--seconds 30] [--rate 4]
         [--results FILE]
@@ -27,6 +27,7 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmark_control_plane.common.distributions import nearest_rank
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import Server, interrupt_on_sigterm, serving, tandem_server
 from benchmark_control_plane.experiments.collocation.interference import passage
@@ -67,30 +68,28 @@ class PhaseLatencies:
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    last = ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
-    return {"p50": round(1e3 * statistics.median(ordered), 3), "p99": round(1e3 * last, 3)}
+    middle, high = statistics.median(values), nearest_rank(values, 0.99)
+    return {"p50": round(1e3 * middle, 3), "p99": round(1e3 * high, 3)}
 
 
-async def _chat(tandem: AsyncTandem, text: str, seen: PhaseLatencies) -> None:
-    start = time.perf_counter()
+async def _chat(tandem: AsyncTandem, text: str, seen: PhaseLatencies, due: float) -> None:
+    clock = asyncio.get_running_loop().time
     try:
         stream = tandem.stream(
             text, model="chat", max_tokens=OUTPUT_TOKENS, temperature=1.0, extra={"ignore_eos": True}
         )
-        stamps = [time.perf_counter() async for _ in stream]
+        stamps = [clock() async for _ in stream]
     except TandemError as error:
         _ended_badly(error, seen)
         return
     if len(stamps) < 2:
         seen.failed.append(f"a chat of {OUTPUT_TOKENS} tokens had {len(stamps)} parts of text")
         return
-    seen.ttft.append(stamps[0] - start)
+    seen.ttft.append(stamps[0] - due)
     seen.tpot.append((stamps[-1] - stamps[0]) / (OUTPUT_TOKENS - 1))
 
 
-async def _burst(tandem: AsyncTandem, texts: list[str], seen: PhaseLatencies) -> None:
-    start = time.perf_counter()
+async def _burst(tandem: AsyncTandem, texts: list[str], seen: PhaseLatencies, due: float) -> None:
     try:
         vectors = await tandem.embed(texts, model="embed", service_class="indexing")
     except TandemError as error:
@@ -98,7 +97,7 @@ async def _burst(tandem: AsyncTandem, texts: list[str], seen: PhaseLatencies) ->
         return
     if len(vectors.vectors) != len(texts):
         seen.failed.append(f"{len(vectors.vectors)} vectors for {len(texts)} passages")
-    seen.bursts.append(time.perf_counter() - start)
+    seen.bursts.append(asyncio.get_running_loop().time() - due)
 
 
 def _ended_badly(error: TandemError, seen: PhaseLatencies) -> None:
@@ -117,11 +116,11 @@ async def phase(tandem: AsyncTandem, seconds: float, rate: float, *, has_bursts:
     async with asyncio.TaskGroup() as requests:
         while due < end:
             await asyncio.sleep(max(0.0, due - clock()))
-            requests.create_task(_chat(tandem, passage(rng, rng.randint(*_PROMPT_WORDS)), seen))
+            requests.create_task(_chat(tandem, passage(rng, rng.randint(*_PROMPT_WORDS)), seen, due))
             if has_bursts and due >= burst:
                 burst += _BURST_SECONDS
                 texts = [passage(rng, _PASSAGE_WORDS) for _ in range(_PASSAGES)]
-                requests.create_task(_burst(tandem, texts, seen))
+                requests.create_task(_burst(tandem, texts, seen, due))
             due += rng.expovariate(rate)
     return seen
 

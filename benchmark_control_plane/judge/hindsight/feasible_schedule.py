@@ -14,6 +14,7 @@ from math import inf
 
 import numpy as np
 
+from benchmark_control_plane.judge.hindsight.attainment_bound import bound_of_parts
 from benchmark_control_plane.judge.hindsight.least_work import RequestWork
 from benchmark_control_plane.judge.simulated_target import BLOCK_TOKENS
 from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
@@ -33,11 +34,15 @@ def feasible_attainment(works: Sequence[RequestWork], device: SimulatedDeviceSec
     everyone = frozenset(work.planned.id for work in works if work.is_possible)
     chosen = frozenset(w.planned.id for w, part in zip(works, parts, strict=True) if part >= _CHOSEN_PART)
     rules = [(order, sacrificed) for order in (_latest_start, _alone) for sacrificed in _SACRIFICED]
-    best, rule = max(
-        ((served_in_time(works, device, everyone, *rule), rule) for rule in rules),
-        key=lambda found: len(found[0]),
-    )
-    further = served_in_time(works, device, chosen, *rule)
+    most = int(bound_of_parts(parts) * len(works))
+    best, best_rule = frozenset[str](), rules[0]
+    for rule in rules:
+        found = served_in_time(works, device, everyone, *rule)
+        if len(found) >= most:
+            return len(found) / len(works)
+        if len(found) > len(best):
+            best, best_rule = found, rule
+    further = served_in_time(works, device, chosen, *best_rule)
     return max(len(best), len(further)) / len(works)
 
 

@@ -39,11 +39,9 @@ _MOST_CHOICES = 64
 class RouterArrays(NamedTuple):
     """What routers know: of each box, or of each box and router, in this order of indices.
 
-    `intercept`, `free` and `described_at` are of the last report, which all routers hear; `next_intercept`
-    and `next_free` of the one on its way. `sent` and `sent_tokens` are own sends that the report does not
-    count, in seconds of prefill and in tokens of memory; `sent_since` and `sent_tokens_since` are those
-    since the report that is on its way. `homes` are those of each shared prefix or conversation, whose number
-    names it.
+    `intercept`, `free` and `described_at` are of the last report, which all routers hear. `sent` and
+    `sent_tokens` are own sends since then, in seconds of prefill and in tokens of memory. `homes` are those
+    of each shared prefix or conversation, whose number names it.
     """
 
     per_token: Floats
@@ -51,12 +49,8 @@ class RouterArrays(NamedTuple):
     intercept: Floats
     free: Floats
     described_at: Floats
-    next_intercept: Floats
-    next_free: Floats
     sent: Floats
     sent_tokens: Floats
-    sent_since: Floats
-    sent_tokens_since: Floats
     open: npt.NDArray[np.int32]
     turn: Ints
     homes: npt.NDArray[np.int32]
@@ -94,20 +88,15 @@ def new_routers(scenario: FleetScenario, workload: FleetWorkload) -> RouterArray
     """Routers that have heard of no box yet."""
     boxes, routers = scenario.boxes, scenario.routers
     speeds = np.array(scenario.speeds or np.ones(boxes), np.float64)
-    weights = speeds if scenario.knows_speeds else np.ones(boxes)
-    homes = PrefixHomes([str(box) for box in range(boxes)], weights.tolist())
+    homes = PrefixHomes([str(box) for box in range(boxes)], speeds.tolist())
     groups = range(max(1, int(workload.group.max(initial=-1)) + 1))
     pairs = (boxes, routers)
     return RouterArrays(
         scenario.box.per_prompt_token / speeds,
-        np.cumsum(weights),
+        np.cumsum(speeds),
         np.zeros(boxes),
         np.zeros(boxes),
         np.full(boxes, -np.inf),
-        np.zeros(boxes),
-        np.zeros(boxes),
-        np.zeros(pairs),
-        np.zeros(pairs),
         np.zeros(pairs),
         np.zeros(pairs),
         np.zeros(pairs, np.int32),
@@ -258,29 +247,14 @@ def choose(
 def record_send(routers: RouterArrays, r: int, box: int, prompt: int, group: int, shared: int) -> None:
     """Counts a request that router `r` sends to a box."""
     tokens = REQUEST_TOKENS + max(1, prompt - cached_tokens(routers, box, group, shared))
-    work = routers.per_token[box] * tokens
-    routers.sent[box, r] += work
-    routers.sent_since[box, r] += work
+    routers.sent[box, r] += routers.per_token[box] * tokens
     routers.sent_tokens[box, r] += prompt
-    routers.sent_tokens_since[box, r] += prompt
     routers.open[box, r] += 1
 
 
 @compiled
-def publish(routers: RouterArrays, box: int, described_at: float) -> None:
-    """Gives the report on its way to all routers; their sends since it was made still count."""
-    routers.intercept[box] = routers.next_intercept[box]
-    routers.free[box] = routers.next_free[box]
-    routers.described_at[box] = described_at
-    for r in range(len(routers.turn)):
-        routers.sent[box, r] = routers.sent_since[box, r]
-        routers.sent_tokens[box, r] = routers.sent_tokens_since[box, r]
-
-
-@compiled
-def capture(routers: RouterArrays, box: int, intercept: float, free: float) -> None:
-    """Makes a report, which `publish` gives to the routers."""
-    routers.next_intercept[box], routers.next_free[box] = intercept, free
-    for r in range(len(routers.turn)):
-        routers.sent_since[box, r] = 0.0
-        routers.sent_tokens_since[box, r] = 0.0
+def report(routers: RouterArrays, box: int, intercept: float, free: float, now: float) -> None:
+    """Gives a report of a box to all routers."""
+    routers.intercept[box], routers.free[box], routers.described_at[box] = intercept, free, now
+    routers.sent[box, :] = 0.0
+    routers.sent_tokens[box, :] = 0.0

@@ -29,15 +29,14 @@ from benchmark_control_plane.simulator.cluster.compiled_routing import (
     RouterArrays,
     RoutingNumbers,
     cached_tokens,
-    capture,
     choose,
     drawn_other,
     forecast,
     may_retry,
     new_routers,
     numbers_of,
-    publish,
     record_send,
+    report,
     router_of,
     uniform,
 )
@@ -72,7 +71,7 @@ def simulate_fleet(scenario: FleetScenario, workload: FleetWorkload) -> FleetRes
     begin = time.perf_counter()
     events, retries = _run(
         cost_of(scenario), numbers_of(scenario), boxes, routers, requests, heap, _faults(scenario),
-        scenario.report_period, scenario.report_delay,
+        scenario.report_period,
     )  # fmt: skip
     took = time.perf_counter() - begin
     cached = requests.prompt - requests.uncached
@@ -91,20 +90,13 @@ def _faults(scenario: FleetScenario) -> Faults:
 
 @compiled
 def _report(
-    cost: BoxCost, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays, phase: int
+    cost: BoxCost, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays, phase: int, now: float
 ) -> None:
-    """Makes the reports of the boxes of one phase."""
+    """Gives the reports of the boxes of one phase to the routers."""
     for box in range(phase, len(boxes.speed), REPORT_PHASES):
         if boxes.is_up[box]:
             free = cost.kv_tokens - boxes.held[box] - boxes.todo[box]
-            capture(routers, box, intercept_of(cost, boxes, requests, box), free)
-
-
-@compiled
-def _publish(boxes: BoxArrays, routers: RouterArrays, phase: int, described_at: float) -> None:
-    for box in range(phase, len(boxes.speed), REPORT_PHASES):
-        if boxes.is_up[box]:
-            publish(routers, box, described_at)
+            report(routers, box, intercept_of(cost, boxes, requests, box), free, now)
 
 
 @compiled
@@ -203,29 +195,24 @@ def _finish(
 @compiled
 def _run(
     cost: BoxCost, numbers: RoutingNumbers, boxes: BoxArrays, routers: RouterArrays, requests: RequestArrays,
-    heap: EventHeap, faults: Faults, period: float, delay: float,
+    heap: EventHeap, faults: Faults, period: float,
 ) -> tuple[int, int]:  # fmt: skip
     """The loop over all events; returns their number and that of second tries."""
-    events = retries = request = fault = 0
-    made = published = 0
+    events = retries = request = fault = reports = 0
     slot = period / REPORT_PHASES
     count = len(requests.at)
     while request < count or heap.size[0] > 0:
         arrival = requests.at[request] if request < count else np.inf
         step = heap.time[0] if heap.size[0] > 0 else np.inf
-        report = made * slot if request < count else np.inf
-        arrived = published * slot + delay if published < made else np.inf
+        reported = reports * slot if request < count else np.inf
         broken = faults.at[fault] if fault < len(faults.at) else np.inf
-        earliest = min(arrival, step, report, arrived, broken)
+        earliest = min(arrival, step, reported, broken)
         if broken == earliest:
             _apply_fault(boxes, routers, requests, faults.box[fault], faults.is_start[fault])
             fault += 1
-        elif arrived == earliest:
-            _publish(boxes, routers, published % REPORT_PHASES, published * slot)
-            published += 1
-        elif report == earliest:
-            _report(cost, boxes, routers, requests, made % REPORT_PHASES)
-            made += 1
+        elif reported == earliest:
+            _report(cost, boxes, routers, requests, reports % REPORT_PHASES, reported)
+            reports += 1
         elif step == earliest:
             events += _finish(cost, boxes, routers, requests, heap)
         else:

@@ -99,7 +99,7 @@ class _Fleet:
         speeds = scenario.speeds or (1.0,) * scenario.boxes
         for router in self._routers:
             for box, speed in enumerate(speeds):
-                router.add(f"{box:05}", speed if scenario.knows_speeds else 1.0)
+                router.add(f"{box:05}", speed)
 
     @property
     def _is_tandem(self) -> bool:
@@ -107,29 +107,19 @@ class _Fleet:
 
     async def report(self, box: int) -> None:
         """Reports to all routers every period, from the box's phase on."""
-        period, delay = self.scenario.report_period, self.scenario.report_delay
-        loop = asyncio.get_running_loop()
+        period, loop = self.scenario.report_period, asyncio.get_running_loop()
         await asyncio.sleep(period / REPORT_PHASES * (box % REPORT_PHASES))
         while True:
-            begin = loop.time()
-            report = self.services[box].load_reporter.report()
-            load = report.owners["llm"]
-            free = load.free_bytes / GEOMETRY.bytes_per_token
-            compiled.capture(self._arrays, box, load.intercepts[_CLASS], free)
-            if delay:
-                await asyncio.sleep(delay)
-            self._heard(box, report, delay, begin)
-            await asyncio.sleep(period - delay)
+            self._heard(box, self.services[box].load_reporter.report(), loop.time())
+            await asyncio.sleep(period)
 
-    def _heard(self, box: int, report: LoadReport, delay: float, described_at: float) -> None:
-        compiled.publish(self._arrays, box, described_at)
+    def _heard(self, box: int, report: LoadReport, now: float) -> None:
+        load = report.owners["llm"]
+        free = load.free_bytes / GEOMETRY.bytes_per_token
+        compiled.report(self._arrays, box, load.intercepts[_CLASS], free, now)
         self._arrays.per_token[box] = report.models[_MODEL].per_token
-        now = asyncio.get_running_loop().time()
-        aged = LoadReport(
-            report.epoch, report.number, delay, report.models, report.owners, report.utilisation
-        )
         for router in self._routers:
-            router.heard(f"{box:05}", aged, now)
+            router.heard(f"{box:05}", report, now)
 
     def _request(self, number: int) -> RoutedRequest:
         load, block = self.workload, GEOMETRY.block_tokens

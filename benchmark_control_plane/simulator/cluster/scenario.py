@@ -174,12 +174,10 @@ class FleetScenario:
     Attributes:
         boxes: number of boxes.
         box: the box of speed 1.
-        speeds: speed of each box; empty if all have speed 1.
-        knows_speeds: draws are weighted by speed.
+        speeds: speed of each box, which weighs the draws; empty if all have speed 1.
         policy: of every router.
         routers: requests go to them in turn.
         report_period: seconds between two reports of a box.
-        report_delay: seconds from the state that a report describes until routers have it.
         ttft: objective in seconds, by which boxes reject.
         tpot: objective in seconds for the mean after the first token.
         has_admission: boxes reject requests that would be late.
@@ -193,11 +191,9 @@ class FleetScenario:
     boxes: int
     box: BoxModel = field(default_factory=BoxModel)
     speeds: tuple[float, ...] = ()
-    knows_speeds: bool = True
     policy: RoutingPolicy = RoutingPolicy.TANDEM
     routers: int = 4
     report_period: float = 0.2
-    report_delay: float = 0.0
     ttft: float = 1.0
     tpot: float = 0.05
     has_admission: bool = True
@@ -213,13 +209,8 @@ class FleetScenario:
                 f"boxes={self.boxes}, routers={self.routers}, {len(self.speeds)} speeds: at least one box "
                 "and one router, and a speed for each box or none"
             )
-        least = min(self.report_period, *self.speeds, 1.0)
-        if least <= 0 or not 0 <= self.report_delay <= self.report_period:
-            raise ValueError(
-                f"report_period={self.report_period}, report_delay={self.report_delay}: the period and all "
-                "speeds are positive, and the delay is from 0 to the period"
-            )
-
+        if min(self.report_period, *self.speeds, 1.0) <= 0:
+            raise ValueError(f"report_period={self.report_period}: the period and all speeds are positive")
         if self.choices < 2 or 64 < self.choices < self.boxes:
             raise ValueError(f"choices={self.choices}: from 2 to 64, or all boxes")
         is_there = self.router_down is None or (self.routers > 1 and 0 <= self.router_down[0] < self.routers)

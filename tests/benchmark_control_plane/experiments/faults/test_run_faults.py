@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from benchmark_control_plane.experiments.faults import run_faults
+from benchmark_control_plane.experiments.faults import client_faults, run_faults
 from benchmark_control_plane.experiments.faults.clients import (
     COMPLETIONS,
     DONE,
@@ -127,3 +128,16 @@ def test_a_killed_worker_and_one_without_memory(tmp_path: Path):
     killed, starved = trials(tmp_path, "--groups", "worker", "--rows", *rows)
     assert killed["not_ready_s"] <= 2 and killed["back_s"] > 0
     assert starved["notes"]["batches split"] or starved["notes"]["worker restarts"] > 1
+
+
+async def test_an_overload_is_timed_from_its_planned_moments(monkeypatch):
+    found = []
+
+    async def sent(port, request, due):
+        found.append(due)
+        return "200", 0.0
+
+    monkeypatch.setattr(client_faults, "_new_connection", sent)
+    monkeypatch.setattr(client_faults, "_OVERLOAD_S", 0.02)
+    await client_faults._offer(1, 1_000.0)
+    assert [after - at for at, after in pairwise(found)] == pytest.approx([0.001] * 19, abs=1e-8)

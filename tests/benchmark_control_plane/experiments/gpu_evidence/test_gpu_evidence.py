@@ -173,7 +173,7 @@ class TwoParts:
 
 
 def test_a_served_load_keeps_its_rate_if_the_client_falls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = []
+    sent, delays = list[int](), list[float]()
     for cost in (0.0, 0.02):
         with closing(VirtualTimeLoop()) as loop:
 
@@ -185,7 +185,9 @@ def test_a_served_load_keeps_its_rate_if_the_client_falls_behind(monkeypatch: py
             client = cast(AsyncTandem, TwoParts())
             seen = loop.run_until_complete(served_load.phase(client, 5.0, 40.0, has_bursts=False))
             sent.append(len(seen.ttft))
+            delays.append(max(seen.ttft))
     assert sent[0] == sent[1] > 150
+    assert delays[0] < 1e-6 and delays[1] > 0.02
 
 
 def test_a_served_load_complains_of_faults_and_of_nothing_else() -> None:

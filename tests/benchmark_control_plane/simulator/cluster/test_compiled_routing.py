@@ -54,8 +54,7 @@ def test_choices_are_those_of_the_library(
     for box, speed in enumerate(speeds):
         router.add(str(box), speed)
         router.heard(str(box), report(0, 0.0, 10_000, speed), 0.0)
-        compiled.capture(arrays, box, 0.0, 10_000.0)
-        compiled.publish(arrays, box, 0.0)
+        compiled.report(arrays, box, 0.0, 10_000.0, 0.0)
     now = 0.0
     for number, (kind, one, two, three) in enumerate(events, start=1):
         if kind == "pause":
@@ -63,8 +62,7 @@ def test_choices_are_those_of_the_library(
         elif kind == "report":
             box = int(one)
             router.heard(str(box), report(number, two, three, speeds[box]), now)
-            compiled.capture(arrays, box, two, float(three))
-            compiled.publish(arrays, box, now)
+            compiled.report(arrays, box, two, float(three), now)
             # The library also counts what was sent in the last 2 ms; the model knows no such delay.
             now += 0.01
         else:

@@ -201,8 +201,7 @@ def test_tandem_keeps_more_objectives_than_random_near_capacity() -> None:
     [
         ({"boxes": 0}, "boxes=0"),
         ({"speeds": (1.0, 2.0)}, "2 speeds"),
-        ({"report_delay": 0.3}, "report_delay=0.3"),
-        ({"report_period": 0.0, "report_delay": 0.0}, "report_period=0.0"),
+        ({"report_period": 0.0}, "report_period=0.0"),
         ({"choices": 1}, "choices=1: from 2"),
         ({"boxes": 200, "choices": 100}, "choices=100"),
         ({"routers": 1, "router_down": (0, 1.0, 2.0)}, "router_down="),
