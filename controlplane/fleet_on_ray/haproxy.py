@@ -26,6 +26,9 @@ _RULES = f"""\
 _PINNED = "-via-ingress-request-router"
 """What Ray Serve adds to the name of a backend whose server a router has chosen."""
 _ASKS, _SENDS = "acl has_ingress_request_router_app ", "use_backend "
+_RECOVERS = "http-request set-var(txn.ingress_request_router_recoverable) "
+_REFUSES = 'http-request return status 503 content-type text/plain lf-string "Ingress request router failed'
+_UNKNOWN_BOX = 'txn:set_var("txn.ingress_request_router_failed", "unknown_replica_id")'
 _LUA = re.compile(r"^(\s*lua-load-per-thread )(\S+)$", re.MULTILINE)
 _TARGETS_END = "local _rr_cursor"
 _ALL_TARGETS = """\
@@ -41,6 +44,10 @@ for app in pairs(REPLICA_TARGETS) do
 end
 
 """
+_UNKNOWN_TARGET = """\
+-- Tandem: the name states the kind.
+        txn:set_var("txn.ingress_request_router_target", (replica_id:gsub("#", "-"):gsub("[^%w._-]+", "_")))
+        """
 
 
 def with_rules(written: str) -> str:
@@ -50,12 +57,14 @@ def with_rules(written: str) -> str:
     own proxy, to which HAProxy turns without a living box, is not used: there a request waits for a new box.
     If the first kind, which has the path of all requests, has no boxes, the routers of another kind are
     asked. The chosen box's kind gets the request, under the path of its application, which its boxes expect.
+    HAProxy knows a new box later than the routers do; until then another box of its kind gets the request,
+    where Ray Serve would take one of the first kind.
     Raises ValueError if there is no place to add the rules to.
     """
     lines = [
         line.replace(" check backup", " check backup disabled")
         for line in written.splitlines(keepends=True)
-        if not line.lstrip().startswith("errorfile 50")
+        if not line.lstrip().startswith(("errorfile 50", _RECOVERS))
     ]
     kinds = [
         line.split()[1].removesuffix(_PINNED)
@@ -69,6 +78,7 @@ def with_rules(written: str) -> str:
     lines.insert(begin + 2, _RULES)
     if kinds:
         lines.insert(_place(lines, _ASKS, begin), "".join(map(_asked_otherwise, kinds)))
+        lines.insert(_place(lines, _REFUSES, begin), "".join(map(_recovered_by_kind, kinds)))
         lines.insert(_place(lines, _SENDS, begin), "".join(map(_sent_to_kind, kinds)))
     for kind in kinds:
         path = backend_path(kind)
@@ -79,11 +89,15 @@ def with_rules(written: str) -> str:
 
 
 def with_all_targets(written: str) -> str:
-    """Ray Serve's Lua program with the boxes of all kinds as answers of a router. Raises ValueError."""
-    before, end, after = written.partition(_TARGETS_END)
-    if not end:
-        raise ValueError(_unknown(f"{_TARGETS_END} in its Lua program"))
-    return f"{before}{_ALL_TARGETS}{end}{after}"
+    """Ray Serve's Lua program, in which a router may choose a box of any kind. Raises ValueError.
+
+    The kind of a box that HAProxy does not know is read from its name.
+    """
+    for place, added in ((_TARGETS_END, _ALL_TARGETS), (_UNKNOWN_BOX, _UNKNOWN_TARGET)):
+        if place not in written:
+            raise ValueError(_unknown(f"{place} in its Lua program"))
+        written = written.replace(place, added + place, 1)
+    return written
 
 
 def _asked_otherwise(kind: str) -> str:
@@ -91,9 +105,17 @@ def _asked_otherwise(kind: str) -> str:
     return f"    http-request set-var({name}) str({kind}) if METH_POST !{{ var({name}) -m found }}\n"
 
 
+def _recovered_by_kind(kind: str) -> str:
+    is_unknown = "{ var(txn.ingress_request_router_failed) -m str unknown_replica_id }"
+    return f"    {_RECOVERS}str(1) if {_is_chosen(kind)} {is_unknown}\n"
+
+
 def _sent_to_kind(kind: str) -> str:
-    chosen = f"{{ var(txn.ingress_request_router_target) -m beg {servers_prefix(kind)} }}"
-    return f"    use_backend {kind}{_PINNED} if {chosen}\n"
+    return f"    use_backend {kind}{_PINNED} if {_is_chosen(kind)}\n"
+
+
+def _is_chosen(kind: str) -> str:
+    return f"{{ var(txn.ingress_request_router_target) -m beg {servers_prefix(kind)} }}"
 
 
 def _place(lines: list[str], text: str, begin: int = 0) -> int:

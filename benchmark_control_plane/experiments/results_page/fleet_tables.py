@@ -81,7 +81,7 @@ def _plural(word: str, count: int) -> str:
 
 
 def capacity(found: Found) -> list[str]:
-    """The rate per box at which 90 % met their objectives, and what routing cost there, by boxes."""
+    """The rate per box at which 90 % met their objectives, what routing cost there, and reports, by boxes."""
     lines = []
     for link, content in found.items():
         boxes = list(dict.fromkeys(row["boxes"] for row in content["rows"]))
@@ -92,6 +92,8 @@ def capacity(found: Found) -> list[str]:
             lost = (f"{by_boxes[count]['lost_to_routing_points']:.1f}" for count in boxes)
             rows.append([f"{_name(policy)}, requests/s and box at 90 %", *rates, link])
             rows.append([f"{_name(policy)}, points lost to routing there", *lost, link])
+        sent = (f"{by_boxes[count]['report_bytes_per_second'] / 1e3:,.0f}" for count in boxes)
+        rows.append(["kB of reports per second to all routers", *sent, link])
         head = [
             "by boxes; lost against one router with fresh reports",
             *(f"{count:,}" for count in boxes),

@@ -244,3 +244,19 @@ async def test_the_other_kinds_serve_while_the_first_has_no_box(
             answer = await fleet.http.post("/v1/completions", json=BODY)
             assert answer.status_code == 200, answer.text
         assert len(fleet.stages[1].generator.runs) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "runs"), [("search", 200, (0, 4)), ("chat", 200, (4, 0)), ("other", 503, (0, 0))]
+)
+async def test_a_box_that_haproxy_does_not_know_yet_is_replaced_by_one_of_its_kind_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: int, runs: tuple[int, int]
+) -> None:
+    """The routers know a new box before HAProxy does; boxes of another kind may lack its models."""
+    async with running_fleet(tmp_path, ("chat", "search"), monkeypatch) as fleet:
+        fleet.boxes._replicas["new"] = replica(kind, "new", "http://127.0.0.1:1")
+        monkeypatch.setattr(fleet.boxes, "_choose", lambda query: "new")
+        answers = [await fleet.http.post("/v1/completions", json=BODY) for _ in range(4)]
+        assert {answer.status_code for answer in answers} == {status}
+        assert all(answer.headers.get("retry-after") == "2" for answer in answers if status == 503)
+        assert tuple(len(stage.generator.runs) for stage in fleet.stages) == runs

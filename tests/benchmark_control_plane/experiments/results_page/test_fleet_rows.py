@@ -49,14 +49,15 @@ def test_boxes_compared_and_routers_are_columns() -> None:
 
 def test_the_rate_per_box_and_what_routing_costs_are_rows() -> None:
     rows = [
-        row(boxes=1, rate_per_box=28.9, lost_to_routing_points=0),
-        row(boxes=1_024, rate_per_box=41, lost_to_routing_points=1.23),
+        row(boxes=1, rate_per_box=28.9, lost_to_routing_points=0, report_bytes_per_second=6_800),
+        row(boxes=1_024, rate_per_box=41, lost_to_routing_points=1.23, report_bytes_per_second=6_963_200),
     ]
     lines = fleet_tables.capacity({"[a]": {"rows": rows}})
     assert lines[0].endswith(" | 1 | 1,024 | data |")
     assert lines[2:-1] == [
         "| round robin, requests/s and box at 90 % | 28.9 | 41.0 | [a] |",
         "| round robin, points lost to routing there | 0.0 | 1.2 | [a] |",
+        "| kB of reports per second to all routers | 7 | 6,963 | [a] |",
     ]
 
 
