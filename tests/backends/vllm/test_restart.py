@@ -107,6 +107,9 @@ async def test_an_engine_without_a_description_is_shut_down(monkeypatch):
     generator = VllmGenerator("tandem/tiny-llama", engine_arguments=TINY_ARGUMENTS)
     with pytest.raises(BackendDown, match=r"did not start for .* 'hidden_size'"):
         await generator.start()
+    # On a busy machine vLLM kills the process, and does not wait until it has ended.
+    for process in generator._engine_children():
+        process.join(10)
     assert generator._engine_children() == []
 
 
