@@ -22,9 +22,8 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0066": (
         "cancellation", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
     ),
-    "0067": ("workflow-trace",),
     "0077": ("predictors",),
-    "0080": ("traces", "traces-code"),
+    "0080": ("traces",),
     "0082": ("mix-compute", "victims"),
     "0084": ("embed-many",),
 }  # fmt: skip
@@ -44,8 +43,8 @@ CURRENT = frozenset(
         "fleet-conversations",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "memory-splits", "mix-memory", "quota", "simulated-mix-prefill", "soak", "tuning-on-engines",
-        "workflow",
+        "memory-splits", "mix-memory", "quota", "simulated-mix-prefill", "soak", "traces-code",
+        "tuning-on-engines", "workflow", "workflow-trace",
     )
 )  # fmt: skip
 """Results of the present rules."""
