@@ -15,20 +15,34 @@ def headline(results: Results) -> str:
 
 
 def _by_rate(results: Results) -> str | None:
+    """The rates at the highest target; at the next one that a system reaches, if none reaches that."""
     system = aggregates.tandem_system(results)
-    target = next(iter(aggregates.targets(results)), None)
-    if system is None or target is None:
+    if system is None:
         return None
-    own = aggregates.frontier(results, system["name"], target)
+    targets = aggregates.targets(results)
+    reached = {row["target"] for row in results["max_goodput_rate"] if row["rps"] is not None}
+    target = next((each for each in targets if each in reached), None)
+    if target is None or target == targets[0]:
+        return _at_target(results, system["name"], targets[0]) if targets else None
+    finding = _at_target(results, system["name"], target)
+    return finding and f"No system reaches {_goal(targets[0])} at any offered rate. {finding}"
+
+
+def _goal(target: float) -> str:
+    return f"{formats.share(target)} attainment"
+
+
+def _at_target(results: Results, name: str, target: float) -> str | None:
+    own = aggregates.frontier(results, name, target)
     if own is None:
         return None
-    names = comparable(results, system["name"])
+    names = comparable(results, name)
     best = aggregates.best_baseline(results, target, names)
-    goal = f"{formats.share(target)} attainment"
+    goal = _goal(target)
     if own["rps"] is None:
-        finding = f"{system['name']} reaches {goal} at no offered rate"
+        finding = f"{name} reaches {goal} at no offered rate"
         return f"{finding}; {best['system']} does at {_rate(results, best)}." if best else f"{finding}."
-    finding = f"At {goal}, {system['name']} serves {_rate(results, own)}"
+    finding = f"At {goal}, {name} serves {_rate(results, own)}"
     if best is None or not best["rps"]:
         return f"{finding}{_baselines_without_rate(results, target, names)}."
     baseline = f"the best baseline ({best['system']}, {_rate(results, best)})"

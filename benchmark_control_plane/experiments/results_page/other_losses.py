@@ -169,11 +169,16 @@ def http_overhead(content: Mapping[str, Any]) -> Losses:
                 )  # fmt: skip
 
 
+_WORKFLOW_ARRIVALS = {
+    "workflow": "Poisson arrivals", "workflow-engines": "real engines", "workflow-trace": "RAGPulse",
+}  # fmt: skip
+
+
 def workflows(content: Mapping[str, Any]) -> Losses:
     """Workflows kept with what the Python client states, against the best budgets."""
     own = next(each["name"] for each in content["systems"] if "answer()" in each["description"])
     budgets = [each["name"] for each in content["systems"] if each["kind"] == "baseline"]
-    arrivals = "RAGPulse" if "trace" in content["experiment"]["name"] else "Poisson arrivals"
+    arrivals = _WORKFLOW_ARRIVALS[content["experiment"]["name"]]
     for load in sorted({run["load"] for run in content["runs"]}):
         kept: dict[str, list[float]] = {}
         for run in content["runs"]:
@@ -206,6 +211,7 @@ LOSSES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Losses]]] = {
     "prediction.json": ("component-results.md#prediction", output_length),
     "http-overhead.json": ("component-results.md#gate", http_overhead),
     "workflow.json": ("#workflow", workflows),
+    "workflow-engines.json": ("#workflow-engines", workflows),
     "workflow-trace.json": ("#workflow-trace", workflows),
 }
 """Section and losses by the name of a results file."""

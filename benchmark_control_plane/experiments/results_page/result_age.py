@@ -24,7 +24,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     ),
     "0077": ("predictors",),
     "0080": ("traces",),
-    "0082": ("mix-compute", "victims"),
+    "0082": ("victims",),
     "0084": ("embed-many",),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
@@ -43,8 +43,8 @@ CURRENT = frozenset(
         "fleet-conversations",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "memory-splits", "mix-memory", "quota", "simulated-mix-prefill", "soak", "traces-code",
-        "tuning-on-engines", "workflow", "workflow-trace",
+        "memory-splits", "mix-compute", "mix-memory", "quota", "simulated-mix-prefill", "soak", "traces-code",
+        "tuning-on-engines", "workflow", "workflow-engines", "workflow-trace",
     )
 )  # fmt: skip
 """Results of the present rules."""

@@ -54,7 +54,7 @@ REAL_ENGINES = (
     "one-gpu.json",
 )
 """Experiments with a chart; README.md quotes the first two of those with results."""
-JUDGED = {"workflow": "answers", "workflow-trace": "answers"}
+JUDGED = dict.fromkeys(("workflow", "workflow-engines", "workflow-trace"), "answers")
 """The class by which an experiment is judged, where it is not all requests."""
 COMMAND = "python -m benchmark_control_plane.experiments.results_page.write_pages"
 BEGIN, END = f"<!-- Measured: written by {COMMAND} -->", "<!-- End of what was measured -->"

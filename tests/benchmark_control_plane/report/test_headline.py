@@ -125,6 +125,19 @@ def test_a_target_that_is_never_reached_is_stated(
     assert text_of(with_rates(tandem, split)) == sentence
 
 
+def test_a_target_that_no_system_reaches_is_followed_by_the_next_one() -> None:
+    content = with_rates(None, None)
+    lower = [row | {"target": 0.6, "rps": 6.0, "per_seed": [6.0]} for row in content["max_goodput_rate"]]
+    lower[0] |= {"rps": 9.0, "per_seed": [9.0]}
+    content["max_goodput_rate"] += lower
+    sentence = text_of(content)
+    assert sentence.startswith(
+        "No system reaches 90 % attainment at any offered rate. At 60 % attainment, tandem serves 9 req/s: 1.50x"
+    )
+    content["max_goodput_rate"][1] |= {"rps": 8.0, "per_seed": [8.0]}
+    assert text_of(content).startswith("tandem reaches 90 % attainment at no offered rate; ")
+
+
 def test_a_baseline_that_reaches_the_target_on_some_seeds_is_not_said_to_reach_it_nowhere() -> None:
     content = with_rates(9.0, None)
     split = next(row for row in content["max_goodput_rate"] if row["system"] == "static-split")
