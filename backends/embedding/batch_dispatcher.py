@@ -26,7 +26,7 @@ from backends.embedding.time_model import ObservedTime, TimePoint
 from controlplane.core.clock import Duration, Instant, after, between, seconds, to_seconds
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
 from controlplane.core.ports import EmbeddingPass, PauseCost
-from controlplane.policy.sharing.pass_size import PendingWork, call_values, inputs_to_compute
+from controlplane.policy.sharing.pass_size import LongestPass, PendingWork, call_values, inputs_to_compute
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class BatchDispatcher:
     """Number of passes that ran out of memory."""
     restart_seconds: float | None = None
     """Predicted seconds until a replaced worker is ready; None if unknown."""
+    longest_pass: LongestPass = field(default_factory=LongestPass)
+    """Knows the objectives of recent calls."""
     _queue: BatchQueue[PendingCall] = field(default_factory=lambda: BatchQueue(1))
     _in_flight: dict[int, _InFlight] = field(default_factory=dict)
     _solo_retries: deque[Batch[PendingCall]] = field(default_factory=deque)
@@ -197,6 +199,12 @@ class BatchDispatcher:
         items: Sequence[Item[PendingCall]],
     ) -> int:
         """How many of `items`, the most urgent first, the next pass takes."""
+        longest = list(accumulate((item.tokens for item in items), max))
+
+        def took(inputs: int) -> Duration:
+            return seconds(time.seconds(inputs, longest[inputs - 1]))
+
+        items = items[: self.longest_pass.inputs(len(items), took, seconds(time.seconds(0, 0)))]
         if cost is None:
             return len(items)
         works = [
@@ -207,10 +215,9 @@ class BatchDispatcher:
             for call, work in zip(calls, works, strict=True)
         ]
         value_of = {id(call): value for call, value in zip(calls, call_values(pending), strict=True)}
-        longest = list(accumulate((item.tokens for item in items), max))
         return inputs_to_compute(
             [value_of[id(item.call)] * item.tokens / item.call.tokens for item in items],
-            lambda inputs: seconds(time.seconds(inputs, longest[inputs - 1])),
+            took,
             cost,
             Duration(0) if self._in_flight else between(self._last_end, now),
         )

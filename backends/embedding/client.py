@@ -27,7 +27,7 @@ from backends.embedding.pass_sender import PassSender
 from backends.embedding.time_model import ObservedTime
 from backends.embedding.tokenization import PendingTokenizations, prompt_text, token_ids, validate_inputs
 from backends.embedding.worker_link import Heartbeat, WorkerLink
-from controlplane.core.clock import Duration, Instant, seconds
+from controlplane.core.clock import Duration, Instant, between, seconds
 from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, PauseCost, Vectors
@@ -262,6 +262,7 @@ class WorkerEmbedder(ModelProperties):
                 answer.set_exception(error)
 
         pending = self._calls[request.id] = PendingCall(ids, rows, finish, request.id)
+        self._dispatcher.longest_pass.record(None if deadline is None else between(request.arrival, deadline))
         call = self._dispatcher.put(pending, deadline=deadline, weight=request.service_class.weight)
         self._sender.schedule()
         try:

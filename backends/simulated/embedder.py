@@ -30,7 +30,7 @@ from controlplane.core.engine_reports import DeviceSharing
 from controlplane.core.errors import BackendDown
 from controlplane.core.ports import EmbeddingPass, PauseCost, TruncationSide, Vectors
 from controlplane.core.request import Request
-from controlplane.policy.sharing.pass_size import PendingWork, call_values, inputs_to_compute
+from controlplane.policy.sharing.pass_size import LongestPass, PendingWork, call_values, inputs_to_compute
 
 _RETRY_SECONDS = {DeviceSharing.TURNS: 0.001, DeviceSharing.BESIDE: 0.005, DeviceSharing.IDLE: 0.005}
 """After so long a pass that was not worth its cost is decided again, beside the LLM as by `PassSender`."""
@@ -104,6 +104,7 @@ class SimulatedEmbedder:
         self._batch: list[tuple[_Call, int]] = []
         self._calls: dict[str, _Call] = {}
         self._rate = ServiceRate()
+        self._longest_pass = LongestPass()
         self._last_end = Instant(0)
         self._priced: Duration | None = None
         self._padded = 0
@@ -195,6 +196,7 @@ class SimulatedEmbedder:
         # Sorted so that a batch holds inputs of similar length; taken from the end, longest first.
         lengths = sorted(len(ids) for ids in inputs)
         key, done = deadline_key(deadline, next(self._serial)), asyncio.get_running_loop().create_future()
+        self._longest_pass.record(None if deadline is None else between(request.arrival, deadline))
         call = _Call(lengths, len(lengths), sum(lengths), key, request.service_class.weight, done)
         self._calls[request.id] = call
         insort(self._queue, call, key=by_key)
@@ -275,6 +277,10 @@ class SimulatedEmbedder:
                 tokens += length
             if is_full:
                 break
+        most = self._longest_pass.inputs(
+            len(candidates), lambda inputs: took(inputs, longest[inputs - 1]), seconds(self._start_seconds())
+        )
+        del candidates[most:]
         cost = None if self.pause_cost is None or self.sharing is DeviceSharing.IDLE else self.pause_cost()
         size = inputs_to_compute(
             [value for _, value in candidates],
@@ -297,8 +303,13 @@ class SimulatedEmbedder:
         """
         if self.sharing is DeviceSharing.TURNS:
             return inf
+        per_token = self._device.duration(StepLoad(inputs=1, length=1)) - self._start_seconds()
+        return self._start_seconds() / per_token if per_token > 0.0 else inf
+
+    def _start_seconds(self) -> float:
+        """Time of a pass that does not depend on its inputs."""
         one, two = (self._device.duration(StepLoad(inputs=inputs, length=1)) for inputs in (1, 2))
-        return (one - (two - one)) / (two - one) if two > one else inf
+        return one - (two - one)
 
     @property
     def pass_bytes(self) -> int:

@@ -16,9 +16,13 @@ is free of cost.
 
 The start cost of a pass needs no rule of its own: many inputs in one pass delay decoding by less than the
 same inputs in several.
+
+A call that arrives during a pass waits for its end. So a pass takes at most a quarter of the shortest
+objective of recent calls, or eight times its start cost (decision 0090).
 """
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import inf
@@ -41,6 +45,10 @@ _RESERVED_SHARE = 0.1
 _LATE_START_SHARE = 0.3
 # Candidate sizes of a pass differ by at least this part of the size, which bounds their number.
 _SIZE_STEP = 8
+# The longest pass, as a part of the shortest objective of so many recent calls.
+_PASS_SHARE, _RECENT_CALLS = 0.25, 64
+# A pass of this multiple of its start cost loses an eighth of the throughput; a shorter one is not required.
+_LEAST_STARTS = 8
 
 
 class TimeLeft(NamedTuple):
@@ -229,6 +237,31 @@ def call_values(calls: Iterable[PendingWork], until_next: Duration = NO_TIME) ->
         weight * max(_NO_SLO_SHARE, needed_share if is_in_time else 0.0)
         for weight, is_in_time in zip(weights, in_time, strict=True)
     ]
+
+
+class LongestPass:
+    """Bounds a pass by the objectives of recent calls, so that a call can wait for the end of one."""
+
+    def __init__(self) -> None:
+        self._objectives = deque[Duration](maxlen=_RECENT_CALLS)
+
+    def record(self, objective: Duration | None) -> None:
+        """A call arrived that has this time from its arrival to its deadline; None: no deadline."""
+        if objective is not None:
+            self._objectives.append(objective)
+
+    def inputs(self, most: int, took: Callable[[int], Duration], start: float) -> int:
+        """How many of the first `most` inputs one pass may take, at least one.
+
+        Args:
+            most: inputs that could be taken.
+            took: predicted time of a pass of so many of them; it never falls.
+            start: part of that time that does not depend on the inputs, in ns.
+        """
+        if not self._objectives or most <= 1:
+            return most
+        longest = max(_PASS_SHARE * min(self._objectives), _LEAST_STARTS * start)
+        return max(1, bisect_right(range(1, most + 1), longest, key=took))
 
 
 def inputs_to_compute(

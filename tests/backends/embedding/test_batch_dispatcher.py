@@ -256,6 +256,15 @@ def test_a_cost_shortens_the_pass_to_what_it_is_worth_and_keeps_it_off_a_busy_la
     assert max(len(inputs) for inputs in harness.sent.values()) > 5
 
 
+def test_no_pass_takes_more_than_a_quarter_of_the_shortest_objective():
+    """A pass of n inputs of 10 tokens takes 1 + n ms."""
+    harness = Harness(10_000)
+    harness.submit([10] * 100)
+    harness.dispatcher.longest_pass.record(seconds(0.1))
+    harness.send()
+    assert len(harness.sent.popitem()[1]) == 24
+
+
 def test_calls_are_worth_more_where_passes_have_taken_longer_than_predicted():
     harness = Harness(1_000)
     harness.submit([10] * 20, deadline=Instant(seconds(0.1)))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from controlplane.core.clock import NO_TIME, Duration, milliseconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.policy.sharing.pass_size import (
+    LongestPass,
     MeanPace,
     PauseCosts,
     PendingWork,
@@ -172,3 +173,24 @@ def test_the_chosen_pass_breaks_no_more_than_it_keeps(values, slos, idle):
     assert 0 <= size <= len(values)
     if size and took(size) > idle:
         assert cost([took(size) / 1e9])[0] < sum(values[:size]) + 1e-9
+
+
+def test_a_pass_takes_a_quarter_of_the_shortest_objective_of_recent_calls():
+    bound = LongestPass()
+    bound.record(None)
+    assert bound.inputs(100, took, start=0.0) == 100
+    bound.record(milliseconds(400))
+    bound.record(milliseconds(4_000))
+    longest = bound.inputs(10**6, took, start=0.0)
+    assert took(longest) <= milliseconds(100) < took(longest + 1)
+    for _ in range(64):
+        bound.record(milliseconds(4_000))
+    assert bound.inputs(10**6, took, start=0.0) > 4 * longest
+
+
+def test_a_short_objective_does_not_make_passes_shorter_than_eight_starts():
+    bound = LongestPass()
+    bound.record(Duration(1))
+    longest = bound.inputs(10**6, took, start=float(milliseconds(5)))
+    assert took(longest) <= milliseconds(40) < took(longest + 1)
+    assert bound.inputs(1, took, start=0.0) == bound.inputs(9, lambda _: milliseconds(1), start=0.0) == 1
