@@ -121,7 +121,7 @@ class SnapshotBuilder:
             return share(
                 is_serial=True,
                 paces=self._embedding_paces(),
-                calls=tuple(embedding_calls_in_flight(self.tickets.values())),
+                calls=tuple(embedding_calls_in_flight(self.tickets.values())) if leases.ids else (),
                 is_device_shared=ledger.count(Owner.LLM) > 0,
             )
         free_bytes = ledger.ceiling(owner) - ledger.held(owner)
@@ -168,12 +168,12 @@ def decode_load(
     priority: list[int] = []
     started, free_bytes = _started_generations(tickets, leases, free_bytes, planned)
     for ticket, remaining in started:
-        request = ticket.request
-        done, first = ticket.timeline.output_tokens, ticket.timeline.first_token
-        sequences += request.sequences
-        cells += request.sequences * (request.prompt_tokens + done)
+        request, timeline = ticket.request, ticket.timeline
+        done, first, copies = timeline.output_tokens, timeline.first_token, request.sequences
+        sequences += copies
+        cells += copies * (request.prompt_tokens + done)
         if first is None:
-            prefill_tokens += request.prefill_tokens
+            prefill_tokens += request.prompt_tokens - request.cached_tokens
         if (tpot := request.slo.tpot) is not None:
             # The time to the last token at which TPOT is met. The step of the first token counts as one more,
             # as in `DecodeLoad.with_request`.
