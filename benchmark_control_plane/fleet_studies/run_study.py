@@ -7,10 +7,13 @@ from typing import Any
 from benchmark_control_plane.common.command_line import data_folder_option
 from benchmark_control_plane.common.results_file import write_json
 from benchmark_control_plane.fleet_studies.autoscaling_study import autoscaling
+from benchmark_control_plane.fleet_studies.client_sections import FairnessStudy, StormStudy
 from benchmark_control_plane.fleet_studies.fleet_capacity import fleet_capacity
 from benchmark_control_plane.fleet_studies.fleet_scale import fleet_scale
+from benchmark_control_plane.fleet_studies.global_fairness import global_fairness
 from benchmark_control_plane.fleet_studies.kinds_of_boxes import kinds_of_boxes
 from benchmark_control_plane.fleet_studies.oracle_accuracy import oracle_accuracy
+from benchmark_control_plane.fleet_studies.retry_storms import retry_storms
 from benchmark_control_plane.fleet_studies.study_file import (
     AccuracyStudy,
     AutoscalingStudy,
@@ -18,8 +21,8 @@ from benchmark_control_plane.fleet_studies.study_file import (
     KindsStudy,
     ScaleStudy,
     SweepStudy,
-    read_study,
 )
+from benchmark_control_plane.fleet_studies.study_reader import read_study
 from benchmark_control_plane.fleet_studies.sweeps import sweep
 
 _RUN: Mapping[type, Callable[[Any, Path], dict[str, Any]]] = {
@@ -29,6 +32,8 @@ _RUN: Mapping[type, Callable[[Any, Path], dict[str, Any]]] = {
     ScaleStudy: lambda study, data: fleet_scale(study),
     AccuracyStudy: lambda study, data: oracle_accuracy(study),
     KindsStudy: lambda study, data: kinds_of_boxes(study),
+    StormStudy: lambda study, data: retry_storms(study),
+    FairnessStudy: lambda study, data: global_fairness(study),
 }
 
 

@@ -1,24 +1,17 @@
-"""Schema of a study of simulated fleets, a YAML file for `tandem bench run`.
+"""Schemas of studies of simulated fleets; `study_reader` reads them from a file."""
 
-The key `study` names what is done; the other keys depend on it, and one without effect is refused.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as section
 
-from benchmark_control_plane.common.command_line import BadInput
-from benchmark_control_plane.judge.experiment_file import merge, read_extended
 from benchmark_control_plane.judge.experiment_schema import Positive, StreamSection, Tokens
 from benchmark_control_plane.judge.traces import NAMED
 from benchmark_control_plane.simulator.cluster.scenario import BoxModel, FleetScenario, RoutingPolicy
 from controlplane.config.fields import STRICT, Fraction, Name
 from controlplane.config.fleet_file import AutoscaleSection
-from controlplane.config.loader import parse_as
 from controlplane.fleet.autoscaling import ScalingRule
 
 _QUICK_S = 6.0
@@ -335,29 +328,3 @@ class AutoscalingStudy:
     def quick(self) -> Self:
         """The first trace on one seed."""
         return replace(self, traces=self.traces[:1], seeds=self.seeds[:1])
-
-
-Study = SweepStudy | CapacityStudy | ScaleStudy | AccuracyStudy | KindsStudy | AutoscalingStudy
-STUDIES: Mapping[str, type[Study]] = {
-    "sweep": SweepStudy,
-    "capacity": CapacityStudy,
-    "scale": ScaleStudy,
-    "accuracy": AccuracyStudy,
-    "kinds": KindsStudy,
-    "autoscaling": AutoscalingStudy,
-}
-"""Sections of a file by its key `study`."""
-
-
-def read_study(path: Path, seeds: Sequence[int] | None = None) -> Study:
-    """Parses a study, with other `seeds` if they are given. Raises ConfigError and BadInput."""
-    content, _ = read_extended(path)
-    kind = STUDIES.get(str(content.pop("study", ""))) if isinstance(content, dict) else None
-    if not isinstance(content, dict) or kind is None:
-        raise BadInput(f"{path}: study: should be one of {', '.join(STUDIES)}")
-    base = {key: content[key] for key in ("fleet", "load") if isinstance(content.get(key), Mapping)}
-    if isinstance(cells := content.get("cells"), Mapping) and kind is SweepStudy:
-        content["cells"] = {
-            name: merge(base, cell) if isinstance(cell, Mapping) else cell for name, cell in cells.items()
-        }
-    return parse_as(kind, content | ({"seeds": list(seeds)} if seeds else {}), source=str(path))

@@ -39,16 +39,17 @@ class PrefixHomes:
         self._names = names
         self._hashes = np.array([_hashed(name) for name in names], np.uint64)
         self._weights = np.array(weights, np.float64)
-        self._kept: dict[str, list[str]] = {}
+        # By the process's secret hash of the name: a client chooses it, and it may be long or name a person.
+        self._kept: dict[int, list[str]] = {}
 
     def of(self, name: str | None) -> list[str]:
         """The boxes that are to have what the name stands for, the first home first; none for None."""
         if name is None:
             return []
-        if (found := self._kept.get(name)) is None:
+        if (found := self._kept.get(mark := hash(name))) is None:
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
-            found = self._kept[name] = [self._names[at] for at in self._drawn(name)]
+            found = self._kept[mark] = [self._names[at] for at in self._drawn(name)]
         return found
 
     def _drawn(self, name: str) -> list[int]:

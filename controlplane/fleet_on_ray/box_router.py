@@ -2,7 +2,7 @@
 
 HAProxy asks a router over HTTP (`/internal/route`) and then speaks with the chosen box itself. Membership,
 health and the connection to the box are Ray Serve's. There is no second try after a 429: the answer does not
-pass the router.
+pass the router, and HAProxy 2.8 cannot repeat a request for that status.
 """
 
 from collections.abc import Iterable, Sequence

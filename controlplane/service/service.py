@@ -206,6 +206,7 @@ class Service:
         self._is_started = False
         self.reconfiguration.close()
         self.live.stop()
+        self.load_reporter.stop()
         loading: Stage = {}
         if (workers := self.reconfiguration.workers) is not None:
             loading = {"a change of workers": workers.cancel_loading}

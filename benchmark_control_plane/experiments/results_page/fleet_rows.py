@@ -76,14 +76,48 @@ def scale(content: Mapping[str, Any]) -> Rows:
 
 
 def report_cost(content: Mapping[str, Any]) -> Rows:
-    for row in content["by_running_requests"]:
+    for row in content["by_live_requests"]:
+        attached = " and ".join(f"{took:.1f}" for took in row["attach_us"].values())
         yield (
-            f"Cost of a load report at {row['running']} running requests",
-            f"{row['bytes']} bytes; made in {row['make_us']['p50']:.0f} µs, attached in "
-            f"{row['attach_us']['p50']:.1f} µs, read in {row['read_by_router_us']['p50']:.0f} µs (medians)",
+            f"Cost of a load report at {row['live']:,} live requests",
+            f"{row['bytes']} bytes; attached to an answer in {attached} µs (0.5 and 0.99 quantile); made in "
+            f"{row['make_us']['p50']:.0f} every 50 ms, read in {row['read_by_router_us']['p50']:.0f} µs "
+            "(medians)",
         )
     for boxes, took in content["choose_us_by_boxes"].items():
         yield f"Choice of a router over {_boxes(int(boxes))}", f"{took['p50']:.1f} µs (median)"
+
+
+def retry_storms(content: Mapping[str, Any]) -> Rows:
+    for retries, rows in _groups(content["rows"], "retries"):
+        found = (
+            f"{row['clients'].replace('-', ' ')} {row['later_met_percent']:.1f}, "
+            f"{row['burst_met_percent']:.0f}, {row['most_tries_per_s']:.0f} and {row['calm_after_s']:.0f} s"
+            for row in rows
+        )
+        burst = content["burst"]
+        yield (
+            f"Burst of {burst['rate_per_box']:g} requests/s and box for {burst['seconds']:g} s over "
+            f"{content['rate_per_box']:g} on {_fleet(content)}, {'with' if retries else 'without'} second "
+            "tries of routers: later requests met, %, requests of the burst met in the end, %, most tries in "
+            "a second and box after it, and time until it is calm, by what rejected clients do",
+            "; ".join(found),
+        )
+
+
+def fairness(content: Mapping[str, Any]) -> Rows:
+    for policy, rows in _groups(content["rows"], "policy"):
+        found = (
+            f"{'none' if row['exchange_s'] is None else format(row['exchange_s'], 'g') + ' s'} "
+            f"{row['narrow_percent']:.1f}, {row['met_percent']:.1f}"
+            for row in rows
+        )
+        yield (
+            f"Two tenants of equal weight on {_fleet(content)} at {content['rate_per_box']:g} requests/s and "
+            f"box, {policy.replace('_', ' ').lower()}: tokens of the tenant with a prefix, %, and requests "
+            "met, %, by the time between two exchanges of counters",
+            "; ".join(found),
+        )
 
 
 def _groups(rows: Found, key: str) -> Iterator[tuple[Any, Found]]:

@@ -14,7 +14,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
         "http-overhead", "ordering", "prediction-goodput", "scaling", "ttft-forecast",
     ),
     "0044": (
-        "fleet-accuracy", "fleet-accuracy-overload", "fleet-order", "fleet-report-cost",
+        "fleet-accuracy", "fleet-accuracy-overload", "fleet-order",
     ),
     "0058": ("plugin-cost",),
     "0060": ("one-gpu",),
@@ -40,7 +40,7 @@ INDEPENDENT = frozenset(
 CURRENT = frozenset(
     (
         "collocation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
-        "fleet-conversations",
+        "fleet-conversations", "fleet-fairness", "fleet-report-cost", "fleet-retry-storms",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
         "memory-splits", "mix-compute", "mix-memory", "quota", "simulated-mix-prefill", "soak", "traces-code",

@@ -7,10 +7,10 @@ are the boxes' own. Tandem's policy is `controlplane.fleet.router.Router`; the o
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,12 +40,53 @@ from controlplane.service.service import Service
 from controlplane.service.ticket import Rejected, Ticket
 
 _MODEL, _CLASS = "simulated", "chat"
-_CALLER = Caller("fleet")
+
+
+def _one_tenant(number: int) -> str:
+    return "fleet"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetClients:
+    """Who sends requests, and what a client does after a rejection.
+
+    Attributes:
+        tenant_of: tenant of the request with a number.
+        tries: most tries of a request; each begins anew, as another request with the same objectives.
+        wait: seconds until the next try, by the seconds of Retry-After.
+    """
+
+    tenant_of: Callable[[int], str] = _one_tenant
+    tries: int = 1
+    wait: Callable[[float], float] = float
+
+
+class ClientTry(NamedTuple):
+    """One try of a request: when it was sent, in seconds, and how it ended."""
+
+    at: float
+    number: int
+    outcome: FleetOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class ExactResult(FleetResult):
+    """The rows are those of the last try of each request; `tries` has all, in the order of their ends."""
+
+    tries: Sequence[ClientTry]
+
+
+BesideRequests = Callable[[Sequence[Service]], Coroutine[Any, Any, None]]
+"""What runs beside the requests, given the boxes; it is cancelled after the last request."""
 
 
 def simulate_exactly(
-    scenario: FleetScenario, workload: FleetWorkload, sections: Mapping[str, Any] | None = None
-) -> FleetResult:
+    scenario: FleetScenario,
+    workload: FleetWorkload,
+    sections: Mapping[str, Any] | None = None,
+    clients: FleetClients | None = None,
+    beside: BesideRequests | None = None,
+) -> ExactResult:
     """Runs the workload until every request has ended.
 
     `sections` are merged over the configuration of the boxes. Raises ValueError for a scenario with faults or
@@ -57,9 +98,10 @@ def simulate_exactly(
             "the oracle has no faults and two choices; leave them out"
         )
     begin = time.perf_counter()
-    fleet = run(_play(scenario, workload, sections or {}))
+    fleet = _Fleet(scenario, workload, clients or FleetClients())
+    run(_play(fleet, sections or {}, beside))
     count = len(workload)
-    return FleetResult(
+    return ExactResult(
         np.array([fleet.outcomes[at] for at in range(count)], np.int8),
         np.array([fleet.ttft.get(at, np.nan) for at in range(count)], np.float32),
         np.array([fleet.tpot.get(at, np.nan) for at in range(count)], np.float32),
@@ -68,25 +110,27 @@ def simulate_exactly(
         fleet.steps,
         fleet.retries,
         time.perf_counter() - begin,
+        fleet.tries,
     )
 
 
 @dataclass(slots=True)
 class _Routed:
-    """A request and the box that it goes to; `choice` is that of the routing library."""
+    """A try of a request and the box that it goes to; `draw` numbers the router's draws for it."""
 
     number: int
+    draw: int
     router: int
     box: int
-    choice: ChosenBox | None = None
 
 
 class _Fleet:
     """Boxes, routers and what came of the requests."""
 
-    def __init__(self, scenario: FleetScenario, workload: FleetWorkload) -> None:
-        self.scenario, self.workload = scenario, workload
+    def __init__(self, scenario: FleetScenario, workload: FleetWorkload, clients: FleetClients) -> None:
+        self.scenario, self.workload, self.clients = scenario, workload, clients
         self.services: list[Service] = []
+        self.tries: list[ClientTry] = []
         self.steps = self.retries = 0
         self.outcomes: dict[int, FleetOutcome] = {}
         self.ttft: dict[int, float] = {}
@@ -131,43 +175,53 @@ class _Fleet:
             _MODEL, _CLASS, int(load.prompt_tokens[number]), self.scenario.ttft, None, blocks, block
         )
 
-    def choose(self, number: int) -> _Routed:
-        """Chooses a box and records the send."""
+    def choose(self, number: int, attempt: int) -> _Routed:
+        """Chooses a box for a try, numbered from 0, and records the send."""
         r, now = number % self.scenario.routers, asyncio.get_running_loop().time()
-        load = self.workload
+        load, draw = self.workload, number + attempt * len(self.workload)
         if self._is_tandem:
-            draws = (self._draw(number, 0), self._draw(number, 1))
+            draws = (self._draw(draw, 0), self._draw(draw, 1))
             request = self._request(number)
             choice = self._routers[r].choose(request, now, draws)
             assert choice is not None
             self._routers[r].sent(request, choice, now)
-            return _Routed(number, r, int(choice.box), choice)
+            return _Routed(number, draw, r, int(choice.box))
         prompt, group, shared = load.prompt_tokens[number], load.group[number], load.shared[number]
-        box = int(compiled.choose(self._arrays, self._numbers, r, number, prompt, group, shared, now))
+        box = int(compiled.choose(self._arrays, self._numbers, r, draw, prompt, group, shared, now))
         compiled.record_send(self._arrays, r, box, prompt, group, shared)
-        return _Routed(number, r, box)
+        return _Routed(number, draw, r, box)
 
-    def _draw(self, number: int, draw: int) -> float:
-        return compiled.uniform(self._numbers.seed, number, draw)
+    def _draw(self, request: int, number: int) -> float:
+        return compiled.uniform(self._numbers.seed, request, number)
 
-    def retry(self, routed: _Routed, retry_after: float) -> _Routed | None:
-        """Another box after a refusal, by Tandem's router only."""
-        if not self._is_tandem or not self.scenario.retries or routed.choice is None:
-            return None
-        now, number = asyncio.get_running_loop().time(), routed.number
-        refusal = Refusal(routed.choice.box, retry_after)
-        second = self._routers[routed.router].refused(
-            self._request(number), [refusal], now, self._draw(number, 2)
-        )
+    def _refused(self, routed: _Routed, refusals: Sequence[Refusal]) -> _Routed | float:
+        """Another box, by Tandem's router only, or the client's Retry-After in seconds."""
+        if not self._is_tandem or not self.scenario.retries:
+            return min(refusal.retry_after for refusal in refusals)
+        now, request = asyncio.get_running_loop().time(), self._request(routed.number)
+        router = self._routers[routed.router]
+        second = router.refused(request, refusals, now, self._draw(routed.draw, 2))
         if not isinstance(second, ChosenBox):
-            return None
+            return second
         self.retries += 1
-        return _Routed(number, routed.router, int(second.box))
+        return replace(routed, box=int(second.box))
 
     async def serve(self, number: int) -> None:
-        """Sends one request and records what came of it."""
-        routed: _Routed | None = self.choose(number)
-        while routed is not None:
+        """Sends one request, again after rejections as its client does, and records what came of it."""
+        loop, clients = asyncio.get_running_loop(), self.clients
+        for attempt in range(clients.tries):
+            at = loop.time()
+            retry_after = await self._try(number, attempt)
+            self.tries.append(ClientTry(at, number, self.outcomes[number]))
+            if retry_after is None or attempt + 1 == clients.tries:
+                return
+            await asyncio.sleep(clients.wait(retry_after))
+
+    async def _try(self, number: int, attempt: int) -> float | None:
+        """One try of a client; the Retry-After in seconds of a rejection, else None."""
+        routed: _Routed | float = self.choose(number, attempt)
+        refusals: list[Refusal] = []
+        while isinstance(routed, _Routed):
             self.box_of[number] = routed.box
             try:
                 ticket = await self._send(routed)
@@ -175,17 +229,19 @@ class _Fleet:
                 self.outcomes[number] = FleetOutcome.REJECTED
                 self._arrays.open[routed.box, routed.router] -= 1
                 after = rejected.reject.retry_after
-                routed = self.retry(routed, 1.0 if after is None else to_seconds(after))
+                refusals.append(Refusal(f"{routed.box:05}", 1.0 if after is None else to_seconds(after)))
+                routed = self._refused(routed, refusals)
                 continue
             self._arrays.open[routed.box, routed.router] -= 1
             self._record(number, ticket)
-            return
+            return None
+        return routed
 
     async def _send(self, routed: _Routed) -> Ticket:
         service, load, number = self.services[routed.box], self.workload, routed.number
         output, group = int(load.output_tokens[number]), int(load.group[number])
         job = await service.intake.completion(
-            RequestOrigin(str(number), _CALLER, RequestHints(service_class=_CLASS)),
+            RequestOrigin(str(number), self._caller(number), RequestHints(service_class=_CLASS)),
             _MODEL,
             prompt_ids(number, int(load.prompt_tokens[number]), group=group, shared=int(load.shared[number])),
             max_tokens=output,
@@ -195,6 +251,9 @@ class _Fleet:
         async for _ in stream:
             pass
         return stream.ticket
+
+    def _caller(self, number: int) -> Caller:
+        return Caller(self.clients.tenant_of(number))
 
     def _record(self, number: int, ticket: Ticket) -> None:
         seen = ticket.timeline
@@ -210,8 +269,8 @@ class _Fleet:
         self.steps += 1
 
 
-async def _play(scenario: FleetScenario, workload: FleetWorkload, sections: Mapping[str, Any]) -> _Fleet:
-    fleet, model = _Fleet(scenario, workload), scenario.box
+async def _play(fleet: _Fleet, sections: Mapping[str, Any], beside: BesideRequests | None) -> None:
+    scenario, workload, model = fleet.scenario, fleet.workload, fleet.scenario.box
 
     def length(request: Request) -> int:
         return int(workload.output_tokens[int(request.id.partition("-")[0])])
@@ -239,11 +298,13 @@ async def _play(scenario: FleetScenario, workload: FleetWorkload, sections: Mapp
             fleet.services.append(
                 await stack.enter_async_context(started(generator, embedder, machine, config))
             )
-        reports = [asyncio.create_task(fleet.report(box)) for box in range(scenario.boxes)]
-        await _all_served(fleet)
-        for task in reports:
-            task.cancel()
-    return fleet
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(fleet.report(box)) for box in range(scenario.boxes)]
+            if beside is not None:
+                running.append(group.create_task(beside(fleet.services)))
+            await _all_served(fleet)
+            for task in running:
+                task.cancel()
 
 
 async def _all_served(fleet: _Fleet) -> None:

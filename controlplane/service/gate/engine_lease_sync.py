@@ -4,7 +4,8 @@ Such an engine starts and preempts the forwarded requests itself. Each of them h
 is forwarded, but the lease holds what the engine holds: nothing before the start and after a preemption.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from controlplane.core.clock import Instant, scaled
 from controlplane.core.engine_reports import EngineState
@@ -112,18 +113,14 @@ class EngineLeases:
         if cutoff is not None and entry is not None and entry.request.kind is Kind.GENERATE:
             cutoff.arrived(entry)
 
-    def kept(self, leases: LeaseTable, waiting: Waiting) -> LeaseTable:
-        """Those of the present `leases` that the engine would not preempt for `waiting`."""
-        weights = [self._tickets[name].request.service_class.weight for name in leases.ids]
-        return self.precedence.kept(leases, weights, waiting)
+    def weights(self, leases: LeaseTable) -> list[float]:
+        """Weights of the classes of the requests that hold `leases`."""
+        return [self._tickets[name].request.service_class.weight for name in leases.ids]
 
-    def work_ahead(self, waiting: Waiting) -> float:
-        """The work of forwarded requests that hold no blocks and that the engine starts before `waiting`.
-
-        For a request above the engine's size cutoff, the work that goes before it while the load lasts.
-        """
+    def queued(self) -> list[Waiting]:
+        """The forwarded requests that hold no blocks, which the engine has not started."""
         generate = Kind.GENERATE
-        queued = [
+        return [
             entry
             for ticket in self._tickets.values()
             if (entry := ticket.entry) is not None
@@ -131,7 +128,36 @@ class EngineLeases:
             and entry.request.kind is generate
             and entry.request.id not in self._held
         ]
+
+    def work_ahead(self, waiting: Waiting, queued: Sequence[Waiting]) -> float:
+        """The work of those of the `queued` requests that the engine starts before `waiting`.
+
+        For a request above the engine's size cutoff, the work that goes before it while the load lasts.
+        """
         ahead = sum([entry.work for entry in self.precedence.before(waiting, queued)])
         if (cutoff := self.precedence.cutoff) is not None and (pace := self.pace_estimator.pace) is not None:
             ahead += cutoff.work_ahead(waiting, queued, *self._memory(), pace.step)
         return ahead
+
+
+class EngineView:
+    """What one snapshot states of an engine that schedules by itself; its lists are made once, on demand."""
+
+    def __init__(self, engine: EngineLeases, leases: LeaseTable) -> None:
+        self._engine, self._leases = engine, leases
+
+    @cached_property
+    def _queued(self) -> list[Waiting]:
+        return self._engine.queued()
+
+    @cached_property
+    def _weights(self) -> list[float]:
+        return self._engine.weights(self._leases)
+
+    def work_ahead(self, waiting: Waiting) -> float:
+        """The work of the forwarded requests that the engine starts before this one."""
+        return self._engine.work_ahead(waiting, self._queued)
+
+    def keeps(self, waiting: Waiting) -> LeaseTable:
+        """The leases that the engine would not preempt for this request."""
+        return self._engine.precedence.kept(self._leases, self._weights, waiting)

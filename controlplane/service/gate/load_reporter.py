@@ -1,14 +1,19 @@
 """Makes the load report of this box for the routers of a fleet (`controlplane.fleet.load_report`).
 
 The figures are those that the gate decides by: for each class, the wait that admission would predict for a
-new, small request, then the engine's backlog of prompts and one step. A report is made at most once in 50 ms
-and only when it is asked for; in between its age grows.
+new, small request, then the engine's backlog of prompts and one step. Making a report takes time that grows
+with the requests in the box, so answers carry the last one and its age. While routers ask, a timer of the
+event loop makes a new one every 50 ms.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from secrets import token_hex
+from typing import NamedTuple
 
 from controlplane.core.clock import Duration, Instant, between, milliseconds, seconds, to_seconds
 from controlplane.core.memory_ledger import Footprint
@@ -22,9 +27,22 @@ from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.service.gate.gate import Gate
 from controlplane.service.ticket import Ticket
 
-_LONGEST_AGE = milliseconds(50)
+_PERIOD = milliseconds(50)
+_LONGEST_AGE = milliseconds(250)
+"""An older report is replaced before the answer: the timer was late, or no router has asked for a second."""
+_ASKED_WITHIN = seconds(1)
+"""The timer ends when no router has asked for so long."""
 _MINUTE = seconds(60)
 _KINDS = {kind.owner: kind for kind in Kind}
+_by_rank = attrgetter("rank")
+
+
+class _Made(NamedTuple):
+    """A report, when it was made, and its JSON without the age."""
+
+    at: Instant
+    report: LoadReport
+    body: str
 
 
 class LoadReporter:
@@ -51,7 +69,10 @@ class LoadReporter:
         self._generators = generators
         self._epoch = token_hex(6)
         self._number = 0
-        self._made: tuple[Instant, LoadReport, str] | None = None
+        self._made: _Made | None = None
+        self._asked_at = Instant(0)
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
 
     def require_small(self) -> None:
         """Raises ValueError if the names of models and classes make a report too large for a header."""
@@ -59,29 +80,68 @@ class LoadReporter:
         require_small(owners, [each.name for each in self._classes()])
 
     def text(self) -> str:
-        """The report as JSON, at most 50 ms old."""
-        made, _, body = self._recent()
-        return dated(body, to_seconds(between(made, self._gate.clock.now())))
+        """The last report as JSON with its age, at most 250 ms and 50 ms while the event loop is on time.
+
+        For routers, on the event loop: keeps the report new from now on.
+        """
+        made = self._kept_new()
+        return dated(made.body, self._age(made))
+
+    def whole(self, *, has_tenants: bool, has_prefixes: bool) -> str:
+        """The report of `text` with the parts that are asked for."""
+        made, accounting = self._kept_new(), self._dispatcher.accounting
+        return replace(
+            made.report,
+            age=self._age(made),
+            served_tokens=accounting.served_tokens if has_tenants else {},
+            prefixes=self._dispatcher.prefixes.digests() if has_prefixes else {},
+        ).to_text()
 
     def utilisation(self) -> float:
         """The report's utilisation, at most 50 ms old."""
-        return self._recent()[1].utilisation
+        return self._at_most(_PERIOD).report.utilisation
 
-    def _recent(self) -> tuple[Instant, LoadReport, str]:
+    def stop(self) -> None:
+        """Ends the timer; from then on a report is made when one is asked for and the last is 50 ms old."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _age(self, made: _Made) -> float:
+        return to_seconds(between(made.at, self._gate.clock.now()))
+
+    def _kept_new(self) -> _Made:
+        """The last report, for a router; starts the timer."""
+        if self._is_stopped:
+            return self._at_most(_PERIOD)
+        self._asked_at = self._gate.clock.now()
+        made = self._at_most(_LONGEST_AGE)
+        if self._timer is None:
+            self._start_timer()
+        return made
+
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(to_seconds(_PERIOD), self._renew)
+
+    def _renew(self) -> None:
+        """Makes the report of the next answers, and sets the timer again, while routers ask."""
+        self._timer = None
+        if between(self._asked_at, self._gate.clock.now()) < _ASKED_WITHIN:
+            self._make()
+            self._start_timer()
+
+    def _at_most(self, age: Duration) -> _Made:
+        """The last report if it is not older, else a new one."""
+        made = self._made
+        if made is None or between(made.at, self._gate.clock.now()) >= age:
+            return self._make()
+        return made
+
+    def _make(self) -> _Made:
         now = self._gate.clock.now()
-        if self._made is None or between(self._made[0], now) >= _LONGEST_AGE:
-            report = self.report()
-            self._made = (now, report, report.body())
-        return self._made
-
-    def whole(self, *, has_tenants: bool, has_prefixes: bool) -> str:
-        """The report made now, as JSON with the parts that are asked for."""
         report = self.report()
-        if has_tenants:
-            report = replace(report, served_tokens=self._dispatcher.accounting.served_tokens)
-        if has_prefixes:
-            report = replace(report, prefixes=self._dispatcher.prefixes.digests())
-        return report.to_text()
+        self._made = made = _Made(now, report, report.body())
+        return made
 
     def report(self) -> LoadReport:
         """A report made now."""
@@ -153,7 +213,7 @@ class LoadReporter:
         owner: Owner,
         service_class: ServiceClass,
         share: Share,
-        queue: Iterable[Waiting],
+        queue: Sequence[Waiting],
         backlog: Duration,
         now: Instant,
     ) -> Duration:
@@ -161,7 +221,7 @@ class LoadReporter:
         if (pace := share.pace) is None:
             return Duration(0)
         entry = self._probe(owner, service_class, now)
-        ahead = share.work([waiting for waiting in queue if waiting.rank < entry.rank])
+        ahead = share.work(queue[: bisect_left(queue, entry.rank, key=_by_rank)])
         leases = share.leases
         if share.engine_work_ahead is not None:
             ahead += share.engine_work_ahead(entry)

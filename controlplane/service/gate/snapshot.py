@@ -13,7 +13,7 @@ from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
 from controlplane.service.decision_history import Preempted
 from controlplane.service.encoder_registry import EncoderRegistry
-from controlplane.service.gate.engine_lease_sync import EngineLeases
+from controlplane.service.gate.engine_lease_sync import EngineLeases, EngineView
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
@@ -121,7 +121,7 @@ class SnapshotBuilder:
             return share(
                 is_serial=True,
                 paces=self._embedding_paces(),
-                calls=tuple(embedding_calls_in_flight(self.tickets.values())),
+                calls=tuple(embedding_calls_in_flight(self.tickets.values())) if leases.ids else (),
                 is_device_shared=ledger.count(Owner.LLM) > 0,
             )
         free_bytes = ledger.ceiling(owner) - ledger.held(owner)
@@ -131,8 +131,8 @@ class SnapshotBuilder:
         share = partial(share, decode_load=load, wait_optimism=self.ttft.optimism)
         if self.engine_leases is None:
             return share(preemptible=partial(self.preemptible, now))
-        keeps = partial(self.engine_leases.kept, leases)
-        return share(engine_work_ahead=self.engine_leases.work_ahead, engine_keeps=keeps)
+        engine = EngineView(self.engine_leases, leases)
+        return share(engine_work_ahead=engine.work_ahead, engine_keeps=engine.keeps)
 
 
 def embedding_calls_in_flight(tickets: Iterable[Ticket]) -> Iterator[tuple[Request, float]]:
@@ -168,12 +168,12 @@ def decode_load(
     priority: list[int] = []
     started, free_bytes = _started_generations(tickets, leases, free_bytes, planned)
     for ticket, remaining in started:
-        request = ticket.request
-        done, first = ticket.timeline.output_tokens, ticket.timeline.first_token
-        sequences += request.sequences
-        cells += request.sequences * (request.prompt_tokens + done)
+        request, timeline = ticket.request, ticket.timeline
+        done, first, copies = timeline.output_tokens, timeline.first_token, request.sequences
+        sequences += copies
+        cells += copies * (request.prompt_tokens + done)
         if first is None:
-            prefill_tokens += request.prefill_tokens
+            prefill_tokens += request.prompt_tokens - request.cached_tokens
         if (tpot := request.slo.tpot) is not None:
             # The time to the last token at which TPOT is met. The step of the first token counts as one more,
             # as in `DecodeLoad.with_request`.

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from benchmark_control_plane.fleet_studies.autoscaling_study import autoscaling, demand
-from benchmark_control_plane.fleet_studies.study_file import AutoscalingStudy, read_study
+from benchmark_control_plane.fleet_studies.study_file import AutoscalingStudy
+from benchmark_control_plane.fleet_studies.study_reader import read_study
 from benchmark_control_plane.judge.traces import NAMED, TracedRequest
 from controlplane.cli import main
 from controlplane.config import ConfigError

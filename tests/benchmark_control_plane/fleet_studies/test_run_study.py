@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmark_control_plane.fleet_studies.study_file import SweepStudy, read_study
+from benchmark_control_plane.fleet_studies.study_file import SweepStudy
+from benchmark_control_plane.fleet_studies.study_reader import read_study
 from benchmark_control_plane.fleet_studies.sweeps import planned_rows, sweep
 from controlplane.cli import main
 from tests.benchmark_control_plane.fleet_studies.test_study_file import (

@@ -13,8 +13,8 @@ from benchmark_control_plane.fleet_studies.study_file import (
     CapacityStudy,
     ScaleStudy,
     SweepStudy,
-    read_study,
 )
+from benchmark_control_plane.fleet_studies.study_reader import read_study
 from controlplane.config import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +88,7 @@ def test_a_cell_states_only_its_differences_and_other_seeds_replace_those_of_the
     [
         (
             {"study": ["sweep"]},
-            "study: should be one of sweep, capacity, scale, accuracy, kinds, autoscaling",
+            "study: should be one of sweep, capacity, scale, accuracy, kinds, autoscaling, storms, fairness",
         ),
         ({"sweeps": [{}]}, "no axis; give values of rate_per_box, choices, policy"),
         ({"sweeps": [{"policy": ["tandem"]}]}, "should be one of ROUND_ROBIN, LEAST_CONNECTIONS"),

@@ -31,3 +31,10 @@ def test_a_box_that_leaves_moves_only_its_own_prefixes() -> None:
     before, after = first_homes(BOXES, [1.0] * 20), first_homes(BOXES[1:], [1.0] * 19)
     moved = {prefix for prefix in PREFIXES if before[prefix] != after[prefix]}
     assert moved == {prefix for prefix in PREFIXES if before[prefix] == "box-0"}
+
+
+def test_no_name_of_a_client_is_kept() -> None:
+    homes = PrefixHomes(BOXES, [1.0] * 20)
+    found = homes.of("ada@example.org")
+    assert "ada" not in repr(vars(homes))
+    assert homes.of("ada@example.org") is found

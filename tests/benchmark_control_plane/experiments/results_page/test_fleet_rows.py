@@ -109,3 +109,44 @@ def test_autoscaling_states_what_as_many_boxes_all_the_time_lose() -> None:
     assert found == (
         "66 on average, 81 at most, 2.2 % of the work beyond what they carry; 66 boxes all the time: 0.0 %"
     )
+
+
+def test_the_cost_of_a_report_is_stated_by_live_requests() -> None:
+    took = {"p50": 1.04, "p99": 2.0}
+    live = {"live": 1_000, "bytes": 340, "attach_us": took, "make_us": took, "read_by_router_us": took}
+    content = {"by_live_requests": [live], "choose_us_by_boxes": {"8": took}}
+    assert list(fleet_rows.report_cost(content)) == [
+        (
+            "Cost of a load report at 1,000 live requests",
+            "340 bytes; attached to an answer in 1.0 and 2.0 µs (0.5 and 0.99 quantile); made in 1 every 50 "
+            "ms, read in 1 µs (medians)",
+        ),
+        ("Choice of a router over 8 boxes", "1.0 µs (median)"),
+    ]
+
+
+def test_storms_are_compared_by_what_clients_do() -> None:
+    row = {
+        "clients": "whole-seconds",
+        "retries": True,
+        "later_met_percent": 99.06,
+        "burst_met_percent": 80.4,
+        "most_tries_per_s": 41.2,
+        "calm_after_s": 3.0,
+    }
+    burst = {"at": 10.0, "seconds": 3.0, "rate_per_box": 60.0}
+    [(question, found)] = fleet_rows.retry_storms({**LOAD, "burst": burst, "rows": [row]})
+    assert question.startswith(
+        "Burst of 60 requests/s and box for 3 s over 37 on 8 simulated boxes, with second"
+    )
+    assert found == "whole seconds 99.1, 80, 41 and 3 s"
+
+
+def test_fairness_is_stated_by_the_age_of_the_counters() -> None:
+    rows = [
+        {"policy": "PREFIX_STICKY", "exchange_s": age, "narrow_percent": 16.66, "met_percent": 60.0}
+        for age in (None, 0.2)
+    ]
+    [(question, found)] = fleet_rows.fairness({**LOAD, "rows": rows})
+    assert "prefix sticky: tokens of the tenant with a prefix" in question
+    assert found == "none 16.7, 60.0; 0.2 s 16.7, 60.0"
