@@ -48,6 +48,7 @@ class ResultsWriter:
             "capacity_rps": None,
             "sweeps": [],
         }
+        self._rendered_runs: list[str] = []
         self.write()
 
     @property
@@ -66,6 +67,7 @@ class ResultsWriter:
         with (self._out / REQUESTS).open("ab") as file:
             file.writelines(orjson.dumps(r.to_json(number)) + b"\n" for r in records)
         self._content["runs"].append(entry)
+        self._rendered_runs.append(_rendered(entry, 2))
         self.write()
 
     def add_sweep(self, sweep: Mapping[str, Any]) -> None:
@@ -85,7 +87,18 @@ class ResultsWriter:
 
     def write(self) -> None:
         """Replaces results.json."""
-        write_atomic(self._out / RESULTS, json.dumps(self._content, indent=1, allow_nan=False) + "\n")
+        members, separator = [], ",\n  "
+        for name, value in self._content.items():
+            # The file is written after every run, and most of it are the runs before.
+            is_runs = name == "runs" and self._rendered_runs
+            text = f"[\n  {separator.join(self._rendered_runs)}\n ]" if is_runs else _rendered(value, 1)
+            members.append(f"{json.dumps(name)}: {text}")
+        write_atomic(self._out / RESULTS, "{\n " + ",\n ".join(members) + "\n}\n")
+
+
+def _rendered(value: object, depth: int) -> str:
+    """The value as JSON with an indentation of 1, for a place so many levels deep in a document."""
+    return json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n" + " " * depth)
 
 
 def environment() -> dict[str, Any]:

@@ -5,20 +5,20 @@ device.
 """
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from benchmark_control_plane.judge.memory_sampler import Sample
-from benchmark_control_plane.judge.prompts import prompt_ids
 from benchmark_control_plane.judge.records import PartialResponse
 from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from benchmark_control_plane.judge.workload import PlannedRequest
+from benchmark_control_plane.simulator.distinct_prompts import prompt_ids
 from benchmark_control_plane.simulator.simulated_machine import Machine, divide_pool, engines
 from benchmark_control_plane.simulator.simulation import config_of, started
 from benchmark_control_plane.simulator.token_reader import read_to_end
@@ -51,6 +51,8 @@ class SimulatedTarget:
         self._embedder = embedder
         self._output_tokens = output_tokens
         self._has_gate = has_gate
+        self._sent = count()
+        self._groups: dict[str, int] = {}
 
     async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
         """Sends a request and fills `answer` in virtual time."""
@@ -74,8 +76,12 @@ class SimulatedTarget:
 
     async def _generation(self, planned: PlannedRequest, origin: RequestOrigin) -> GenerateJob:
         limit = planned.max_tokens or planned.output_tokens
+        group = self._groups.setdefault(planned.prefix_group, len(self._groups))
+        prompt = prompt_ids(
+            next(self._sent), planned.prompt_tokens, group=group, shared=planned.prefix_tokens
+        )
         return await self.service.intake.completion(
-            origin, self._generator.model, prompt_ids(planned, random.Random(planned.id)),
+            origin, self._generator.model, prompt,
             max_tokens=limit, sampling=Sampling(max_tokens=limit, n=planned.choices),
         )  # fmt: skip
 
@@ -88,16 +94,17 @@ class SimulatedTarget:
             decision = served.ticket.decision
         else:
             deltas = self._generator.generate(job.request, job.prompt, job.sampling)
-        lengths = Counter[int]()
+        lengths, tokens, clock = Counter[int](), answer.tokens, loop.time
 
-        def count(choice: int) -> None:
+        def stamp(choice: int) -> None:
             """As at the gate, the longest choice counts; the response ends with the last token of any."""
-            lengths[choice] += 1
-            if lengths[choice] > len(answer.tokens):
-                answer.tokens.append(loop.time())
-            answer.tokens[-1] = loop.time()
+            lengths[choice] = length = lengths[choice] + 1
+            if length > len(tokens):
+                tokens.append(clock())
+            else:
+                tokens[-1] = clock()
 
-        await read_to_end(self._generator, job.request.id, deltas, on_token=count)
+        await read_to_end(self._generator, job.request.id, deltas, on_token=stamp)
         answer.output_tokens = len(answer.tokens)
         return decision
 

@@ -20,6 +20,8 @@ Arguments = TypeVarTuple("Arguments")
 _RESOLUTION_SECONDS = 1e-9
 _POLL_EVERY = 64
 """Jumps of the clock between two polls of a loop without open files."""
+_COLLECT_AFTER = 50_000
+"""New objects after which young ones are searched for reference cycles, of which a run makes few."""
 
 
 class StuckLoop(RuntimeError):
@@ -92,12 +94,15 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Runs `main` in virtual time and returns its result; raises StuckLoop instead of hanging."""
     # A run allocates much, and each full garbage collection would visit all imported modules again.
     gc.freeze()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
     try:
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             results: list[Result] = []
             runner.run(_store(main, results))
             return results[0]
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 

@@ -198,6 +198,11 @@ class MemoryLedger:
         """A copy of the owner's leases as columns."""
         return self._accounts[owner].table()
 
+    def remaining_steps(self, owner: Owner) -> dict[str, int]:
+        """Predicted remaining steps of each of the owner's leases, by request id."""
+        account = self._accounts[owner]
+        return dict(zip(account.ids, account.steps, strict=True))
+
     def lease_state(self, lease: Lease) -> tuple[int, int]:
         """Bytes that the lease demands, and its predicted remaining steps."""
         account, row = self._live(lease)
@@ -227,14 +232,17 @@ class MemoryLedger:
         Returns the predicted remaining steps.
         """
         account, row = self._live(lease)
-        added = account.per_step[row] * steps
-        account.steps[row] = left = max(1, account.steps[row] - steps)
-        account.base[row] += added
-        had_deficit = account.held < account.demanded
-        account.demanded += added
-        # Growth frees nothing, so no deficit that there was can be covered now.
-        if added and not had_deficit:
-            self._cover(lease.owner)
+        left = account.steps[row] - steps
+        if left < 1:
+            left = 1
+        account.steps[row] = left
+        if added := account.per_step[row] * steps:
+            account.base[row] += added
+            had_deficit = account.held < account.demanded
+            account.demanded += added
+            # Growth frees nothing, so no deficit that there was can be covered now.
+            if not had_deficit:
+                self._cover(account)
         return left
 
     def set_reported(self, lease: Lease, *, held: int, per_step: int) -> None:
@@ -284,16 +292,15 @@ class MemoryLedger:
             if (released := account.held - account.demanded) > 0:
                 account.held -= released
                 self._free += released
-        for owner, account in self._accounts.items():
+        for account in self._accounts.values():
             if account.held < account.demanded:
-                self._cover(owner)
+                self._cover(account)
 
-    def _cover(self, owner: Owner) -> None:
+    def _cover(self, account: _OwnerAccount) -> None:
         """Covers the deficit of one owner from free memory, as far as its ceiling allows."""
-        account = self._accounts[owner]
         missing = account.demanded - account.held
         if missing > self._free or account.demanded > account.quota:
-            missing = max(0, min(missing, self.ceiling(owner) - account.held))
+            missing = max(0, min(missing, account.quota - account.held, self._free))
         account.held += missing
         self._free -= missing
 

@@ -152,10 +152,11 @@ class Timeline:
 
     def stamp_tokens(self, now: Instant, tokens: int) -> None:
         """Records `tokens` output tokens at `now`."""
+        last = self.last_token
         if self.first_token is None:
             self.first_token = now
-        elif self.last_token is not None and (gap := between(self.last_token, now)) > self.longest_gap:
-            self.longest_gap = gap
+        elif last is not None and now - last > self.longest_gap:
+            self.longest_gap = between(last, now)
         self.last_token = now
         self.output_tokens += tokens
 

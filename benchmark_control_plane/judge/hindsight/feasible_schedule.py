@@ -8,14 +8,13 @@ all requests are tried, or those that the linear program serves.
 """
 
 from bisect import insort
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-import numpy as np
-
 from benchmark_control_plane.judge.hindsight.attainment_bound import bound_of_parts
 from benchmark_control_plane.judge.hindsight.least_work import RequestWork
+from benchmark_control_plane.judge.hindsight.started_requests import StartCheck, StartedRequest
 from benchmark_control_plane.judge.simulated_target import BLOCK_TOKENS
 from benchmark_control_plane.judge.system_schema import SimulatedDeviceSection
 from controlplane.core.memory_ledger import Floats
@@ -58,23 +57,12 @@ def served_in_time(
 
 
 @dataclass(eq=False, slots=True)
-class _Running:
-    """A generation with its first `computed` tokens in the KV cache, `produced` of its output delivered."""
+class _Call:
+    """An embedding request with the inputs of no pass yet, shortest first, and their `seconds` alone."""
 
     work: RequestWork
-    computed: int = 0
-    produced: int = 0
-    due: float = inf
-    last: float = 0.0
-
-    @property
-    def prompt(self) -> int:
-        return self.work.planned.prompt_tokens
-
-    @property
-    def left(self) -> int:
-        """Tokens to come."""
-        return self.work.decodes + 1 - self.produced
+    lengths: list[int]
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -88,9 +76,18 @@ class _Schedule:
     sacrificed: float
     now: float = 0.0
     kept: list[str] = field(default_factory=list)
-    running: list[_Running] = field(default_factory=list)
+    running: list[StartedRequest] = field(default_factory=list)
     prompts: list[RequestWork] = field(default_factory=list)
-    inputs: list[tuple[RequestWork, list[int]]] = field(default_factory=list)
+    inputs: list[_Call] = field(default_factory=list)
+    first_lapse: float = inf
+    """Until then no request of `prompts` is too late to start."""
+    blocks: int | None = field(init=False)
+    """Blocks of the KV cache; None is no limit."""
+
+    def __post_init__(self) -> None:
+        kv_bytes = self.device.kv_memory or self.device.pool
+        block_bytes = BLOCK_TOKENS * self.device.kv_bytes_per_token
+        self.blocks = None if kv_bytes is None else kv_bytes // block_bytes
 
     def run(self) -> frozenset[str]:
         """Ids of the requests served in time."""
@@ -119,17 +116,25 @@ class _Schedule:
 
     def _arrive(self, work: RequestWork) -> None:
         if work.planned.kind is Kind.EMBED:
-            insort(self.inputs, (work, sorted(work.planned.lengths)), key=lambda each: self.order(each[0]))
+            call = _Call(work, sorted(work.planned.lengths))
+            call.seconds = self._alone(call.lengths)
+            insort(self.inputs, call, key=lambda each: self.order(each.work))
         else:
             insort(self.prompts, work, key=self.order)
+            self.first_lapse = min(self.first_lapse, _latest_start(work))
 
     def _drop_late(self) -> None:
         """Drops what can no longer be in time, and the latest started while the next step lacks blocks."""
-        self.prompts = [work for work in self.prompts if _latest_start(work) >= self.now]
-        self.inputs = [each for each in self.inputs if self.now + self._alone(each[1]) <= each[0].due]
-        self.running = [one for one in self.running if self._slack(one, 1) >= self.device.step[0]]
-        limit = self._kv_blocks()
-        while limit is not None and sum(map(_blocks, self.running)) > limit:
+        if self.first_lapse < self.now:
+            self.prompts = [work for work in self.prompts if _latest_start(work) >= self.now]
+            self.first_lapse = min(map(_latest_start, self.prompts), default=inf)
+        self.inputs = [call for call in self.inputs if self.now + call.seconds <= call.work.due]
+        least = self.device.step[0]
+        slacks = self._slacks(self.running, 1)
+        if min(slacks, default=inf) < least:
+            kept = zip(self.running, slacks, strict=True)
+            self.running = [one for one, slack in kept if slack >= least]
+        while self.blocks is not None and sum([one.blocks for one in self.running]) > self.blocks:
             self.running.pop()
 
     def _step(self) -> bool:
@@ -146,97 +151,91 @@ class _Schedule:
         if chunks:
             seconds += base
         slack = self._least_slack(chunks)
-        for one, chunk in self._start(budget, slack - seconds):
-            seconds += (0.0 if chunks else base) + chunk * per_prompt
-            chunks.append((one, chunk))
-        slack = self._least_slack(chunks)
+        if started := self._start(budget, slack - seconds):
+            for one, chunk in started:
+                seconds += (0.0 if chunks else base) + chunk * per_prompt
+                chunks.append((one, chunk))
+            slack = self._least_slack(chunks)
         took, computed = self._compose_pass(slack - seconds)
         self.now += seconds + took
         self.kept += [work.planned.id for work in computed if self.now <= work.due]
         self._finish(chunks)
         return bool(chunks) or took > 0
 
-    def _least_slack(self, chunks: Sequence[tuple[_Running, int]]) -> float:
-        slacks = sorted(self._slack(one, len(self.running)) for one, _ in chunks)
-        return slacks[int(self.sacrificed * len(slacks))] if slacks else inf
+    def _least_slack(self, chunks: Sequence[tuple[StartedRequest, int]]) -> float:
+        slacks = self._slacks([one for one, _ in chunks], len(self.running))
+        if not slacks:
+            return inf
+        left_out = int(self.sacrificed * len(slacks))
+        return sorted(slacks)[left_out] if left_out else min(slacks)
 
-    def _slack(self, one: _Running, decodes: int) -> float:
-        """Time that the next step of a request may take, if so many decode in each later one."""
+    def _slacks(self, ones: Iterable[StartedRequest], decodes: int) -> list[float]:
+        """Time that the next step of each request may take, if so many decode in each later one."""
         base, _, per_decode, per_cell = self.device.step
-        if not one.produced:
-            return min(one.work.first_due, one.work.due - base * (one.left - 1)) - self.now
-        later = (one.left - 1) * (base + per_decode * decodes + per_cell * one.computed)
-        return min(min(one.due, one.work.due) - later, one.last + one.work.longest_gap) - self.now
+        now, found = self.now, []
+        step = base + per_decode * decodes
+        for one in ones:
+            if one.produced:
+                whole = one.due - (one.left - 1) * (step + per_cell * one.computed)
+                next_due = one.next_due
+                found.append((whole if whole < next_due else next_due) - now)
+            else:
+                work = one.work
+                found.append(min(work.first_due, work.due - base * (one.left - 1)) - now)
+        return found
 
-    def _start(self, budget: int, slack: float) -> list[tuple[_Running, int]]:
+    def _start(self, budget: int, slack: float) -> list[tuple[StartedRequest, int]]:
         """Starts waiting requests whose prompts fit into tokens, time and memory."""
-        started, tried = [], 0
-        base, per_prompt, per_decode, _ = self.device.step
+        started: list[tuple[StartedRequest, int]] = []
+        check: StartCheck | None = None
+        tried, (base, per_prompt, _, _) = 0, self.device.step
         for work in list(self.prompts):
             if not budget or len(self.running) >= self.device.max_running or tried > _TRIED:
                 break
             chunk = min(budget, work.planned.prompt_tokens)
-            one = _Running(work)
-            if chunk * per_prompt > slack or not self._fits(one) or not self._keeps_pace(one, per_decode):
+            if chunk * per_prompt > slack:
+                tried += 1
+                continue
+            check = check or StartCheck(self.running, self.device, self.blocks)
+            one = StartedRequest(work)
+            if not check.may_start(one):
                 tried += 1
                 continue
             self.prompts.remove(work)
             self.running.append(one)
             started.append((one, chunk))
+            check = None
             budget -= chunk
             slack = min(slack, work.first_due - self.now - base) - chunk * per_prompt
         return started
-
-    def _keeps_pace(self, newcomer: _Running, per_decode: float) -> bool:
-        """Whether a decode step with one more request is as short as the strictest mean pace."""
-        paces = [
-            one.work.after_first / one.work.decodes for one in (*self.running, newcomer) if one.work.decodes
-        ]
-        cells = sum(one.prompt + one.produced for one in (*self.running, newcomer))
-        step = self.device.step[0] + per_decode * (len(self.running) + 1) + self.device.step[3] * cells
-        return step <= min(paces, default=inf)
-
-    def _fits(self, newcomer: _Running) -> bool:
-        """Whether memory suffices at the end of each request, all producing one token a step until then."""
-        limit = self._kv_blocks()
-        if limit is None:
-            return True
-        ones = (*self.running, newcomer)
-        left = np.array([one.left for one in ones])
-        held = np.array([one.prompt + one.produced for one in ones])
-        ahead = np.unique(left)[:, np.newaxis]
-        blocks = np.where(left >= ahead, -(-(held + ahead) // BLOCK_TOKENS), 0)
-        return bool(blocks.sum(axis=1).max() <= limit)
-
-    def _kv_blocks(self) -> int | None:
-        kv_bytes = self.device.kv_memory or self.device.pool
-        return None if kv_bytes is None else kv_bytes // (BLOCK_TOKENS * self.device.kv_bytes_per_token)
 
     def _compose_pass(self, slack: float) -> tuple[float, list[RequestWork]]:
         """Takes the inputs of a pass after the LLM's part of the step that fits into `slack` seconds.
 
         Returns its time and the requests that it completes.
         """
-        budget, longest, count = self._pass_tokens(), 0, 0
         completed: list[RequestWork] = []
+        if not self.inputs:
+            return 0.0, completed
+        budget, longest, count = self._pass_tokens(), 0, 0
         while self.inputs:
-            _, lengths = self.inputs[0]
-            while lengths:
+            call = self.inputs[0]
+            while lengths := call.lengths:
                 length = max(longest, lengths[-1])
                 is_whole = (count + 1) * length <= budget
                 if not is_whole or self._pass_time(count + 1, length) > slack:
+                    call.seconds = self._alone(lengths)
                     return self._pass_time(count, longest), completed
                 longest, count = max(longest, lengths.pop()), count + 1
-            completed.append(self.inputs.pop(0)[0])
+            completed.append(self.inputs.pop(0).work)
         return self._pass_time(count, longest), completed
 
     def _pass_tokens(self) -> int:
         """Padded tokens of the largest pass, beside the blocks held now and those of this step."""
         if self.device.pool is None:
             return self.device.embed_batch_tokens
-        free = (
-            self.device.pool - sum(map(_blocks, self.running)) * BLOCK_TOKENS * self.device.kv_bytes_per_token
-        )
+        held = sum([one.blocks for one in self.running])
+        free = self.device.pool - held * BLOCK_TOKENS * self.device.kv_bytes_per_token
         return min(self.device.embed_batch_tokens, free // self.device.embed_bytes_per_token)
 
     def _pass_time(self, inputs: int, length: int) -> float:
@@ -245,33 +244,31 @@ class _Schedule:
         return base + padded * (per_token + self.device.embedding_squares * length) if inputs else 0.0
 
     def _alone(self, lengths: Sequence[int]) -> float:
-        """Seconds of the passes of these inputs alone."""
-        longest, base = max(lengths, default=0), self.device.embedding[0]
+        """Seconds of the passes of these inputs alone, shortest first."""
+        longest, base = lengths[-1] if lengths else 0, self.device.embedding[0]
         further = -(-len(lengths) * longest // self.device.embed_batch_tokens) - 1
         return self._pass_time(len(lengths), longest) + base * max(0, further)
 
-    def _finish(self, chunks: Sequence[tuple[_Running, int]]) -> None:
+    def _finish(self, chunks: Sequence[tuple[StartedRequest, int]]) -> None:
         """Delivers the tokens of the step that ends now."""
         for one, chunk in chunks:
             one.computed += chunk
             if one.computed < one.prompt:
                 continue
+            work = one.work
             if not one.produced:
-                one.due = self.now + one.work.after_first if self.now <= one.work.first_due else -inf
-            one.produced, one.last = one.produced + 1, self.now
+                is_late = self.now > work.first_due
+                one.due = -inf if is_late else min(self.now + work.after_first, work.due)
+            one.produced, one.left = one.produced + 1, one.left - 1
+            one.next_due = self.now + work.longest_gap
             if not one.left:
                 self.running.remove(one)
-                if self.now <= min(one.due, one.work.due):
-                    self.kept.append(one.work.planned.id)
+                if self.now <= one.due:
+                    self.kept.append(work.planned.id)
 
 
 def _latest_start(work: RequestWork) -> float:
     return min(work.first_due - work.first_alone, work.due - work.alone)
-
-
-def _blocks(one: _Running) -> int:
-    """Blocks that a running request holds at the end of the next step, at most."""
-    return -(-(max(one.prompt, one.computed + 1)) // BLOCK_TOKENS)
 
 
 def _due_from(work: RequestWork, now: float) -> RequestWork:

@@ -38,8 +38,7 @@ def pause_costs(
     stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - estimator.prefill_share))
     step = to_seconds(own_step) * stretch
     per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
-    leases = ledger.table(Owner.LLM)
-    remaining = dict(zip(leases.ids, map(int, leases.steps.tolist()), strict=True))
+    remaining = ledger.remaining_steps(Owner.LLM)
     running, waiting, prompt_tokens, generate = list[WeightedSlo](), list[WeightedSlo](), 0, Kind.GENERATE
     for ticket in tickets:
         request = ticket.request
