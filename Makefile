@@ -154,8 +154,9 @@ faults: setup
 scripted := -e ".[server]" hypothesis pytest pytest-asyncio
 litellm := litellm instructor $(scripted)
 llama-index := llama-index-core llama-index-llms-openai-like llama-index-embeddings-openai-like \
-  llama-index-postprocessor-cohere-rerank $(scripted)
-haystack := haystack-ai cohere-haystack $(scripted)
+  llama-index-postprocessor-cohere-rerank llama-index-embeddings-text-embeddings-inference \
+  llama-index-postprocessor-tei-rerank $(scripted)
+haystack := haystack-ai cohere-haystack huggingface-api-haystack $(scripted)
 langchain-cohere := langchain-cohere $(scripted)
 lm-eval := "lm-eval[api]" transformers
 PYTHON_CLIENTS := $(foreach name,litellm llama-index haystack langchain-cohere,.clients/$(name)/.ready)

@@ -35,7 +35,7 @@ from controlplane.api.protocol.requests import RESPONSE_HEADERS
 from controlplane.api.reranking import rerank_routes
 from controlplane.api.settings import ApiSettings, SettingsSource, live_settings, settings_for
 from controlplane.api.startup import StartupMiddleware
-from controlplane.api.tei import tei_route
+from controlplane.api.tei import tei_routes
 from controlplane.api.tokenize_routes import tokenize_routes
 from controlplane.api.unknown_path import unknown_path
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
@@ -79,9 +79,9 @@ def create_app(service: Service, settings: SettingsSource | None = None) -> Fast
 
     endpoints = EndpointFactory(count_shed)
     app.router.routes += [
-        route(service, endpoints) for route in (chat_route, completion_route, embedding_route, tei_route)
+        route(service, endpoints) for route in (chat_route, completion_route, embedding_route)
     ]
-    app.router.routes += responses_routes(service, endpoints)
+    app.router.routes += responses_routes(service, endpoints) + tei_routes(service, endpoints)
     app.router.routes += rerank_routes(service, endpoints) + tokenize_routes(service, endpoints)
     app.router.routes += anthropic_routes(service, endpoints) + cohere_routes(service, endpoints)
     for routes in (

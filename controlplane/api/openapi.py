@@ -85,6 +85,7 @@ _BODIES: dict[str, tuple[type[BaseModel], list[_Answer]]] = {
     "/v2/chat": (CohereChatRequest, [CohereChatResponse]),
     "/v2/embed": (CohereEmbedRequest, [CohereEmbedResponse]),
     "/embed": (TeiEmbedRequest, [[TeiVector]]),
+    "/": (TeiEmbedRequest, [[TeiVector]]),
     "/v1/tokenize": (CohereTokenizeRequest, [CohereTokens]),
     "/v1/detokenize": (CohereDetokenizeRequest, [CohereText]),
     "/tokenize": (TokenizeRequest, [TokenizeResponse]),

@@ -33,7 +33,8 @@ class StartupMiddleware:
             return
         path, progress = scope["path"], self._service.progress
         scope["state"][EXPECTED_FAILURE] = True
-        if path in _SERVED or path.startswith(_SERVED_BELOW):
+        # A POST to / asks for vectors.
+        if scope["method"] != "POST" and (path in _SERVED or path.startswith(_SERVED_BELOW)):
             await self._app(scope, receive, send)
         elif path == "/ready":
             await starting_response(progress)(scope, receive, send)

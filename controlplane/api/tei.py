@@ -1,4 +1,4 @@
-"""POST /embed of text-embeddings-inference; its /rerank is in `reranking`."""
+"""POST /embed and / of text-embeddings-inference; its /rerank is in `reranking`."""
 
 from functools import partial
 
@@ -18,9 +18,10 @@ from controlplane.service.service import Service
 _FIELDS = {"input": "inputs", "truncate_prompt_tokens": "truncate"}
 
 
-def tei_route(service: Service, endpoints: EndpointFactory) -> Route:
-    """The route of /embed."""
-    return endpoints.route("/embed", TeiEmbedRequest, partial(_serve, service))
+def tei_routes(service: Service, endpoints: EndpointFactory) -> list[Route]:
+    """The routes of vectors: clients of Hugging Face post to the server's address, without a path."""
+    serve = partial(_serve, service)
+    return [endpoints.route(path, TeiEmbedRequest, serve) for path in ("/embed", "/")]
 
 
 async def _serve(service: Service, request: ParsedRequest[TeiEmbedRequest], send: Send) -> None:
@@ -36,7 +37,9 @@ async def _serve(service: Service, request: ParsedRequest[TeiEmbedRequest], send
             prompt=body.prompt_name,
             dimensions=body.dimensions,
         )
-    rows = await encoded_vectors(_of_unit_length(vectors), is_base64=False)
+    if body.normalize is not False:
+        vectors = _of_unit_length(vectors)
+    rows = await encoded_vectors(vectors, is_base64=False)
     await send_json(send, b"[" + b",".join(rows) + b"]", ticket_headers([embedded.ticket]))
 
 

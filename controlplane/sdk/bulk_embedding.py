@@ -5,6 +5,7 @@ No I/O: a client sends the calls that `due` returns and reports each outcome to 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import groupby, islice
 
 import numpy as np
@@ -22,6 +23,7 @@ BATCH_TOKENS = 8192
 MAX_CONCURRENCY = 16
 MAX_HELD_BYTES = 2**28
 """Vectors that wait for an earlier batch, in bytes; above it no new batch is sent."""
+_OUT_OF_MEMORY = "out_of_memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class OpenBatch:
 
 
 Outcome = Embeddings | BaseException
-OnRefused = Callable[[int, BadRequest], object]
+OnRefused = Callable[[int, ApiError], object]
 
 
 @dataclass
@@ -118,10 +120,10 @@ class BulkEmbedding:
 
     A refused batch is repeated until it is accepted, never before its Retry-After; meanwhile new batches are
     sent as others succeed. After another transient failure it is repeated as often as `retries` says. A batch
-    with an invalid text is divided until that text is alone; with `on_refused`, which is called with its
-    number and its error, it is left out. Any other error, also of the iteration over the texts, and one after
-    which the deadline leaves no time for the wait, is raised when all earlier batches have been yielded, so
-    that those form a prefix to resume from.
+    with a text that is invalid or too large is divided until that text is alone; with `on_refused`, which is
+    called with its number and its error, it is left out. Any other error, also of the iteration over the
+    texts, and one after which the deadline leaves no time for the wait, is raised when all earlier batches
+    have been yielded, so that those form a prefix to resume from.
     """
 
     texts: Iterable[str]
@@ -234,15 +236,15 @@ class BulkEmbedding:
             self._is_refused = True
             batch.not_before = now + wait_s
             self._waiting[batch.start] = batch
-        elif isinstance(outcome, BadRequest) and outcome.param == "input":
+        elif isinstance(outcome, ApiError) and _is_about_a_text(outcome):
             self._is_refused = False
             self._divide(batch, outcome)
         else:
             outcome.add_note(f"embed_many: texts {batch.start} to {batch.start + len(batch.texts) - 1}")
             self._failures[batch.start] = outcome
 
-    def _divide(self, batch: OpenBatch, error: BadRequest) -> None:
-        """Replaces a batch that has an invalid text by parts of it; a single text is that text."""
+    def _divide(self, batch: OpenBatch, error: ApiError) -> None:
+        """Replaces a batch that has a refused text by parts of it; a single text is that text."""
         if len(batch.texts) > 1:
             start = batch.start
             for texts in _parts(batch.texts):
@@ -259,6 +261,11 @@ class BulkEmbedding:
         """Seconds before the batch is repeated; None for an error that is raised."""
         if isinstance(error, ApiError) and not error.is_retryable:
             return None
+        if isinstance(error, ApiError) and error.code == _OUT_OF_MEMORY:
+            # One text does not fit into the device's memory, and the others of its batch do not wait for it.
+            if len(batch.texts) > 1 or batch.losses >= self.retries.most:
+                return None
+            batch.losses += 1
         if isinstance(error, ApiError) and error.retry_after is not None:
             return spaced(error.retry_after)
         if isinstance(error, RateLimited):
@@ -288,6 +295,15 @@ class BulkEmbedding:
     def is_complete(self) -> bool:
         """Whether every text has been yielded or left out."""
         return self._is_exhausted and not self._carried and self._next_yield == self._next_start
+
+
+def _is_about_a_text(error: ApiError) -> bool:
+    """Whether a batch without one of the texts may be served."""
+    if error.code == _OUT_OF_MEMORY:
+        return True
+    # A body that is too large is refused before its fields are read.
+    is_too_large = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    return isinstance(error, BadRequest) and (error.param == "input" or is_too_large)
 
 
 def _parts(texts: list[str]) -> list[list[str]]:

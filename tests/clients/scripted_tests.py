@@ -19,6 +19,7 @@ from tests.clients.client_table import ROOT, environment_of
 TESTS = (
     "tests/clients/test_recipes.py",
     "tests/controlplane/api/test_rerank_clients.py",
+    "tests/controlplane/api/test_tei_clients.py",
     "tests/controlplane/api/test_tool_clients.py",
 )
 

@@ -19,6 +19,7 @@ KIND_OF_PATH: Mapping[str, Kind] = {
     "/v1/embeddings": Kind.EMBED,
     "/v2/embed": Kind.EMBED,
     "/embed": Kind.EMBED,
+    "/": Kind.EMBED,
     "/v1/rerank": Kind.EMBED,
     "/v2/rerank": Kind.EMBED,
     "/rerank": Kind.EMBED,

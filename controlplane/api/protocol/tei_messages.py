@@ -1,4 +1,4 @@
-"""Body and answer of POST /embed, in the shapes of text-embeddings-inference.
+"""Body and answer of POST /embed and /, in the shapes of text-embeddings-inference.
 
 `rerank_messages` has those of its /rerank. As strict as all other bodies. Imports only `requests`.
 """
@@ -11,7 +11,7 @@ from controlplane.api.protocol.requests import EmbeddingInputs, Name, Objectives
 
 
 class TeiEmbedRequest(Objectives):
-    """Body of POST /embed. The vectors have unit length."""
+    """Body of POST /embed and /."""
 
     # Required only if several embedding models are served.
     model: Name | None = None
@@ -21,8 +21,8 @@ class TeiEmbedRequest(Objectives):
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
     prompt_name: Name | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    # Only the default is accepted.
-    normalize: Literal[True] | None = None
+    # Unit length by default; with false the vectors are those of /v1/embeddings.
+    normalize: bool | None = None
 
     @property
     def listed(self) -> list[str] | list[list[int]]:

@@ -33,6 +33,7 @@ _OPERATIONS = {
     "/v1/embeddings": "embeddings",
     "/v2/embed": "embeddings",
     "/embed": "embeddings",
+    "/": "embeddings",
 }
 _SERVED = (Outcome.MET, Outcome.LATE, Outcome.ABORTED)
 

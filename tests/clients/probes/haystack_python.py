@@ -2,7 +2,7 @@ import openai
 import probe
 from haystack import Document
 from haystack.components.embedders import OpenAIDocumentEmbedder
-from haystack.components.generators.chat import OpenAIChatGenerator
+from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
 from haystack.dataclasses import ChatMessage, ImageContent
 from haystack.tools import Tool
 from haystack.utils import Secret
@@ -44,6 +44,14 @@ def structured() -> None:
     probe.check_mood(generator.run(HELLO)["replies"][0].text)
 
 
+def responses() -> None:
+    options = {"max_output_tokens": probe.FEW_TOKENS}
+    generator = OpenAIResponsesChatGenerator(
+        **BASE, model=probe.CHAT, max_retries=0, generation_kwargs=options
+    )
+    assert generator.run(HELLO)["replies"][0].text
+
+
 def embeddings() -> None:
     embedder = OpenAIDocumentEmbedder(**BASE, model=probe.EMBEDDINGS, progress_bar=False)
     documents = embedder.run([Document(content=text) for text in probe.TEXTS])["documents"]
@@ -79,6 +87,7 @@ probe.run(
         "stream": stream,
         "tools": tools,
         "structured output": structured,
+        "responses": responses,
         "embeddings": embeddings,
         "rerank": rerank,
         "errors": errors,

@@ -64,6 +64,16 @@ def errors() -> None:
     assert code == "model_not_found"
 
 
+def image() -> str:
+    create = instructor.from_openai(plain).chat.completions.create
+    messages = [{"role": "user", "content": probe.IMAGE_PARTS}]
+    return probe.refused(
+        lambda: create(model=probe.CHAT, messages=messages, response_model=None, max_tokens=1),
+        openai.BadRequestError,
+        lambda error: error.param,
+    )
+
+
 probe.run(
     {
         "chat": chat,
@@ -71,5 +81,7 @@ probe.run(
         "errors": errors,
         "tools": lambda: ask(instructor.Mode.TOOLS),
         "structured output": lambda: ask(instructor.Mode.JSON_SCHEMA),
+        "responses": lambda: ask(instructor.Mode.RESPONSES_TOOLS),
+        "images": image,
     },
 )

@@ -6,7 +6,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
-from llama_index.llms.openai_like import OpenAILike
+from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
 from pydantic import BaseModel, ConfigDict
 
 BASE = {"api_base": f"{probe.url()}/v1", "api_key": probe.KEY}
@@ -55,6 +55,11 @@ def structured() -> None:
     assert found.mood in ("good", "bad")
 
 
+def responses() -> None:
+    options = {"max_output_tokens": probe.FEW_TOKENS, "context_window": 2048, "max_retries": 0}
+    assert OpenAILikeResponses(model=probe.CHAT, **BASE, **options).complete("Hello").text
+
+
 def embeddings() -> None:
     embedder = OpenAILikeEmbedding(model_name=probe.EMBEDDINGS, **BASE)
     probe.check_vectors(embedder.get_text_embedding_batch(probe.TEXTS))
@@ -86,6 +91,7 @@ probe.run(
         "stream": stream,
         "tools": tools,
         "structured output": structured,
+        "responses": responses,
         "embeddings": embeddings,
         "rerank": rerank,
         "errors": errors,

@@ -59,6 +59,18 @@ async def errors() -> None:
         raise AssertionError("an unknown model was served")
 
 
+async def image() -> str:
+    parts = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": probe.PIXEL, "detail": "auto"},
+    ]
+    try:
+        await agents.Runner.run(agent(), [{"role": "user", "content": parts}])
+    except openai.BadRequestError as error:
+        return str(error.param)
+    raise AssertionError("the server did not refuse the image")
+
+
 probe.run(
     {
         "chat": chat,
@@ -67,5 +79,6 @@ probe.run(
         "structured output": structured,
         "responses": structured,
         "errors": errors,
+        "images": image,
     },
 )

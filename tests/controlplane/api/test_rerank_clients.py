@@ -44,10 +44,16 @@ async def test_cohere(url: str):
         ]
 
 
-@pytest.mark.parametrize("provider", ["cohere", "hosted_vllm", "jina_ai"])
+@pytest.mark.parametrize("provider", ["cohere", "hosted_vllm", "huggingface", "jina_ai"])
 async def test_litellm(url: str, provider: str):
     litellm = pytest.importorskip("litellm")
-    paths = {"cohere": f"{url}/v2/rerank", "hosted_vllm": url, "jina_ai": f"{url}/v1/rerank"}
+    paths = {
+        "cohere": f"{url}/v2/rerank",
+        "hosted_vllm": url,
+        # In the protocol of text-embeddings-inference.
+        "huggingface": url,
+        "jina_ai": f"{url}/v1/rerank",
+    }
     reply = await litellm.arerank(
         model=f"{provider}/{RERANK_MODEL}",
         query="what",

@@ -100,7 +100,7 @@ async def test_readiness_names_stages_and_seconds():
 
 async def test_requests_during_the_start_are_told_to_come_back():
     async with hosted(server={"router_key_sha256": sha256(b"router").hexdigest()}) as host:
-        for path in ("/v1/chat/completions", "/v1/embeddings", "/nowhere"):
+        for path in ("/v1/chat/completions", "/v1/embeddings", "/", "/nowhere"):
             answer = await host.http.post(path, json=CHAT)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             error = answer.json()["error"]

@@ -1,10 +1,11 @@
-"""/embed in the shape of text-embeddings-inference; its /rerank is in test_reranking."""
+"""/embed and / in the shape of text-embeddings-inference; its /rerank is in test_reranking."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
+from backends.testing import scripted
 from controlplane.core.errors import Refused
 from controlplane.service.gate.request_builder import named_backend
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stage
@@ -12,6 +13,7 @@ from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stag
 PATH = "/embed"
 
 
+@pytest.mark.parametrize("path", [PATH, "/"])
 @pytest.mark.parametrize(
     ("inputs", "tokens"),
     [
@@ -21,17 +23,32 @@ PATH = "/embed"
         ([[5], [6]], [b"\5", b"\6"]),
     ],
 )
-async def test_the_answer_is_a_list_of_vectors_of_unit_length(stage: Stage, inputs: Any, tokens: list[bytes]):
-    answer = await stage.http.post(PATH, json={"inputs": inputs})
+async def test_the_answer_is_a_list_of_vectors_of_unit_length(
+    stage: Stage, path: str, inputs: Any, tokens: list[bytes]
+):
+    answer = await stage.http.post(path, json={"inputs": inputs})
     assert answer.status_code == 200, answer.text
     assert [bytes(ids) for ids in stage.embedder.runs[0].inputs] == tokens
     assert answer.headers["x-tandem-decision"] == "ADMIT"
     plain = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": inputs})
     expected = np.array([row["embedding"] for row in plain.json()["data"]])
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(answer.json(), expected, rtol=1e-5)
     named = {"inputs": inputs, "model": EMBED_MODEL, "normalize": True, "service_class": "standard"}
-    assert (await stage.http.post(PATH, json=named)).json() == answer.json()
+    assert (await stage.http.post(path, json=named)).json() == answer.json()
+
+
+async def test_vectors_have_unit_length_unless_the_request_says_otherwise(stage: Stage, monkeypatch):
+    """Haystack sends `normalize: false` by default."""
+    unit = scripted._vector
+    monkeypatch.setattr(scripted, "_vector", lambda ids, dimension: 3 * unit(ids, dimension))
+    for fields, length in (
+        ({}, 1),
+        ({"normalize": None}, 1),
+        ({"normalize": True}, 1),
+        ({"normalize": False}, 3),
+    ):
+        answer = await stage.http.post(PATH, json={"inputs": ["a", "bc"]} | fields)
+        np.testing.assert_allclose(np.linalg.norm(answer.json(), axis=1), length, rtol=1e-5)
 
 
 async def test_a_long_input_is_cut_only_if_the_request_says_so(stage: Stage):
@@ -55,7 +72,7 @@ async def test_a_long_input_is_cut_only_if_the_request_says_so(stage: Stage):
         ({}, "inputs", "add it"),
         ({"inputs": []}, "inputs", "expected a non-empty string"),
         ({"inputs": ["a", ""]}, "inputs", "item 1 is ''"),
-        ({"inputs": "a", "normalize": False}, "normalize", "True"),
+        ({"inputs": "a", "normalize": "no"}, "normalize", "boolean"),
         ({"inputs": "a", "dimensions": 3}, "dimensions", "supports"),
         ({"inputs": "a", "input": "a"}, "input", "did you mean inputs?"),
         ({"inputs": "a", "model": CHAT_MODEL}, "model", "does not serve embeddings"),

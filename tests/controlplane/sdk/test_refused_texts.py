@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane import sdk
+from controlplane.api.settings import ApiSettings, BodyLimits
 from controlplane.sdk.bulk_embedding import BulkEmbedding, EmbeddedBatch
 from controlplane.sdk.errors import api_error
 from controlplane.sdk.replies import embeddings
@@ -77,18 +78,46 @@ async def test_half_of_a_surrogate_pair_is_named_after_the_texts_before_it(is_as
     assert caught.value.__notes__ == ["embed_many: text 57"]
 
 
-async def test_the_served_application_refuses_by_the_field_that_is_divided_on():
-    texts = ["a", "", "b " * 9_000, "c"]
+@pytest.mark.parametrize("batch_tokens", [8_192, 1_000_000])
+async def test_the_served_application_refuses_as_the_client_divides(batch_tokens: int):
+    """By the field, or by the size of the body, which is refused unread."""
+    texts = ["a", "", "b " * 9_000, "c", "d" * 300_000, "e"]
     named: list[int] = []
-    async with staged() as stage, listening(stage.app) as url, sdk.AsyncTandem(url) as tandem:
+    settings = ApiSettings(limits=BodyLimits(max_body=100_000))
+    async with staged(settings) as stage, listening(stage.app) as url, sdk.AsyncTandem(url) as tandem:
         found = [
             batch.texts
             async for batch in tandem.embed_many(
-                texts, model=EMBED_MODEL, on_refused=lambda number, _: named.append(number)
+                texts,
+                model=EMBED_MODEL,
+                batch_tokens=batch_tokens,
+                on_refused=lambda number, _: named.append(number),
             )
         ]
-    assert [text for batch in found for text in batch] == ["a", "c"]
-    assert named == [1, 2]
+    assert [text for batch in found for text in batch] == ["a", "c", "e"]
+    assert sorted(named) == [1, 2, 4]
+
+
+@BOTH
+async def test_a_text_that_fits_into_no_memory_is_named_and_not_repeated_for_ever(is_async: bool):  # noqa: FBT001
+    error = {"message": "m", "type": "server_error", "param": "input", "code": "out_of_memory"}
+    calls = count()
+
+    def reply(_: str, body: Any) -> Any:
+        assert next(calls) < 200
+        if "57" not in body["input"]:
+            return vectors([[float(text)] for text in body["input"]], len(body["input"]))
+        return httpx.Response(503, json={"error": error}, headers={"retry-after-ms": "1"})
+
+    texts, named = [str(at) for at in range(200)], dict[int, sdk.ApiError]()
+    found = await embed_all(is_async, Server(reply), texts, batch_tokens=20, on_refused=named.__setitem__)
+    assert numbers_of(found) == [at for at in range(200) if at != 57]
+    assert [(at, type(error), error.code) for at, error in named.items()] == [
+        (57, sdk.ServiceUnavailable, "out_of_memory")
+    ]
+    with pytest.raises(sdk.ServiceUnavailable) as caught:
+        await embed_all(is_async, Server(reply), texts, batch_tokens=20, start=50)
+    assert caught.value.__notes__ == ["embed_many: text 57, '57'"]
 
 
 def test_blank_texts_take_about_one_call_each():

@@ -97,9 +97,10 @@ async def test_embeddings_have_their_passes(receiver):
     assert values(receiver.spans[3].attributes)["tandem.pass.inputs"] == 2
 
 
-async def test_a_request_of_text_embeddings_inference_is_named_as_embeddings(receiver):
+@pytest.mark.parametrize("path", ["/embed", "/"])
+async def test_a_request_of_text_embeddings_inference_is_named_as_embeddings(receiver, path):
     async with traced(receiver) as stage:
-        assert (await stage.http.post("/embed", json={"inputs": "a"})).status_code == 200
+        assert (await stage.http.post(path, json={"inputs": "a"})).status_code == 200
     (root,) = roots(receiver)
     assert root.name == f"embeddings {EMBED_MODEL}"
     assert values(root.attributes)["gen_ai.operation.name"] == "embeddings"
