@@ -255,6 +255,7 @@ def _completion(options: argparse.Namespace) -> int:
 
 def _serve(file: ConfigFile, config: Config, options: argparse.Namespace) -> NoReturn:
     """Serves until a signal and exits. Raises ConfigError before engines start."""
+    from controlplane.api.early_answers import PLANNING, EarlyAnswers
     from controlplane.api.listening_sockets import listening
 
     _require_engines(config)
@@ -262,19 +263,22 @@ def _serve(file: ConfigFile, config: Config, options: argparse.Namespace) -> NoR
     if config.server.health_port is not None:
         for probe in listening(config.server.host, config.server.health_port, key="server.health_port"):
             probe.close()
-    # They take longer than all before them, so that they are imported once the port is bound.
-    from controlplane.api.config_reload import WATCH_SECONDS
-    from controlplane.api.graceful_server import Hosting, host_forever
-    from controlplane.commands.start_display import start_display
-    from controlplane.service.bootstrap import assemble
-    from controlplane.start_key import StartKey
+    with EarlyAnswers(sockets).given() as early:
+        # They take longer than all before them, so that they are imported once the port is bound.
+        from controlplane.api.config_reload import WATCH_SECONDS
+        from controlplane.api.graceful_server import Hosting, host_forever
+        from controlplane.commands.start_display import start_display
+        from controlplane.service.bootstrap import assemble
+        from controlplane.start_key import StartKey
 
-    set_up_logging(config.log)
-    set_engine_log_level(options.engine_log)
+        set_up_logging(config.log)
+        set_engine_log_level(options.engine_log)
+        early.stage = PLANNING
+        service = assemble(config)
     needs_key = config.server.admin_key_sha256 is None and config.server.is_local()
     watch_seconds, start_key = WATCH_SECONDS if options.watch else None, StartKey() if needs_key else None
-    hosting = Hosting(file, watch_seconds, start_display, start_key, sockets)
-    _end(host_forever(assemble(config), config, hosting))
+    hosting = Hosting(file, watch_seconds, start_display, start_key, sockets, early.kept)
+    _end(host_forever(service, config, hosting))
 
 
 def _end(status: int) -> NoReturn:

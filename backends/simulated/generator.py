@@ -2,8 +2,7 @@
 
 A `SimulatedDevice` gives each of its steps to all kinds of work. The LLM's part is scheduled as by vLLM: by
 its own scheduler, or by an engine policy (`PolicyScheduler`). Then the engine is controlled as the plug-in
-is: a command takes effect between two steps, and the state is that of the latest step. Nothing is computed:
-all tokens are equal.
+is: a command takes effect between two steps, and the state is that of the latest one. All tokens are equal.
 """
 
 import asyncio
@@ -326,6 +325,7 @@ class SimulatedGenerator:
             held_bytes=held,
             pace=None if policy is None else policy.observed.pace,
             recompute_tokens=engine.recompute_tokens + self._gate_recompute_tokens,
+            preempted=() if policy is None else policy.preempted,
         )
 
     @property

@@ -18,8 +18,10 @@ import numpy as np
 from backends.cost_models.step_time import StepLoad
 from backends.simulated.continuous_batching import RankedScheduler, SimulatedSequence
 from backends.simulated.prefix_cache import CachedBlock
+from backends.vllm.plugin.preemption_log import KEPT
 from backends.vllm.plugin.prefix_sharing import PrefixSharing
 from controlplane.core.clock import NO_TIME, Duration, Instant
+from controlplane.core.engine_reports import EnginePreemption
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
 from controlplane.policy.engine.decode_pacing import next_step_start
@@ -51,6 +53,11 @@ class PolicySequence(SimulatedSequence):
         return self.state.request.id
 
     @property
+    def sender_id(self) -> str:
+        """Id of the request at its sender, which all its samples have."""
+        return self.state.request.id
+
+    @property
     def num_tokens(self) -> int:
         """Known tokens."""
         return self.total
@@ -72,6 +79,7 @@ class PolicyScheduler(RankedScheduler[P]):
         use_ceiling: blocks up to which running sequences grow.
         ceded: blocks that are neither held nor written by the step in flight, beyond quota and use.
         observed: model of the step time, fed by the steps.
+        preempted: the last preemptions, the oldest first.
     """
 
     def __init__(
@@ -88,6 +96,7 @@ class PolicyScheduler(RankedScheduler[P]):
         self.quota = self.use_ceiling = blocks
         self.ceded = 0
         self.observed = ObservedPace()
+        self.preempted: tuple[EnginePreemption, ...] = ()
         self._policy = engine_policy(options)
         self._withheld = 0
         self._previous_used = 0
@@ -147,8 +156,8 @@ class PolicyScheduler(RankedScheduler[P]):
         self._sharing.waiting.refresh()
         view = self._view(now)
         plan = self._policy.plan(view)
-        for victim in plan.preempt:
-            self.preempt(self._of[victim])
+        for victim, beneficiary in plan.preemptions():
+            self.preempt(self._of[victim], None if beneficiary is None else self._of[beneficiary])
         if plan.preempt:
             self._withhold_beyond_ceiling()
         if plan.ranked:
@@ -267,11 +276,16 @@ class PolicyScheduler(RankedScheduler[P]):
             sequence.rank = at
         self._ranked = order
 
-    def preempt(self, victim: P) -> None:
-        """Frees the blocks of `victim`, which waits again."""
+    def preempt(self, victim: P, beneficiary: P | None = None) -> None:
+        """Frees the blocks of `victim`, which waits again; None: running sequences need them."""
         victim.state.preemptions += 1
         self._leave([victim])
+        before = self.recompute_tokens
         super().preempt(victim)
+        at, tokens = self._previous_schedule or Instant(0), self.recompute_tokens - before
+        name = None if beneficiary is None else beneficiary.sender_id
+        lost = EnginePreemption(at, victim.sender_id, name, tokens)
+        self.preempted = (*self.preempted[1 - KEPT :], lost)
 
     # --- requests ----------------------------------------------------------------------------
 

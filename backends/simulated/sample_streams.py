@@ -32,6 +32,11 @@ class Sample(PolicySequence):
     is_capped: bool = False
     generation: "SampleStream" = field(init=False)
 
+    @property
+    def sender_id(self) -> str:
+        """Id of the generation's request."""
+        return self.generation.request_id
+
 
 @dataclass(eq=False, slots=True)
 class SampleStream:

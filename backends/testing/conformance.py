@@ -124,6 +124,9 @@ def _check_plan(factory: Callable[[], EnginePolicy], case: str) -> None:
     assert set(offered) <= waits, f"case {case}: an offered request does not wait"
     assert set(preempted) <= runs, f"case {case}: a preempted request does not run"
     assert set(ranked) <= runs - set(preempted), f"case {case}: a ranked request does not run on"
+    gainers = set(_ids([state for state in plan.beneficiaries if state is not None]))
+    is_matched = len(plan.beneficiaries) <= len(preempted) and gainers <= waits
+    assert is_matched, f"case {case}: {gainers} do not wait, or are more than {preempted}"
     freed = sum(state.held for state in plan.preempt)
     needed = sum(view.need(state) for state in plan.offer)
     room = max(0, view.free + freed) + len(plan.preempt)

@@ -68,6 +68,7 @@ class ScriptedGenerator(ScriptedEngine):
         self.forecasts: dict[str, LengthForecast] = {}
         self.is_sharing = False
         self.pace: Pace | None = None
+        self.preempted: list[Any] = []
         self.geometry = geometry
         self.kv_bytes = kv_bytes
         self.max_model_tokens = max_model_tokens
@@ -205,6 +206,7 @@ class ScriptedGenerator(ScriptedEngine):
             ceded_bytes=max(0, self.kv_bytes - max(self.use_ceiling_bytes, used)),
             held_bytes=held if self.has_tandem_scheduler else None,
             pace=self.pace,
+            preempted=tuple(self.preempted),
         )
 
     async def _deltas(self, run: ScriptedRun, sampling: Sampling) -> AsyncGenerator[Delta]:

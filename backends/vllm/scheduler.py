@@ -34,6 +34,7 @@ from backends.vllm.plugin.balloon import balloon_of
 from backends.vllm.plugin.batch_view import BatchTracker, is_ending, require_one_group, stamp
 from backends.vllm.plugin.input_wait import wait_for_input
 from backends.vllm.plugin.offer_queue import OfferQueue, SkippedQueue
+from backends.vllm.plugin.preemption_log import PreemptionLog
 from backends.vllm.plugin.prefix_sharing import prefix_sharing
 from backends.vllm.plugin.request_intake import RequestIntake
 from backends.vllm.plugin.request_metadata import Defaults, defaults_of
@@ -74,8 +75,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self.balloon = balloon_of(self.kv_cache_manager.block_pool)
         self.quota: int = self.balloon.total
         self.use_ceiling: int = self.balloon.total
-        self.preempted = 0
-        self.recompute_tokens = 0
+        self.preemptions = PreemptionLog()
         self.waited_ns = 0
         self.steps = 0
         self.hook_ns = 0
@@ -236,8 +236,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         plan = self.engine_policy.plan(view)
         # The balloon enforces the use ceiling, so a lower quota needs a check of its own.
         offer = plan.offer if self.use_ceiling == self.quota else view.admitted(plan)
-        for victim in plan.preempt:
-            self.preempt(self.requests[victim.request.id])
+        for victim, beneficiary in plan.preemptions():
+            self.preempt(self.requests[victim.request.id], beneficiary)
         if plan.preempt:
             self.balloon.withhold_beyond(self.use_ceiling)
         if plan.ranked:
@@ -251,14 +251,14 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             request.priority = at
         self._preemption_order = order
 
-    def preempt(self, request: Any) -> None:
+    def preempt(self, request: Any, beneficiary: Any = None) -> None:
         """Preempts a running request by recompute: it loses its blocks and may restart in the next step."""
         del self.running[self._tracker.index_of(self.running, request.tandem)]
+        self.preemptions.beneficiary = beneficiary
         self._preempt_request(request, time.monotonic())
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        self.preempted += 1
-        self.recompute_tokens += max(0, request.num_computed_tokens - request.tandem.cached)
+        self.preemptions.add(request, self.clock())
         request.tandem.preemptions += 1
         self._tracker.remove(request.tandem)
         super()._preempt_request(request, *args, **kwargs)
@@ -326,8 +326,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._publish(Instant(self.clock()))
 
     def _publish(self, now: Instant) -> None:
-        if self._shared_state is not None:
-            self._shared_state.write(self.facts(now), *self._tracker.rows(self.running))
+        if (state := self._shared_state) is not None:
+            state.write(self.facts(now), *self._tracker.rows(self.running), self.preemptions.packed)
 
     def set_options(self, changes: Mapping[str, Any]) -> None:
         """Builds a new policy and moves the waiting requests to it. Raises ValueError."""
@@ -363,8 +363,8 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             ceded=self.balloon.total - max(self.use_ceiling, used, self._previous_used),
             running=len(self.running),
             waiting=len(self.waiting),
-            preemptions=self.preempted,
-            recompute_tokens=self.recompute_tokens,
+            preemptions=self.preemptions.count,
+            recompute_tokens=self.preemptions.tokens,
             waited_ns=self.waited_ns,
         )
 

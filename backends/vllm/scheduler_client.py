@@ -8,15 +8,17 @@ idle engine writes nothing, so without requests the blocks held by its last step
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from typing import Any
 
+from backends.vllm.plugin import preemption_log
 from backends.vllm.plugin.rpc import METHOD
 from backends.vllm.plugin.shared_state import EngineFacts, SharedState, StateReading, key_of
 from backends.vllm.process import while_alive
-from controlplane.core.clock import Duration
-from controlplane.core.engine_reports import EngineState, StepCost
+from controlplane.core.clock import Duration, Instant
+from controlplane.core.engine_reports import EnginePreemption, EngineState, StepCost
 from controlplane.core.errors import Refused
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.pool_view import Pace
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # An engine without requests for this long has no step in flight.
 _IDLE_SETTLED_NS = 1_000_000_000
+# Requests whose names are known for preemptions that are read after their end.
+_ENDED = 256
 
 
 class SchedulerClient:
@@ -48,6 +52,8 @@ class SchedulerClient:
         self._total = total
         self._block_bytes = block_bytes
         self._request_ids: dict[int, str] = {}
+        self._ended_ids: OrderedDict[int, str] = OrderedDict()
+        self._preempted: tuple[bytes, tuple[EnginePreemption, ...]] = (b"", ())
         self._forecasts: dict[str, LengthForecast] = {}
         self._sending: asyncio.Task[None] | None = None
         self._last: tuple[int, EngineState] | None = None
@@ -59,7 +65,11 @@ class SchedulerClient:
 
     def untrack(self, request_id: str) -> None:
         """Excludes a request that has ended."""
-        self._request_ids.pop(key_of(request_id), None)
+        key = key_of(request_id)
+        if self._request_ids.pop(key, None) is not None:
+            self._ended_ids[key] = request_id
+        if len(self._ended_ids) > _ENDED:
+            self._ended_ids.popitem(last=False)
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -160,6 +170,7 @@ class SchedulerClient:
             waiting=facts.waiting,
             preemptions=facts.preemptions,
             recompute_tokens=facts.recompute_tokens,
+            preempted=self._named(reading.preempted),
             waited=Duration(facts.waited_ns),
             quota_bytes=facts.quota * size,
             use_ceiling_bytes=facts.use_ceiling * size,
@@ -167,6 +178,19 @@ class SchedulerClient:
             held_bytes=held,
             pace=_pace(reading),
         )
+
+    def _named(self, rows: bytes) -> tuple[EnginePreemption, ...]:
+        """The preemptions of these rows by request id, read once; those of unknown requests are left out."""
+        if rows == self._preempted[0]:
+            return self._preempted[1]
+        names = self._ended_ids | self._request_ids
+        found = tuple(
+            EnginePreemption(Instant(row.at_ns), names[row.victim], names.get(row.beneficiary), row.tokens)
+            for row in preemption_log.unpacked(rows)
+            if row.victim in names
+        )
+        self._preempted = rows, found
+        return found
 
     def _without_requests(self, state: EngineState, facts: EngineFacts) -> EngineState:
         """The state after the requests of the latest step have ended; an idle engine publishes none."""

@@ -65,7 +65,7 @@ class _Server(uvicorn.Server):
     """A uvicorn server that starts the service once it listens, and whose signal handler drains it.
 
     `run_service` starts the service and returns the exit status once the server is to end; None for a service
-    that runs already.
+    that runs already. `connections` were accepted before, and are served, too.
     """
 
     def __init__(
@@ -73,8 +73,10 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         service: Service,
         run_service: "Callable[[_Server], Coroutine[Any, Any, int]] | None" = None,
+        connections: Sequence[socket.socket] = (),
     ) -> None:
         super().__init__(config)
+        self._connections = connections
         self._service = service
         self._run_service = run_service
         self._running: asyncio.Task[int] | None = None
@@ -89,6 +91,8 @@ class _Server(uvicorn.Server):
             for _ in range(_LISTENING_HANDLES - 1):
                 copy = socket.socket(fileno=os.dup(listening.fileno()))
                 self.servers.append(await loop.create_server(protocol, sock=copy, backlog=backlog))
+        for connection in self._connections:
+            await loop.connect_accepted_socket(protocol, connection)
         # Kept, because the sockets are closed if the server is stopped just as the start ends.
         self._address = self.servers[0].sockets[0].getsockname()[:2]
         if self._run_service is not None:
@@ -200,6 +204,7 @@ class Hosting:
         display: shows the progress of the start while its block runs.
         start_key: the admin key while the configuration has none.
         sockets: they listen already; by default the server binds its address itself.
+        connections: were accepted on them before, and are served, too.
     """
 
     file: ConfigFile | None = None
@@ -207,6 +212,7 @@ class Hosting:
     display: Callable[[StartProgress], AbstractContextManager[object]] = nullcontext
     start_key: StartKey | None = None
     sockets: Sequence[socket.socket] = ()
+    connections: Sequence[socket.socket] = ()
 
     def settings(self, service: Service) -> SettingsSource:
         """The settings of the HTTP layer, with the digest of the start's key."""
@@ -246,6 +252,7 @@ async def _host(service: Service, config: Config, hosting: Hosting = PLAIN) -> i
             _options(service, config, hosting),
             service,
             partial(_run_service, service, config, reload, hosting),
+            hosting.connections,
         )
         try:
             async with _health_listener(service, config, hosting.settings(service)):

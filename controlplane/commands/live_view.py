@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from controlplane.commands.request_explanation import REASONS
 from controlplane.core.request import Owner
 
 Record = Mapping[str, Any]
@@ -122,17 +123,21 @@ class LiveView:
             for owner, found in self.sample.get("owners", {}).items()
         ]
 
-    def event_rows(self, most_of_a_type: int | None = None, *, is_filtered: bool = False) -> list[Row]:
-        """Rows of `EVENT_COLUMNS`, newest first; filtered, without routine events (`is_routine`)."""
+    def newest(self, most_of_a_type: int | None = None, *, is_filtered: bool = False) -> list[Record]:
+        """The events, newest first; filtered, without routine events (`is_routine`)."""
         counts: Counter[str] = Counter()
-        rows = []
+        found = []
         for event in reversed(self.events):
             if is_filtered and is_routine(event):
                 continue
             counts[event["type"]] += 1
             if most_of_a_type is None or counts[event["type"]] <= most_of_a_type:
-                rows.append(self._event_row(event))
-        return rows
+                found.append(event)
+        return found
+
+    def event_rows(self, events: Sequence[Record]) -> list[Row]:
+        """Rows of `EVENT_COLUMNS`."""
+        return [self._event_row(event) for event in events]
 
     def series(self, path: Sequence[str]) -> list[float]:
         """One number of every sample, found by `path`; 0 where it is missing."""
@@ -145,7 +150,7 @@ class LiveView:
     def _event_row(self, event: Record) -> Row:
         name, detail = _described(event)
         subject = event.get("id") or event.get("model") or event.get("part") or ""
-        return (_age(self.now - event["at"]), name, str(subject)[:28], event.get("class", ""), detail)
+        return (_age(self.now - event["at"]), name, str(subject), event.get("class", ""), detail)
 
 
 def is_routine(event: Record) -> bool:
@@ -161,7 +166,7 @@ def plain_text(view: LiveView) -> str:
         (CLASS_COLUMNS, view.class_rows()),
         (OWNER_COLUMNS, view.owner_rows()),
         *(((CALIBRATION_COLUMNS, rows),) if (rows := view.calibration_rows()) else ()),
-        (EVENT_COLUMNS, view.event_rows(_EVENTS_OF_A_TYPE, is_filtered=True)),
+        (EVENT_COLUMNS, view.event_rows(view.newest(_EVENTS_OF_A_TYPE, is_filtered=True))),
     )
     for header, rows in sections:
         if parts:
@@ -205,17 +210,17 @@ def _described(event: Record) -> tuple[str, str]:
             victims = f"after preempting {event['victims']}" if event["victims"] else ""
             return "admitted", " ".join(filter(None, (victims, wait)))
         case "deferral":
-            return "deferred", event["reason"].replace("_", " ")
+            return "deferred", REASONS.get(event["reason"], event["reason"])
         case "rejection":
             retry = event.get("retry_after_ms")
             after = "no retry can help" if retry is None else f"retry after {_duration(retry)}"
-            return "rejected", f"{event['reason'].replace('_', ' ')}, {after}"
+            return "rejected", f"{REASONS.get(event['reason'], event['reason'])}, {after}"
         case "end":
             missed = f"missed {', '.join(event['missed'])}" if event["missed"] else ""
             first = f"first token {_duration(event['ttft_ms'])}" if event.get("ttft_ms") is not None else ""
             return event["outcome"], ", ".join(filter(None, (missed, first)))
         case "preemption":
-            own = "waiting embeddings" if event["by"] == "gate" else "the engine's order"
+            own = "waiting embeddings" if event["by"] == "gate" else "the running requests"
             cost = f"{event['recompute_tokens']:,} tokens to compute again"
             time = f" in {_duration(took)}" if (took := event.get("recompute_ms")) is not None else ""
             freed = f", freed {_bytes(size)}" if (size := event.get("freed_bytes")) is not None else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from controlplane.commands.admin_api import CommandFailed, add_server, call, print_json
+from controlplane.commands.admin_api import Answer, CommandFailed, add_server, call, print_json
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.output import has_colours, print_table
 from controlplane.core.decision import Reason
@@ -49,7 +49,7 @@ def _explain(options: argparse.Namespace) -> int:
     }  # fmt: skip
     stated = {name: value for name, value in size.items() if value is not None}
     if options.id is not None and not stated and options.model is None:
-        found = call(options, "GET", f"/admin/explain/{quote(options.id, safe='')}")
+        found = history(options, options.id)
         show, shown = _print_request, found["requests"]
     elif options.id is None and options.model is not None and options.tokens is not None:
         content = json.dumps({"model": options.model, **stated}).encode()
@@ -66,6 +66,16 @@ def _explain(options: argparse.Namespace) -> int:
         for each in shown:
             show(each)
     return ExitStatus.DONE
+
+
+def history(options: argparse.Namespace, request_id: str) -> Answer:
+    """What the server knows of the requests of this id. Raises CommandFailed."""
+    return call(options, "GET", f"/admin/explain/{quote(request_id, safe='')}")
+
+
+def explained(found: Mapping[str, Any]) -> str:
+    """What came of one request as text: outcome, decisions in order, forecast and measured times."""
+    return "\n".join([*_about(found), *_plain(found["decisions"]), *_times(found)])
 
 
 def _print_dry_run(found: Mapping[str, Any]) -> None:
@@ -105,8 +115,12 @@ def _print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
         rows = [(f"{one['at_ms']:,.1f}", one["decision"], _basis(one)) for one in decisions]
         print_table("decisions", ("ms", "decision", "basis"), rows)
         return
-    for one in decisions:
-        print(f"  {one['at_ms']:>10,.1f} ms  {_decided(one)}")
+    for line in _plain(decisions):
+        print(line)
+
+
+def _plain(decisions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    return (f"  {one['at_ms']:>10,.1f} ms  {_decided(one)}" for one in decisions)
 
 
 def _times(found: Mapping[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from controlplane.commands.admin_api import CommandFailed, add_server, call
 from controlplane.commands.exit_status import ExitStatus
 from controlplane.commands.live_view import LiveView, plain_text
+from controlplane.commands.request_explanation import explained, history
 
 _LIVE = "/admin/live"
 
@@ -34,7 +35,7 @@ def _top(options: argparse.Namespace) -> int:
         raise CommandFailed(f"textual is not installed; {remedy}", ExitStatus.BAD_INPUT)
     from controlplane.commands.top_app import TopApp
 
-    TopApp(view, lambda: read(options, view), options.server).run()
+    TopApp(view, lambda: read(options, view), lambda name: explanation(options, name), options.server).run()
     return ExitStatus.DONE
 
 
@@ -42,3 +43,8 @@ def read(options: argparse.Namespace, view: LiveView) -> None:
     """Brings the view up to date. Raises CommandFailed."""
     while view.take(call(options, "GET", _LIVE, query={"since": str(view.next)})):
         pass
+
+
+def explanation(options: argparse.Namespace, request_id: str) -> str:
+    """What `tandem explain` prints of a request. Raises CommandFailed."""
+    return "\n\n".join(map(explained, history(options, request_id)["requests"]))

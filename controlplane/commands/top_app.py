@@ -7,8 +7,9 @@ from typing import ClassVar
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
 from controlplane.commands.admin_api import CommandFailed
@@ -19,6 +20,7 @@ from controlplane.commands.live_view import (
     LIMIT_OF_BURN,
     OWNER_COLUMNS,
     LiveView,
+    Record,
     Row,
 )
 from controlplane.core.request import Owner
@@ -40,12 +42,41 @@ _CHARTS = {
 """Charts over time: their titles, and where a sample has their number."""
 
 
+class ExplanationScreen(ModalScreen[None]):
+    """The explanation of one request over the page, until Escape."""
+
+    CSS = """
+    ExplanationScreen { align: center middle; }
+    #explanation {
+        width: 90%; max-height: 80%; height: auto; padding: 1 2; border: round $primary; background: $surface;
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "dismiss", "Close"), ("q", "dismiss", "Close")]
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title, self._text = title, text
+
+    def compose(self) -> ComposeResult:
+        """The text, which scrolls."""
+        with VerticalScroll(id="explanation") as page:
+            page.border_title, page.border_subtitle = self._title, "Escape closes"
+            yield Static(Text(self._text))
+
+
+class EventTable(DataTable[Text]):
+    """Events with a cursor; Enter selects the event under it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Explain")]
+
+
 class TopApp(App[None]):
     """Reads the feed once a second in a thread, and shows classes, memory, charts and events.
 
     Args:
         view: what is shown.
         read: brings the view up to date; raises CommandFailed.
+        explain: the explanation of a request by its id; raises CommandFailed.
         server: address of the server, for the title.
     """
 
@@ -68,10 +99,14 @@ class TopApp(App[None]):
         ("a", "all_events", "All events"),
     ]
 
-    def __init__(self, view: LiveView, read: Callable[[], None], server: str) -> None:
+    def __init__(
+        self, view: LiveView, read: Callable[[], None], explain: Callable[[str], str], server: str
+    ) -> None:
         super().__init__()
         self.view = view
         self._read = read
+        self._explain = explain
+        self._events: list[Record] = []
         self._reading = Lock()
         self._server = server
         self._is_paused = False
@@ -97,7 +132,7 @@ class TopApp(App[None]):
         with Vertical(classes="panel", id="calibration-panel"):
             yield DataTable[Text](id="calibration", cursor_type="none")
         with Vertical(classes="panel", id="events-panel"):
-            yield DataTable[Text](id="events", cursor_type="row", zebra_stripes=True)
+            yield EventTable(id="events", cursor_type="row", zebra_stripes=True)
         yield Footer()
 
     def on_mount(self) -> None:
@@ -110,6 +145,7 @@ class TopApp(App[None]):
         ):
             self.query_one(f"#{name}", DataTable).add_columns(*columns)
             self.query_one(f"#{name}-panel").border_title = title
+        self.query_one("#events").focus()
         self.refresh_view()
         self.set_interval(_PERIOD_S, self.poll)
 
@@ -122,6 +158,20 @@ class TopApp(App[None]):
         """Shows also requests that were admitted at once and met their SLO, or leaves them out."""
         self._shows_all = not self._shows_all
         self.refresh_view()
+
+    def on_data_table_row_selected(self, selected: DataTable.RowSelected) -> None:
+        """Explains the request of the selected event; other events have none."""
+        if "id" in (event := self._events[selected.cursor_row]):
+            self.explain(event["id"])
+
+    @work(thread=True)
+    def explain(self, request_id: str) -> None:
+        """Asks the server for the explanation of a request, and shows it or why there is none."""
+        try:
+            text = self._explain(request_id)
+        except CommandFailed as error:
+            text = str(error)
+        self.call_from_thread(self.push_screen, ExplanationScreen(request_id, text))
 
     @work(thread=True)
     def poll(self) -> None:
@@ -156,9 +206,19 @@ class TopApp(App[None]):
             self.query_one(f"#line-{number}", Sparkline).data = values
             shown = f"{100 * values[-1]:.0f} %" if path[0] == "device" else f"{values[-1]:,.0f}"
             self.query_one(f"#value-{number}", Static).update(f"{shown}, at most {_peak(path, values)}")
-        self._fill("events", map(_event_cells, view.event_rows(is_filtered=not self._shows_all)))
+        self._show_events(view.newest(is_filtered=not self._shows_all))
         note = "all" if self._shows_all else "without requests that met their SLO"
         self.query_one("#events-panel").border_subtitle = note
+
+    def _show_events(self, events: list[Record]) -> None:
+        """The cursor stays on its event; on the first row it stays there."""
+        table = self.query_one("#events", DataTable)
+        chosen = self._events[table.cursor_row]["seq"] if table.cursor_row > 0 else None
+        self._events = events
+        self._fill("events", map(_event_cells, self.view.event_rows(events)))
+        row = next((at for at, event in enumerate(events) if event["seq"] == chosen), None)
+        if row is not None:
+            table.move_cursor(row=row)
 
     def _title(self) -> Text:
         sample, models = self.view.sample, self.view.about.get("models", {})

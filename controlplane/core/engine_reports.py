@@ -5,8 +5,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from controlplane.core.clock import NO_TIME, Duration
+from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.pool_view import Pace
+
+
+class EnginePreemption(NamedTuple):
+    """A preemption inside the engine: the request that lost its blocks, and the one that starts in its place.
+
+    `beneficiary` is None where running requests needed the blocks. `tokens` were in the blocks and must be
+    computed again unless a prefix cache has them.
+    """
+
+    at: Instant
+    request_id: str
+    beneficiary: str | None
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +31,9 @@ class EngineState:
     may be lent.
     `held_bytes` is what each running request holds, by id (None if the engine does not report it); a request
     not listed waits in the engine. `recompute_tokens` were preempted from the cache since the start and must
-    be computed again unless a prefix cache has them; None if unknown. `waited` is the time since the start
-    that the engine left to other work on purpose.
+    be computed again unless a prefix cache has them; None if unknown. `preempted` are the last preemptions of
+    Tandem's scheduler, the oldest first. `waited` is the time since the start that the engine left to other
+    work on purpose.
     """
 
     used_bytes: int
@@ -33,6 +47,7 @@ class EngineState:
     held_bytes: Mapping[str, int] | None = None
     pace: Pace | None = None
     recompute_tokens: int | None = None
+    preempted: tuple[EnginePreemption, ...] = ()
     waited: Duration = NO_TIME
 
 

@@ -42,13 +42,12 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A preemption. `beneficiary` is the id of the request that the gate preempted it for.
+    """A preemption. `beneficiary` is the id of the request that was to start in its place.
 
-    It is None where the engine preempted, and where memory was reclaimed for all waiting embeddings. A
-    preemption by the engine is found when the request holds blocks again; one that lasts for less than the
-    time between two reads of the engine's state is missed.
-    It costs `recompute_tokens`, which the engine must compute again in about `recompute`. `freed_bytes` is
-    what the lease held; None where the engine preempted.
+    It is None where the engine preempted because running requests needed the blocks, and where the gate
+    reclaimed memory for all waiting embeddings. One by the engine is recorded when its state is read, at the
+    latest before the request ends. It costs `recompute_tokens`, which the engine must compute again in
+    about `recompute`. `freed_bytes` is what the lease held; None where the engine preempted.
     """
 
     at: Instant

@@ -1,8 +1,8 @@
 """Samples the service once a second for the live feed, and records changes of its parts as events.
 
-A sample reads ledger, tickets and predictors, and changes nothing; it does not ask the engines. Between two
-samples, quota moves are merged into one event. Samples need a timer, which only a served application starts;
-in virtual time a caller takes them with `sample`.
+A sample reads ledger, tickets, predictors and what the engine's scheduler publishes, and waits for no engine.
+Between two samples, quota moves are merged into one event. Samples need a timer, which only a served
+application starts; in virtual time a caller takes them with `sample`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -111,6 +111,7 @@ class LiveFeed:
     def sample(self) -> None:
         """Takes one sample now, and records what has changed since the last one."""
         status, recorder = self._status, self._recorder
+        status.dispatcher.sync_engine_leases()
         now = recorder.records.clock.now()
         elapsed = max(1e-3, to_seconds(Duration(now - self._sampled_at)))
         self._sampled_at = now

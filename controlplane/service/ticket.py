@@ -73,8 +73,8 @@ class Ticket:
     preemptions: int = 0
     cached_tokens: int = 0
     """Prompt tokens that the engine found in its prefix cache."""
-    blocks_lost: Instant | None = None
-    """When the engine last reported that the started request holds no blocks; None while it holds some."""
+    has_lost_blocks: bool = False
+    """Whether the engine reports that the started request holds no blocks."""
     prompt_blocks: tuple[int, ...] = ()
     """Hashes of the prompt's blocks, if the engine has a prefix cache."""
     input_lengths: Sequence[int] = ()

@@ -25,14 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.run_directory import run_directory
+from backends.vllm.plugin import preemption_log
 
 ENVIRONMENT = "TANDEM_SHARED_STATE"
 
 _HEADER = struct.Struct("<IQ")  # checksum of the rest of the half, sequence number
-_FACTS = struct.Struct("<qQQQIIIIIIIIQQI")
+_FACTS = struct.Struct("<qQQQIIIIIIIIQQII")
 _MAX_ROWS = 4_096
 _ROW_SIZE = 12
-_HALF = _HEADER.size + _FACTS.size + _MAX_ROWS * _ROW_SIZE
+_MOST_PREEMPTED = preemption_log.KEPT * preemption_log.ROW_SIZE
+_HALF = _HEADER.size + _FACTS.size + _MAX_ROWS * _ROW_SIZE + _MOST_PREEMPTED
 _IS_SHARED_OFFSET = 2 * _HALF
 _PASSES_BEGUN_OFFSET = _IS_SHARED_OFFSET + 1
 _SIZE = _PASSES_BEGUN_OFFSET + 1
@@ -83,11 +85,15 @@ class EngineFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateReading:
-    """One consistent read: the number of the write, the counters, and a row per running request."""
+    """One consistent read: the number of the write, the counters, and a row per running request.
+
+    `preempted` are the last preemptions (`preemption_log.unpacked`).
+    """
 
     sequence: int
     facts: EngineFacts
     rows: tuple[Row, ...]
+    preempted: bytes
 
 
 class TornRead(RuntimeError):
@@ -140,14 +146,17 @@ class SharedState:
         path = os.environ.get(ENVIRONMENT)
         return cls(Path(path)) if path else None
 
-    def write(self, facts: EngineFacts, keys: Column, blocks: Column) -> None:
-        """Publishes the counters and the rows, given by column; only the first 4,096 rows are kept."""
+    def write(self, facts: EngineFacts, keys: Column, blocks: Column, preempted: bytes = b"") -> None:
+        """Publishes the counters and the rows, given by column; only the first 4,096 rows are kept.
+
+        `preempted` is that of a `PreemptionLog`.
+        """
         count = min(len(keys), _MAX_ROWS)
         self._sequence += 1
         columns = ((keys, np.uint64), (blocks, np.uint32))
         rows = [np.asarray(column[:count], dtype).tobytes() for column, dtype in columns]
         sequence = self._sequence.to_bytes(_HEADER.size - _CHECKSUM_SIZE, "little")
-        payload = b"".join((sequence, _FACTS.pack(*facts, count), *rows))
+        payload = b"".join((sequence, _FACTS.pack(*facts, count, len(preempted)), *rows, preempted))
         half = crc32(payload).to_bytes(_CHECKSUM_SIZE, "little") + payload
         start = self._sequence % 2 * _HALF
         self._memory[start : start + len(half)] = half
@@ -185,16 +194,17 @@ class SharedState:
 
     def _whole(self, start: int) -> StateReading | None:
         checksum, sequence = _HEADER.unpack_from(self._memory, start)
-        *facts, count = _FACTS.unpack_from(self._memory, start + _HEADER.size)
+        *facts, count, size = _FACTS.unpack_from(self._memory, start + _HEADER.size)
         end = start + _HEADER.size + _FACTS.size + min(count, _MAX_ROWS) * _ROW_SIZE
-        payload = self._memory[start + _CHECKSUM_SIZE : end]
+        # Torn sizes may lead beyond the half, and the checksum then differs.
+        payload = self._memory[start + _CHECKSUM_SIZE : min(end + size, start + _HALF)]
         if sequence == 0 or crc32(payload) != checksum:
             return None
         numbers = struct.unpack_from(
             _columns_format(count), payload, _HEADER.size - _CHECKSUM_SIZE + _FACTS.size
         )
         rows = zip(numbers[:count], numbers[count:], strict=True)
-        return StateReading(sequence, EngineFacts(*facts), tuple(rows))
+        return StateReading(sequence, EngineFacts(*facts), tuple(rows), payload[len(payload) - size :])
 
 
 def _columns_format(count: int) -> str:

@@ -203,7 +203,7 @@ async def terminal(chromium: Any, url: str, folder: Path) -> None:
     top_app._PERIOD_S = 3_600.0
     options, view = argparse.Namespace(server=url, key_file=None), LiveView()
     top.read(options, view)
-    app = top_app.TopApp(view, lambda: top.read(options, view), "http://127.0.0.1:8000")
+    app = top_app.TopApp(view, lambda: top.read(options, view), str, "http://127.0.0.1:8000")
     async with app.run_test(size=(150, 46)) as pilot:
         await pilot.pause()
         drawing = app.export_screenshot(title="tandem top")

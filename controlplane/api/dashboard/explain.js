@@ -88,7 +88,7 @@ export function decision(each) {
   const details = [];
   if (each.victims?.length) details.push(...each.victims.flatMap((id) => [" ", link(id)]));
   if (each.for) details.push(" for ", link(each.for));
-  else if (each.decision === "PREEMPTED") details.push(` by the ${each.by}`);
+  else if (each.decision === "PREEMPTED") details.push(each.by === "engine" ? " for the running requests" : " for waiting embeddings");
   return el("li", {},
     el("p", {}, each.at_ms == null ? null : el("time", {}, `+${duration(each.at_ms)}`), el("span.badge", { "data-level": LEVELS[each.decision] }, WORDS[each.decision]), ...details,
       each.reason ? ` ${REASONS[each.reason] ?? each.reason}` : null),

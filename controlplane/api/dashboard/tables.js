@@ -42,7 +42,7 @@ export class Tables {
       late: records.end.filter((one) => one.outcome !== "met" && one.outcome !== "rejected"),
     }[this.filter] ?? records[this.filter];
     this.fill("decisions", wanted.filter(focused), (one) => this.decision(one), "No such decision since the page's first record.");
-    // The engine's are known once their victims go on, and may be older than the last one.
+    // The engine's are read after they happened, and may be older than the last one.
     const lost = records.preemption.filter(focused).sort((a, b) => a.at - b.at);
     this.fill("preemptions", lost, (one) => this.preemption(one), "Nothing was preempted.", this.cost(records.preemption));
     this.fill("quotas", records.quota, (one) => this.move(one), "The quotas have not moved.");
@@ -92,7 +92,7 @@ export class Tables {
   }
 
   preemption(one) {
-    const beneficiary = one.by === "engine" ? el("span.who", {}, "the engine's order") : this.who(one.for, one.for_class);
+    const beneficiary = one.for || one.by === "gate" ? this.who(one.for, one.for_class) : el("span", {}, "the running requests");
     const freed = one.freed_bytes == null ? "" : ` · freed ${bytes(one.freed_bytes)}`;
     return this.row(one, "lost", "warn", this.who(one.id, one.class), el("span", {}, "for "), beneficiary,
       el("small", {}, `${count(one.recompute_tokens)} tokens again, ${duration(one.recompute_ms)}${freed}`));

@@ -6,8 +6,9 @@ that is not offered keeps waiting. The engine admits the offered requests in ord
 suffice.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -110,12 +111,19 @@ class StepPlan:
 
     `preempt` leave before the step. `offer` may start in it, in this order. `ranked` are requests that run
     on, the first to be preempted last: what the host preempts if memory runs short after all. Only the last
-    `RANKED` of them are required, and none where memory suffices.
+    `RANKED` of them are required, and none where memory suffices. `beneficiaries` has for each of `preempt`,
+    in the same order, the request that is to start in its place, for the operator; None or a shorter list
+    where running requests need the blocks.
     """
 
     preempt: list[RequestState] = field(default_factory=list)
     offer: list[RequestState] = field(default_factory=list)
     ranked: list[RequestState] = field(default_factory=list)
+    beneficiaries: list[RequestState | None] = field(default_factory=list)
+
+    def preemptions(self) -> Iterator[tuple[RequestState, RequestState | None]]:
+        """Each request to preempt, with its beneficiary."""
+        return zip_longest(self.preempt, self.beneficiaries[: len(self.preempt)])
 
 
 class EnginePolicy(Protocol):

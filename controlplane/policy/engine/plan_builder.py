@@ -11,7 +11,7 @@ import numpy as np
 from controlplane.core.memory_ledger import Floats
 from controlplane.policy.engine.column_store import Bools, Ints
 from controlplane.policy.engine.gate_view_adapter import footprint_of, lease_table
-from controlplane.policy.engine.interface import RANKED, EngineView
+from controlplane.policy.engine.interface import RANKED, EngineView, StepPlan
 from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.gate.memory_lookahead import LookAhead
@@ -48,6 +48,7 @@ class PlanBuilder:
     def __init__(self, view: EngineView, rank: Callable[[EngineView], Ranking], settle: int) -> None:
         self.view = view
         self.preempt: list[RequestState] = []
+        self.beneficiaries: list[RequestState | None] = []
         self.offer: list[RequestState] = []
         self.free = view.free
         self.slots = view.free_slots
@@ -74,16 +75,24 @@ class PlanBuilder:
             self._ranks = self._rank(self.view)
         return self._ranks
 
-    def preempt_last(self) -> bool:
-        """Preempts the last in rank. False if there is none left."""
+    def plan(self) -> StepPlan:
+        """The plan as it is now."""
+        return StepPlan(self.preempt, self.offer, self.ranked, self.beneficiaries)
+
+    def preempt_last(self, beneficiary: RequestState | None = None) -> bool:
+        """Preempts the last in rank for a request that is to start, or for those that run.
+
+        False if there is none left.
+        """
         ranks = self._ranking()
         if not ranks.order:
             return False
-        self._preempt(ranks.batch[ranks.order.pop()])
+        self._preempt(ranks.batch[ranks.order.pop()], beneficiary)
         return True
 
-    def _preempt(self, victim: RequestState) -> None:
+    def _preempt(self, victim: RequestState, beneficiary: RequestState | None) -> None:
         self.preempt.append(victim)
+        self.beneficiaries.append(beneficiary)
         self.free += victim.held
         if self._later is not None:
             self._later += self._held_later(victim)
@@ -161,7 +170,7 @@ class PlanBuilder:
         if self.free + gained < need:
             return False
         for _ in range(count):
-            self.preempt_last()
+            self.preempt_last(state)
         return self.start(state)
 
     def start_in_slot(self, state: RequestState, size: float) -> bool:
@@ -178,7 +187,7 @@ class PlanBuilder:
         may &= need <= self.free + held
         for place in reversed(range(len(ranks.order))):
             if may[ranks.order[place]]:
-                self._preempt(ranks.batch[ranks.order.pop(place)])
+                self._preempt(ranks.batch[ranks.order.pop(place)], state)
                 return self.start(state)
         return False
 

@@ -195,7 +195,7 @@ class ShortestRemainingMemoryTime:
         self._steps += 1
         if builder.is_idle or self._steps % _START_LOST_EVERY == 0:
             self._start_lost(builder)
-        return StepPlan(builder.preempt, builder.offer, builder.ranked)
+        return builder.plan()
 
     def _is_oversized(self, state: RequestState, size: float) -> bool:
         return self._cutoff is not None and size > self._cutoff.size and not state.is_guess
@@ -220,7 +220,7 @@ class ShortestRemainingMemoryTime:
                 return
             if builder.view.need(state) > view.quota:
                 continue
-            while builder.free < builder.view.need(state) and builder.preempt_last():
+            while builder.free < builder.view.need(state) and builder.preempt_last(state):
                 pass
             if builder.start(state):
                 self._aged.running.add(state)

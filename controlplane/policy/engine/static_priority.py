@@ -117,6 +117,7 @@ class StaticPriorityPolicy:
         while short > 0 and plan.ranked:
             victim = plan.ranked.pop()
             plan.preempt.append(victim)
+            plan.beneficiaries.append(None)
             short -= victim.held
 
     def _is_known_blocked(self, view: EngineView) -> bool:
@@ -160,6 +161,7 @@ class StaticPriorityPolicy:
                 by_id = {other.request.id: other for other in view.running}
                 victims = [by_id[victim.request_id] for victim in forced.victims]
                 plan.preempt += victims
+                plan.beneficiaries += [state] * len(victims)
                 plan.ranked = [other for other in plan.ranked if other not in victims]
                 share = share.without([victim.request_id for victim in forced.victims])
             plan.offer.append(state)

@@ -266,6 +266,8 @@ class Dispatcher:
         # Others may wait for its memory or behind it in the queue. A new request has not blocked any.
         is_obstacle = ticket.lease is not None or ticket.phase in (Phase.DEFERRED, Phase.PREEMPTED)
         self._waiting.remove(ticket.request.id)
+        if self._engine_leases is not None and ticket.lease is not None:
+            self._engine_leases.record_preemptions()
         del self._tickets[ticket.request.id]
         if not self._tickets:
             self._idle.set()

@@ -5,6 +5,7 @@ is forwarded, but the lease holds what the engine holds: nothing before the star
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from controlplane.core.clock import Instant, scaled
@@ -20,6 +21,8 @@ from controlplane.service.decision_history import Preempted
 from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ReportedPace
+
+_BEFORE_ALL = Instant(-1)
 
 
 class EngineLeases:
@@ -42,6 +45,7 @@ class EngineLeases:
         self._tickets = tickets
         self._recorder = recorder
         self._held: dict[str, int] = {}
+        self._recorded_until: dict[str, Instant] = {}
         self._last: EngineState | None = None
         self._last_at: Instant | None = None
         self.planned: Instant | None = None
@@ -66,7 +70,29 @@ class EngineLeases:
                 # The requests of a dead engine fail, which closes their leases.
                 continue
             if state is not self._last:
+                self._record_preemptions(generator.model, state)
                 self._apply(state, now)
+
+    def record_preemptions(self) -> None:
+        """Records what the engines have preempted since the last report, and changes no lease."""
+        for generator in self._generators.values():
+            with suppress(BackendDown):
+                self._record_preemptions(generator.model, generator.state())
+
+    def _record_preemptions(self, model: str, state: EngineState) -> None:
+        recorded = self._recorded_until.get(model, _BEFORE_ALL)
+        if not state.preempted or state.preempted[-1].at <= recorded:
+            return
+        pace = state.pace or self.pace_estimator.pace
+        for lost in state.preempted:
+            ticket, gainer = self._tickets.get(lost.request_id), self._tickets.get(lost.beneficiary or "")
+            if lost.at <= recorded or ticket is None:
+                continue
+            took = None if pace is None else scaled(pace.per_prompt_token, lost.tokens)
+            name = None if gainer is None else gainer.request.service_class.name
+            event = Preempted(lost.at, "engine", lost.beneficiary, lost.tokens, took, beneficiary_class=name)
+            self._recorder.preempted(ticket, event)
+        self._recorded_until[model] = state.preempted[-1].at
 
     def _apply(self, state: EngineState, now: Instant) -> None:
         self._last = state
@@ -79,16 +105,11 @@ class EngineLeases:
             size, ticket = held.get(name, 0), self._tickets.get(name)
             if ticket is None or ticket.lease is None or size == self._held.get(name, 0):
                 continue
-            if not size:
+            if size:
+                ticket.has_lost_blocks = False
+            elif self._ledger.lease_state(ticket.lease)[0]:
                 # A lease that had no blocks is of a request that the gate preempted and has forwarded again.
-                if self._ledger.lease_state(ticket.lease)[0]:
-                    ticket.blocks_lost = now
-            elif ticket.blocks_lost is not None:
-                # Only now is it known that the request was preempted and had not finished.
-                done = ticket.request.prompt_tokens + ticket.timeline.output_tokens
-                took = None if pace is None else scaled(pace.per_prompt_token, done)
-                self._recorder.preempted(ticket, Preempted(ticket.blocks_lost, "engine", None, done, took))
-                ticket.blocks_lost = None
+                ticket.has_lost_blocks = True
             per_step = ticket.footprint.per_step if size else 0
             self._ledger.set_reported(ticket.lease, held=size, per_step=per_step)
         self._held = held
@@ -99,9 +120,7 @@ class EngineLeases:
         """Whether a forwarded request holds blocks or has held some; also if it is not forwarded."""
         is_first = not ticket.preemptions and ticket.timeline.first_token is None
         return (
-            ticket.lease is None
-            or ticket.request.id in self._held
-            or not (is_first and ticket.blocks_lost is None)
+            ticket.lease is None or ticket.request.id in self._held or not is_first or ticket.has_lost_blocks
         )
 
     def _memory(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from backends.simulated.shared_device import SimulatedDevice
 from benchmark_control_plane.simulator.virtual_time import run
-from controlplane.core.clock import milliseconds
+from controlplane.core.clock import milliseconds, seconds
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.errors import BackendDown, Refused
 from controlplane.core.forecast import LengthForecast
@@ -95,6 +95,10 @@ def test_a_quota_is_confirmed_between_two_steps_and_preempts_beyond_it():
     at, state, after, tokens = run_scenario(scenario)
     assert at == 2
     assert (state.used_bytes, state.running, state.preemptions) == (6 * BLOCK, 2, 1)
+    # For the next tokens of those that run. A prompt of 8 tokens and two steps' tokens were computed.
+    (lost,) = state.preempted
+    assert (lost.at, lost.request_id, lost.beneficiary) == (seconds(2), "c", None)
+    assert lost.tokens == state.recompute_tokens > 8
     # The step in flight may still write to the blocks of the preempted request.
     assert (state.ceded_bytes, after.ceded_bytes) == (15 * BLOCK, 0)
     assert tokens == [6, 6, 6]

@@ -1,8 +1,11 @@
 """The state that the server's client of Tandem's scheduler reads."""
 
+from backends.vllm.plugin.preemption_log import PreemptionLog
 from backends.vllm.plugin.shared_state import SharedState, key_of
 from backends.vllm.scheduler_client import SchedulerClient
+from controlplane.core.engine_reports import EnginePreemption
 from controlplane.policy.engine.options import EngineOptions
+from tests.backends.vllm.plugin.test_preemption_log import request
 from tests.backends.vllm.plugin.test_shared_state import facts
 
 
@@ -42,3 +45,20 @@ def test_a_state_that_was_read_during_a_write_is_read_again(tmp_path):
         file.seek(20)
         file.write(byte)
     assert client.state(is_idle=False).held_bytes == {"a": 48}
+
+
+def test_preemptions_have_the_names_of_requests_also_of_those_that_have_ended(tmp_path):
+    shared, log = SharedState.create(tmp_path / "state"), PreemptionLog()
+    client = SchedulerClient(None, shared, EngineOptions(), total=9, block_bytes=16)
+    for name in ("victim", "urgent"):
+        client.track(name)
+    log.beneficiary = request(key_of("urgent")).tandem
+    log.add(request(key_of("victim")), 5)
+    log.add(request(key_of("of no client")), 6)
+    log.add(request(key_of("victim")), 7)
+    shared.write(facts(1), [], [], log.packed)
+    client.untrack("urgent")
+    found = client.state(is_idle=False).preempted
+    assert found == (EnginePreemption(5, "victim", "urgent", 7), EnginePreemption(7, "victim", None, 7))
+    shared.write(facts(2), [], [], log.packed)
+    assert client.state(is_idle=False).preempted is found

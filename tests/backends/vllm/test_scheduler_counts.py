@@ -128,7 +128,7 @@ def test_no_block_leaks_over_hundreds_of_requests_with_aborts_and_quota_changes(
     assert not scheduler.requests
     assert conserved(scheduler)
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS
-    assert scheduler.preempted > 0
+    assert scheduler.preemptions.count > 0
     assert {one: tokens for one, tokens in got.items() if one not in gone} == {
         one: tokens for one, tokens in wanted.items() if one not in gone
     }
@@ -164,12 +164,12 @@ def test_running_requests_keep_their_blocks_under_the_use_ceiling_while_a_lower_
                 step(engine)
             scheduler.set_quota(24, BLOCKS)
         engine.add(f"r{number}", 60, 40, extra={"tandem": {"tokens": 40}})
-    preempted, before = scheduler.preempted, {one.request_id for one in scheduler.running}
+    preempted, before = scheduler.preemptions.count, {one.request_id for one in scheduler.running}
     while scheduler.balloon.used > 24:
         step(engine)
         started = {one.request_id for one in scheduler.running} - before
         assert not started or scheduler.balloon.used <= 24
-    assert scheduler.preempted == preempted
+    assert scheduler.preemptions.count == preempted
     scheduler.set_quota(24)
     for _ in range(100):
         step(engine)

@@ -93,4 +93,4 @@ def test_requests_that_fit_only_by_sharing_run_together(engine, ordering):
         most = max(most, len(scheduler.running))
     # Without sharing each needs 21 or 22 of the 96 blocks; with it 20 and at most 2 of its own.
     assert most >= 35
-    assert scheduler.preempted == 0
+    assert scheduler.preemptions.count == 0

@@ -19,6 +19,8 @@ from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stag
 
 pytestmark = pytest.mark.long
 
+# Longer than a column, and `tandem explain` needs all of it.
+UNLUCKY = f"unlucky-{'0123456789' * 4}"
 SERVER = {"admin_key_sha256": sha256(b"root").hexdigest()}
 CLASSES = {
     "gold": {"default": True, "priority": 2, "ttft_ms": 10_000},
@@ -40,7 +42,7 @@ async def busy_server() -> AsyncIterator[tuple[Stage, str]]:
         await stage.http.post("/v1/completions", json=ask | {"service_class": "fast"})
         await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": "a"})
         stage.service.gate.is_closed = True
-        await stage.http.post("/v1/completions", json=ask, headers={"x-request-id": "unlucky"})
+        await stage.http.post("/v1/completions", json=ask, headers={"x-request-id": UNLUCKY})
         stage.service.gate.is_closed = False
         stage.service.live.sample()
         yield stage, url
@@ -61,7 +63,7 @@ async def test_once_prints_classes_memory_and_what_went_wrong(capsys):
     ]  # fmt: skip
     assert "66.7 % of 3" in lines[1] and "3.33" in lines[1]
     events = lines[-3:]
-    assert "rejected" in events[0] and "unlucky" in events[0] and "shutting down" in events[0]
+    assert "rejected" in events[0] and f" {UNLUCKY}-" in events[0] and "shutting down" in events[0]
     assert "late" in events[1] and "missed ttft" in events[1]
     assert "version 1" in events[2]
 
@@ -126,11 +128,11 @@ def test_every_event_is_described():
     view = LiveView()
     records = [{"seq": n, "at": 100.0 - n, **event} for n, event in enumerate(EVENTS)]
     view.take({"instance": "a", "next": 9, "now": 100.0, "more": False, "records": records})
-    rows = {row[1]: row[4] for row in view.event_rows()}
+    rows = {row[1]: row[4] for row in view.event_rows(view.newest())}
     assert rows == {
         "admitted": "after preempting 2 predicted wait 10 ms",
-        "deferred": "no memory",
-        "rejected": "never fits, no retry can help",
+        "deferred": "no memory now",
+        "rejected": "larger than its quota can ever be, no retry can help",
         "preempted": "for waiting embeddings, 9 tokens to compute again in 12 ms, freed 2.0 MiB",
         "quota": "+1.0 MiB for LLM in 3 moves, urgency LLM 1.50, embeddings 0.25",
         "engine down": "it died",
@@ -199,7 +201,7 @@ def test_a_record_that_was_too_large_is_passed_over():
 
 def test_memory_that_is_lent_has_no_urgency():
     move = EVENTS[4] | {"seq": 1, "at": 1.0, "moves": 1, "urgency": {"llm": 0.0, "embedding": 0.0}}
-    assert view_of([move]).event_rows()[0][4] == (
+    assert view_of([move]).event_rows([move])[0][4] == (
         "+1.0 MiB for LLM in one move, unused memory lent or taken back"
     )
 
@@ -221,13 +223,21 @@ async def test_the_application_shows_what_the_feed_has(top_app):
         options = argparse.Namespace(server=url, key_file=None)
         view = LiveView()
         await asyncio.to_thread(top.read, options, view)
-        app = top_app.TopApp(view, lambda: top.read(options, view), url)
+        app = top_app.TopApp(
+            view, lambda: top.read(options, view), lambda name: top.explanation(options, name), url
+        )
         async with app.run_test(size=(140, 45)) as pilot:
             classes, events = app.query_one("#classes", DataTable), app.query_one("#events", DataTable)
             assert classes.row_count == 2 and events.row_count == 3
             assert str(classes.get_row_at(0)[0]) == "gold"
             await pilot.press("a")
             assert events.row_count > 3
+            await pilot.press("a", "enter")
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            (page,) = app.screen.query("#explanation Static")
+            assert "REJECT  shutting_down: server is shutting down" in str(page.render())
+            await pilot.press("escape", "down")
             stage.generator.die()
             stage.service.live.sample()
             app.poll()
@@ -235,6 +245,8 @@ async def test_the_application_shows_what_the_feed_has(top_app):
             await pilot.pause()
             faults = app.query_one("#faults", Static)
             assert faults.display and "engine" in str(faults.render())
+            # There are new first rows, and the cursor stays on its event.
+            assert events.cursor_row > 1 and str(events.get_row_at(events.cursor_row)[1]) == "late"
             svg = app.export_screenshot()
             assert "gold" in svg and "Memory" in svg
             await pilot.press("space")
@@ -251,7 +263,7 @@ async def test_reads_of_a_slow_server_do_not_overlap(top_app):
         begun.set()
         assert may_end.wait(10)
 
-    app = top_app.TopApp(LiveView(), read, "http://slow")
+    app = top_app.TopApp(LiveView(), read, str, "http://slow")
     async with app.run_test():
         slow = app.poll()
         assert await asyncio.to_thread(begun.wait, 10)
@@ -271,7 +283,7 @@ async def test_the_application_goes_on_without_an_answer(top_app):
 
     options = argparse.Namespace(server="http://127.0.0.1:9", key_file=None)
     view = LiveView()
-    app = top_app.TopApp(view, lambda: top.read(options, view), options.server)
+    app = top_app.TopApp(view, lambda: top.read(options, view), str, options.server)
     async with app.run_test() as pilot:
         app.poll()
         await app.workers.wait_for_complete()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -11,6 +10,7 @@ import httpx
 import pytest
 
 from backends.testing.scripted import Script
+from controlplane.core.engine_reports import EnginePreemption
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
@@ -88,22 +88,20 @@ async def test_a_request_that_the_gate_preempted(receiver):
     assert "preempted" in [span.name for span in receiver.spans]
 
 
-async def test_a_request_that_the_engine_preempted(receiver, monkeypatch):
-    """The gate sees that it holds no blocks, and later that it holds some again."""
+async def test_a_request_that_the_engine_preempted(receiver):
+    """Also if it goes on before anything else is decided."""
     async with unsampled(receiver, scheduling={"engine": {}}) as stage:
         asking = ask(stage, "victim", max_tokens=9)
         await stage.generator.until_runs(2)
-        state = stage.generator.state
-        stage.service.status.state()
-        with monkeypatch.context() as patched:
-            patched.setattr(stage.generator, "state", lambda: replace(state(), held_bytes={}))
-            stage.service.status.state()
-        stage.service.status.state()
+        (ticket,) = stage.service.gate.dispatcher.tickets()
+        now = stage.service.gate.clock.now()
+        stage.generator.preempted.append(EnginePreemption(now, ticket.request.id, None, 5))
         assert await finished(stage, [asking]) == [200]
     found = only(receiver)
     assert (found["tandem.outcome"], found["tandem.preemptions"]) == ("met", 1)
     (event,) = [event for event in roots(receiver)[0].events if event.name == "preemption"]
     assert values(event.attributes)["tandem.preempted.by"] == "engine"
+    assert values(event.attributes)["tandem.preempted.recompute_tokens"] == 5
 
 
 async def test_requests_that_were_evicted(receiver):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.vllm.plugin.preemption_log import KEPT, ROW_SIZE
 from backends.vllm.plugin.shared_state import EngineFacts, SharedState, TornRead, key_of
 
 
@@ -27,11 +28,15 @@ def facts(step: int) -> EngineFacts:
     )
 
 
+def preempted_in(step: int) -> bytes:
+    return bytes([step % 256]) * ROW_SIZE * (step % (KEPT + 1))
+
+
 def write_many(path: Path, steps: int) -> None:
     state = SharedState(path)
     for step in range(1, steps + 1):
         # A consistent read has the numbers of one step only.
-        state.write(facts(step), *[[step] * (step % 50)] * 2)
+        state.write(facts(step), *[[step] * (step % 50)] * 2, preempted_in(step))
 
 
 def test_a_read_returns_what_was_written(tmp_path):
@@ -41,7 +46,9 @@ def test_a_read_returns_what_was_written(tmp_path):
     reading = state.read()
     assert reading.facts == facts(5)
     assert reading.rows == ((key_of("a"), 2), (key_of("b"), 1))
-    assert state.newest() == 1
+    assert (reading.preempted, state.newest()) == (b"", 1)
+    state.write(facts(6), *[[1] * 4_097] * 2, preempted_in(KEPT))
+    assert state.read().preempted == preempted_in(KEPT)
 
 
 def test_the_contention_flag_is_independent_of_the_state(tmp_path):
@@ -74,6 +81,7 @@ def read_along(path: Path, writer, until: int) -> set[int]:
                 seen.add(step)
                 assert reading.facts == facts(step)
                 assert reading.rows == ((step, step),) * (step % 50)
+                assert reading.preempted == preempted_in(step)
             if not is_writing:
                 break
     finally:

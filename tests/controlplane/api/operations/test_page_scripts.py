@@ -116,6 +116,31 @@ def test_rows_and_faults_that_are_shown_stay_and_keep_the_focus(tmp_path: Path) 
     assert shown_by(tmp_path, script, answers=answers) == ["engine mit is down", True]
 
 
+def test_a_preemption_names_who_got_the_memory(tmp_path: Path) -> None:
+    """By the engine's scheduler it may be a request, too."""
+    common = {"type": "preemption", "id": "v", "class": "gold", "recompute_tokens": 5, "recompute_ms": 1.0}
+    both = [
+        {**common, "seq": 1, "at": 1.0, "by": "engine", "for": "urgent-1", "for_class": "gold"},
+        {**common, "seq": 2, "at": 2.0, "by": "engine", "for": None, "for_class": None},
+        {**common, "seq": 3, "at": 3.0, "by": "gate", "for": None, "for_class": None},
+        {"seq": 4, "at": 4.0, "type": "sample", "classes": {}},
+    ]
+    about = {"target": 0.9, "models": {}, "classes": {"gold": {}}}
+    answer = {"instance": "a", "now": 4.0, "next": 4, "more": False, "records": both, "about": about}
+    script = """
+        const { Feed } = await import("./feed.js");
+        const { Tables } = await import("./tables.js");
+        const feed = new Feed(() => {}, () => {}), tables = new Tables(feed, { focus: null });
+        feed.take(given.answer);
+        tables.update();
+        const rows = page.part("tables").querySelector('[id="rows-preemptions"]').children;
+        shown = rows.slice(1).map((row) => row.textContent.split("for ")[1]);
+    """
+    gate, running, urgent = shown_by(tmp_path, script, answer=answer)
+    assert gate.startswith("waiting embeddings") and running.startswith("the running requests")
+    assert urgent.startswith("urgent-1gold")
+
+
 def test_a_request_of_the_decision_log_is_explained_without_what_its_row_lacks(tmp_path: Path) -> None:
     row = {
         "id": "a-1", "at": 0, "outcome": "met", "kind": "generate", "class": "batch", "model": "m",

@@ -258,7 +258,7 @@ def test_an_urgent_request_preempts_the_largest_memory_time():
     urgent_life = {**base, "done": 0, "ago_ms": 2_000, "prompt": 50, "predicted": 30}
     urgent = progress("urgent", urgent_life, is_running=False)
     plan = planned([urgent], view_of([small, large], free=1))
-    assert (plan.offer, plan.preempt) == ([urgent], [large])
+    assert (plan.offer, list(plan.preemptions())) == ([urgent], [(large, urgent)])
     early = progress("early", {**urgent_life, "ago_ms": 100}, is_running=False)
     plan = planned([early], view_of([small, large], free=1))
     assert (plan.offer, plan.preempt) == ([], [])

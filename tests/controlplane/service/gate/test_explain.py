@@ -1,12 +1,14 @@
 """The history of a request: its decisions, its preemptions, the forecasts and what came of them."""
 
 import asyncio
+import json
 from functools import partial
 
 import pytest
 
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.engine_reports import EnginePreemption
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner
 from controlplane.service.gate.explanation import render_history
@@ -68,36 +70,39 @@ def test_other_tasks_run_while_many_requests_of_one_id_are_rendered(bench):
     bench(scenario)
 
 
-def test_a_preemption_by_the_engine_is_dated_when_the_blocks_were_lost(bench):
+def test_a_preemption_by_the_engine_names_the_request_that_starts_in_its_place(bench):
     async def scenario(b):
-        dispatcher = b.service.gate.dispatcher
-        answer = await b.ask("x" * 40, max_tokens=20)
-        reading = asyncio.create_task(read(answer))
-        for running, lasting in ((1, 0.25), (0, 0.2), (1, 0.3)):
-            await asyncio.sleep(lasting)
-            b.generator.max_running = running
-            dispatcher.sync_engine_leases()
-        await reading
+        dispatcher, now = b.service.gate.dispatcher, b.service.gate.clock.now
+        victim = await b.ask("x" * 40, max_tokens=9, service_class="batch")
+        urgent = await b.ask("x" * 40, max_tokens=9, service_class="interactive")
+        reading = [asyncio.create_task(read(answer)) for answer in (victim, urgent)]
+        await asyncio.sleep(0.45)
+        of, lost = victim.ticket.request.id, b.generator.preempted
+        lost.append(EnginePreemption(now(), of, urgent.ticket.request.id, 45))
+        b.service.live.sample()
+        dispatcher.sync_engine_leases()
+        shown = [
+            one for one in json.loads(b.service.live.since(0, ""))["records"] if one["type"] == "preemption"
+        ]
+        assert [(one["class"], one["for_class"], one["by"]) for one in shown] == [
+            ("batch", "interactive", "engine")
+        ]
+        await asyncio.sleep(0.01)
+        # Found at the end of the request, if nothing else is decided until then.
+        lost.append(EnginePreemption(now(), of, None, 46))
+        await asyncio.gather(*reading)
 
-    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED)
-    found = history_of(b.ended[0])
-    assert decisions(found) == [("ADMIT", None), ("PREEMPTED", "engine")]
-    assert found["decisions"][1]["at_ms"] == pytest.approx(450)
-    assert found["decisions"][1]["for"] is None
-    assert found["measured"]["preemptions"] == {"gate": 0, "engine": 1}
-
-
-def test_an_engine_that_has_finished_a_request_has_not_preempted_it(bench):
-    async def scenario(b):
-        answer = await b.ask("x" * 40, max_tokens=3)
-        await anext(answer)
-        b.service.gate.dispatcher.sync_engine_leases()
-        b.generator.max_running = 0
-        b.service.gate.dispatcher.sync_engine_leases()
-        await read(answer)
-
-    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK), **ORDERED)
-    assert decisions(history_of(b.ended[0])) == [("ADMIT", None)]
+    b = bench(scenario, generator=ordering(kv_bytes=8 * BLOCK, max_running=2), **ORDERED)
+    victim = next(ticket for ticket in b.ended if ticket.request.service_class.name == "batch")
+    urgent = next(ticket for ticket in b.ended if ticket is not victim)
+    found = history_of(victim)
+    assert decisions(found) == [("ADMIT", None), ("PREEMPTED", "engine"), ("PREEMPTED", "engine")]
+    first, second = found["decisions"][1:]
+    assert (first["at_ms"], first["for"], first["recompute_tokens"]) == (450, urgent.request.id, 45)
+    assert (second["at_ms"], second["for"], second["recompute_tokens"]) == (460, None, 46)
+    assert found["measured"]["preemptions"] == {"gate": 0, "engine": 2}
+    assert decisions(history_of(urgent)) == [("ADMIT", None)]
+    assert [event.beneficiary_class for event in victim.history[-2:]] == ["interactive", None]
 
 
 def test_a_rejection_shows_the_wait_that_it_follows_from(bench):

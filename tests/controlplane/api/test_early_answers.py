@@ -1,0 +1,95 @@
+"""Probes are answered before the server's event loop runs, and other connections wait for it."""
+
+import asyncio
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import httpx
+import pytest
+
+from controlplane.api.early_answers import PLANNING, RETRY_SECONDS, EarlyAnswers
+from controlplane.api.errors import starting_failure
+from controlplane.api.graceful_server import Hosting
+from controlplane.api.listening_sockets import listening
+from controlplane.cli import main
+from controlplane.config import ConfigError
+from tests.controlplane.api.test_startup import hosted
+
+pytestmark = pytest.mark.long
+
+
+def get(port: int, path: str) -> tuple[int, dict, dict]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, dict(answer.headers), json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers), json.load(error)
+
+
+def test_readiness_names_the_memory_plan_while_it_is_made(tmp_path: Path, monkeypatch, capsys):
+    """The plan is made in this thread, which then asks the server."""
+    pytest.importorskip("sentence_transformers")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    found = []
+
+    def assemble(config):
+        found.extend(get(port, path) for path in ("/ready", "/health"))
+        raise ConfigError("that is all")
+
+    monkeypatch.setattr("controlplane.service.bootstrap.assemble", assemble)
+    monkeypatch.setattr("controlplane.cli.set_up_logging", lambda section: None)
+    monkeypatch.setattr("controlplane.cli.set_engine_log_level", lambda level: None)
+    file = tmp_path / "my.yaml"
+    file.write_text("models: {embeddings: [{model: m}]}\n", encoding="utf-8")
+    assert main(["serve", str(file), "--port", str(port)]) == 2
+    assert capsys.readouterr().err == "that is all\n"
+    (status, headers, body), health = found
+    assert (status, headers["retry-after"], body["status"], body["parts"]) == (503, "5", "starting", {})
+    stated = json.loads(starting_failure(f"{PLANNING} for {body['seconds']:.1f} s").body)
+    assert body["error"] == stated["error"]
+    assert (health[0], health[2]) == (200, {"status": "alive"})
+
+
+def test_the_time_to_retry_is_that_of_the_server():
+    assert starting_failure("").headers["retry-after"] == str(RETRY_SECONDS)
+
+
+async def test_other_connections_are_answered_by_the_server_with_what_they_have_sent():
+    sockets = listening("127.0.0.1", 0)
+    port = sockets[0].getsockname()[1]
+    with EarlyAnswers(sockets).given() as early:
+        asking = socket.create_connection(("127.0.0.1", port), timeout=10)
+        asking.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        silent = socket.create_connection(("127.0.0.1", port), timeout=10)
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+        # In a thread of its own, which signals nothing here.
+        async with asyncio.timeout(10):
+            while len(early.kept) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    async with hosted(Hosting(sockets=sockets, connections=early.kept)):
+        silent.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            assert (await http.get("/health")).status_code == 200
+        assert b'"version"' in await asyncio.to_thread(received, asking)
+        assert b'"alive"' in await asyncio.to_thread(received, silent)
+
+
+def received(connection: socket.socket) -> bytes:
+    with connection:
+        parts = []
+        while part := connection.recv(65_536):
+            parts.append(part)
+        return b"".join(parts)
+
+
+def test_a_client_that_never_asks_does_not_stop_the_start():
+    sockets = listening("127.0.0.1", 0)
+    with EarlyAnswers(sockets).given(), socket.create_connection(sockets[0].getsockname()) as slow:
+        slow.sendall(b"GET /ready HTTP/1.1\r\n")
+        assert get(sockets[0].getsockname()[1], "/health")[0] == 200
+    for one in sockets:
+        one.close()
