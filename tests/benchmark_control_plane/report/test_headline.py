@@ -131,9 +131,8 @@ def test_a_target_that_no_system_reaches_is_followed_by_the_next_one() -> None:
     lower[0] |= {"rps": 9.0, "per_seed": [9.0]}
     content["max_goodput_rate"] += lower
     sentence = text_of(content)
-    assert sentence.startswith(
-        "No system reaches 90 % attainment at any offered rate. At 60 % attainment, tandem serves 9 req/s: 1.50x"
-    )
+    assert sentence.startswith("No system reaches 90 % attainment at any offered rate. At 60 % attainment, ")
+    assert "tandem serves 9 req/s: 1.50x" in sentence
     content["max_goodput_rate"][1] |= {"rps": 8.0, "per_seed": [8.0]}
     assert text_of(content).startswith("tandem reaches 90 % attainment at no offered rate; ")
 
