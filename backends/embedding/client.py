@@ -244,14 +244,13 @@ class WorkerEmbedder(ModelProperties):
         model fails on an input, BackendDown if no worker is ready or the second worker died with the call.
         """
         self._require_up()
-        facts = self.facts
         if sum(map(len, inputs)) <= _TOKENS_INLINE:
-            ids = validate_inputs(inputs, facts)
+            ids = validate_inputs(inputs, self.facts)
         else:
-            ids = await asyncio.to_thread(validate_inputs, inputs, facts)
+            ids = await asyncio.to_thread(validate_inputs, inputs, self.facts)
             self._require_up()
         answer: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
-        rows = np.empty((len(ids), facts.dimension), dtype=np.float32)
+        rows = np.empty((len(ids), self.facts.dimension), dtype=np.float32)
 
         def finish(error: Exception | None) -> None:
             if answer.done():
