@@ -13,6 +13,7 @@ from backends.embedding.handshake import EncoderFacts
 from backends.embedding.ipc import Frame, FrameKind, Ids, unpack_inputs
 from backends.embedding.pair_template import split_types
 from controlplane.core.errors import BackendDown, Refused
+from controlplane.core.text_limits import check_expansion
 
 # WordPiece drops spaces and replaces a word of more than 100 letters by one token, so of a long text it is
 # never certain that it has too many tokens. Texts with more characters per token are not served.
@@ -27,7 +28,11 @@ def token_characters(tokenizer: Tokenizer) -> int:
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sequence[int]]:
-    """Token ids of each text, special tokens included, as arrays of four bytes a token: many may wait."""
+    """Token ids of each text, special tokens included, as arrays of four bytes a token: many may wait.
+
+    Raises Refused for texts that the tokenizer might make many times as long.
+    """
+    check_expansion(texts, param="input")
     found: list[Sequence[int]] = []
     for batch in _batches(texts):
         found += [array("I", each.ids) for each in tokenizer.encode_batch_fast(batch)]
@@ -58,8 +63,10 @@ class PendingTokenizations:
     async def tokenize(self, texts: Sequence[str], send: Callable[[Frame], None]) -> list[Sequence[int]]:
         """Tokenizes `texts` in the worker as `token_ids` does; `send` transmits the request.
 
-        Raises BackendDown if the worker ends, or cannot tokenize one of the texts.
+        Raises Refused as it does, and BackendDown if the worker ends, or cannot tokenize one of the texts.
         """
+        if not all(map(str.isascii, texts)):
+            await asyncio.to_thread(check_expansion, texts, param="input")
         number = next(self._numbers)
         response = self._pending[number] = asyncio.get_running_loop().create_future()
         send(Frame(FrameKind.TEXTS, number, json.dumps(list(texts)).encode()))

@@ -27,6 +27,8 @@ from backends.garbage_collection import paused_collection
 # of weights grew by 590 MB; `malloc_trim` returns such memory in 15 to 22 ms. Returning it at once, by
 # MALLOC_TRIM_THRESHOLD_ (8 MiB) or MALLOC_MMAP_THRESHOLD_ (1 MiB), made passes 32 and 22 % longer.
 _BUSY_SECONDS_PER_TRIM = 2.0
+# Tokenization leaves up to 400 bytes in the heap for each character of a text.
+_CHARACTERS_PER_TRIM = 100_000
 
 # On a CPU oneDNN keeps entries for each shape of a pass, by default 1,024: a worker grew by 1 MB with 45
 # passes of random shapes, and with one entry by 0.1. Passes were as fast with 1, 64 and 1,024.
@@ -109,8 +111,10 @@ def _run_tokenizer(
     encoder: "Encoder", connection: socket.socket, sending: threading.Lock, texts: "SimpleQueue[Frame]"
 ) -> None:
     tokenizer = encoder.raw_tokenizer
+    characters = 0
     while True:
         frame = texts.get()
+        characters += len(frame.payload)
         try:
             # One text at a time: `encode_batch` would use a thread on every core.
             # As arrays at once: a list of ids takes nine times as much.
@@ -123,6 +127,9 @@ def _run_tokenizer(
             payload = b""
         with sending:
             connection.sendall(Frame(FrameKind.TOKENS, frame.number, payload).pack())
+        if characters >= _CHARACTERS_PER_TRIM and texts.empty():
+            encoder.trim()
+            characters = 0
 
 
 def _serve(connection: socket.socket, options: EncoderOptions) -> int:

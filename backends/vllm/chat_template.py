@@ -55,6 +55,7 @@ def render(
             param="chat_template_kwargs",
         )
     _check_options(prompt, limit)
+    limit.check(_least_characters(prompt), param="messages", where="the conversation")
     offered = None if prompt.tool_choice == "none" else [dict(tool) for tool in prompt.tools] or None
     apply = partial(tokenizer.apply_chat_template, tools=offered, tokenize=False, **options)
     text = _applied(apply, prompt, images)
@@ -72,6 +73,20 @@ def _check_options(prompt: ChatPrompt, limit: TextLimit) -> None:
     if characters > _FREE_OPTION_CHARACTERS:
         where = f"chat_template_kwargs, written in each of {len(prompt.messages):,} messages,"
         limit.check(characters * len(prompt.messages), param="chat_template_kwargs", where=where)
+
+
+def _least_characters(prompt: ChatPrompt) -> int:
+    """Characters that templates write whatever else they write: texts, and the arguments of calls.
+
+    A template takes several passes over a text of megabytes, each of which holds the interpreter lock.
+    """
+    found = 0
+    for message in prompt.messages:
+        texts = [part.get("text") for part in _parts(message.get("content")) if isinstance(part, Mapping)]
+        calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+        written = (*texts, *(function.get("arguments") for function in calls))
+        found += sum(len(text) for text in written if isinstance(text, str))
+    return found
 
 
 def _applied(apply: Callable[..., Any], prompt: ChatPrompt, images: TemplateImages | None) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from controlplane.core.errors import Refused
 
 CODE = "grammar_too_complex"
@@ -98,8 +100,8 @@ class GrammarText:
 
     def _parsed(self) -> object:
         try:
-            return json.loads(self.value)
-        except json.JSONDecodeError as error:
+            return orjson.loads(self.value)
+        except orjson.JSONDecodeError as error:
             raise Refused(f"{self.name} is not valid JSON: {error}; correct it", param=self.param) from None
 
     def _check_schema(self, schema: object, limits: GrammarLimits) -> None:

@@ -1,10 +1,28 @@
 """Reads from /proc what memory a server and its children use, in MB of 10^6 bytes."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from backends.device.probe import processes_of
+from backends.device.probe import UNCOUNTED_NAME, processes_of
+
+SERVER, ENGINE, WORKER, GRAMMARS, OTHER = "server", "engine", "worker", "grammars", "other"
+"""Names of the processes of a server: the one that serves the API, EngineCore, the embedding worker, the
+process that compiles grammars with its children, and any other."""
+# By a part of the command line.
+_COMMANDS = {"EngineCore": ENGINE, "backends.embedding.worker": WORKER}
+
+
+def process_name(process_id: int, server: int) -> str:
+    """The name of a process of `server`, one of the five above. Raises OSError if it has ended."""
+    if process_id == server:
+        return SERVER
+    folder = Path(f"/proc/{process_id}")
+    if (folder / "comm").read_text(encoding="utf-8", errors="replace").strip() == UNCOUNTED_NAME:
+        return GRAMMARS
+    command = (folder / "cmdline").read_text(encoding="utf-8", errors="replace")
+    return next((name for part, name in _COMMANDS.items() if part in command), OTHER)
 
 
 def memory_mb(process_id: int, key: str = "VmRSS") -> float:
@@ -36,36 +54,58 @@ class TreeMemory:
 
     def __init__(self, process_id: int) -> None:
         self._process_id = process_id
-        self._rest_mb = self._most_mb = self._sum_mb()
+        self._rest = self._sizes()
+        self._rest_mb = self._most_mb = sum(self._rest.values())
+        self._most = self._rest
 
     def reset_peak(self) -> None:
         """Makes the peak count from now on, above the same memory at rest."""
         for process in processes_of(self._process_id):
             with suppress(OSError):
                 Path(f"/proc/{process}/clear_refs").write_text("5", encoding="ascii")
-        self._most_mb = self._sum_mb()
+        self._most = self._sizes()
+        self._most_mb = sum(self._most.values())
 
     def sample(self) -> None:
-        """Reads the sum now."""
-        self._most_mb = max(self._most_mb, self._sum_mb())
+        """Reads the sizes now."""
+        sizes = self._sizes()
+        self._most = _largest(self._most, sizes)
+        self._most_mb = max(self._most_mb, sum(sizes.values()))
 
     def growth_mb(self) -> float:
         """MB that the processes take now above those at the start."""
-        return round(self._sum_mb() - self._rest_mb, 1)
+        return round(sum(self._sizes().values()) - self._rest_mb, 1)
 
     def peak_growth_mb(self) -> float:
         """MB that the processes took at the peak above those at the start."""
-        below_peak = self._over_processes(lambda process: memory_mb(process, "VmHWM") - memory_mb(process))
-        return round(max(self._most_mb, self._sum_mb() + below_peak) - self._rest_mb, 1)
+        return round(max(self._most_mb, sum(self._at_peaks().values())) - self._rest_mb, 1)
 
-    def _sum_mb(self) -> float:
-        return self._over_processes(proportional_mb)
+    def growth_by_process(self) -> dict[str, float]:
+        """`growth_mb` by `process_name`."""
+        return self._above_rest(self._sizes())
 
-    def _over_processes(self, size: Callable[[int], float]) -> float:
-        """Sum of `size` of each process that has not ended."""
-        found = 0.0
+    def peak_growth_by_process(self) -> dict[str, float]:
+        """MB above those at the start by `process_name`, each at its own peak: at different times."""
+        return self._above_rest(_largest(self._most, self._at_peaks()))
+
+    def _above_rest(self, sizes: Mapping[str, float]) -> dict[str, float]:
+        names = sorted({*sizes, *self._rest})
+        return {name: round(sizes.get(name, 0.0) - self._rest.get(name, 0.0), 1) for name in names}
+
+    def _at_peaks(self) -> dict[str, float]:
+        """Sizes now, with each process at its own peak."""
+        return self._sizes(lambda process: memory_mb(process, "VmHWM") - memory_mb(process))
+
+    def _sizes(self, more: Callable[[int], float] = lambda _: 0.0) -> dict[str, float]:
+        """Sizes of the processes that have not ended, and `more` of each, by name."""
+        found: defaultdict[str, float] = defaultdict(float)
         for process in processes_of(self._process_id):
             # The memory of a process that ends meanwhile cannot be read.
             with suppress(OSError):
-                found += size(process)
-        return found
+                size = proportional_mb(process) + more(process)
+                found[process_name(process, self._process_id)] += size
+        return dict(found)
+
+
+def _largest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in {*one, *other}}

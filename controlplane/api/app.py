@@ -8,7 +8,7 @@ from http import HTTPStatus
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -125,5 +125,5 @@ def _add_exception_handlers(app: FastAPI) -> None:
         return response_of(failure_of(error, overload_status=overload_status), request.scope)
 
     # The middleware handles any other exception: it is a defect of the server.
-    for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException):
+    for kind in (Problem, Rejected, Refused, BackendDown, BackendFailed, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, handle)

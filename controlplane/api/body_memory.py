@@ -63,6 +63,11 @@ class BodyPart:
         self.free()
         self.grow(self._body_bytes + size)
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the request holds more than `inline_body`."""
+        return self._bytes > 0
+
     def free(self) -> None:
         """Holds nothing any more."""
         self._held[self._tenant] -= self._bytes

@@ -157,12 +157,22 @@ def check_structure(body: bytes, limits: BodyLimits, *, what: str = "the body") 
         for name, text in _TEXTS.items():
             value, limit = getattr(found, name), getattr(limits, name)
             if value > limit:
-                raise Problem(
-                    400,
-                    f"{what} is too complex: {text.format(found=value)}, and server.limits.{name} is "
-                    f"{limit:,}; send less or raise the limit",
-                    code="body_too_complex",
-                )
+                rule = f"{text.format(found=value)}, and server.limits.{name} is {limit:,}"
+                raise _too_complex(what, rule)
+        # `max_values` counts an empty list or object twice.
+        others = max(0, found.max_values - 2 * found.max_strings)
+        if found.max_strings / limits.max_strings + others / limits.max_values > 1:
+            rule = (
+                f"it has {found.max_strings:,} or more strings, lists and objects and {others:,} or more "
+                f"other values; {limits.max_strings:,} of the former (server.limits.max_strings) leave room "
+                f"for none of the {limits.max_values:,} others (max_values), and half of them for half"
+            )
+            raise _too_complex(what, rule)
+
+
+def _too_complex(what: str, rule: str) -> Problem:
+    message = f"{what} is too complex: {rule}; send less or raise the limit"
+    return Problem(400, message, code="body_too_complex")
 
 
 def parse_json(body: bytes, limits: BodyLimits) -> Any:
@@ -217,9 +227,10 @@ class BodyParser:
     One at a time: parsing holds the interpreter lock, and the loop competes with one thread, not with many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, release: MemoryRelease) -> None:
+        """`release` is scheduled after each large body."""
         self._slot = FairSlots(1)
-        self._release = MemoryRelease()
+        self._release = release
 
     async def parse(
         self, body: bytes, model: type[Body], limits: BodyLimits, *, tenant: str

@@ -17,6 +17,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from controlplane.api.protocol.requests import (
     HEADER_DECISION,
@@ -194,6 +195,9 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
             return _INTERNAL_ERROR
         case HTTPException():
             return _http(error)
+        case ClientDisconnect():
+            message = "the connection closed before the whole body arrived; send it again"
+            return Failure(400, message, code="incomplete_body")
         case BaseExceptionGroup():
             return failure_of(error.exceptions[0], overload_status=overload_status)
     log.error("unexpected failure", exc_info=error)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-# Most requests with a large body are refused, or in the engine, by then.
+# A request with a large body may be followed by others.
 _DELAY_SECONDS = 1.0
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from controlplane.api.auth import caller_of
 from controlplane.api.body_memory import BodyMemory, BodyPart
 from controlplane.api.body_parsing import BodyParser
-from controlplane.api.errors import Problem
+from controlplane.api.memory_release import MemoryRelease
 from controlplane.api.middleware import request_id_of
 from controlplane.api.protocol.path_kinds import KIND_OF_PATH
 from controlplane.api.protocol.requests import (
@@ -65,7 +65,9 @@ class EndpointFactory:
 
     def __init__(self, on_shed: Callable[[Kind], None]) -> None:
         """`on_shed` is called for each request that is rejected because of the memory of bodies."""
-        self._bodies = BodyParser()
+        self.release = MemoryRelease()
+        """Returns the memory of large requests and answers to the system."""
+        self._bodies = BodyParser(self.release)
         self._memory = BodyMemory(on_shed)
 
     def route(self, path: str, model: type[Body], reply: Reply[Body]) -> Route:
@@ -92,18 +94,13 @@ class EndpointFactory:
 
 
 async def _content(request: Request, part: BodyPart) -> bytes:
-    """Reads the body. Raises Problem."""
+    """Reads the body. Raises Problem, and ClientDisconnect if it ends too early."""
     chunks: list[bytes] = []
     size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            part.grow(size)
-            chunks.append(chunk)
-    except ClientDisconnect:
-        raise Problem(
-            400, "the connection closed before the whole body arrived; send it again", code="incomplete_body"
-        ) from None
+    async for chunk in request.stream():
+        size += len(chunk)
+        part.grow(size)
+        chunks.append(chunk)
     return b"".join(chunks)
 
 
@@ -126,6 +123,9 @@ class _Endpoint(Generic[Body]):
             message = "request %s: client disconnected after %d chunks; request aborted"
             log.debug(message, parsed.origin.request_id, watch.chunks)
         finally:
+            # What its templates, tokens and log probabilities took is free by now, and kept by the allocator.
+            if parsed.memory.is_counted or watch.sent_bytes > parsed.settings.limits.inline_body:
+                self.endpoints.release.schedule()
             parsed.memory.free()
 
 
@@ -161,13 +161,15 @@ class DisconnectWatch:
         self._receive = receive
         self._send = send
         self._is_gone = False
-        self.chunks = 0
-        """Parts of the response body that were sent."""
+        self.chunks = self.sent_bytes = 0
+        """Parts of the response body that were sent, and their bytes."""
 
     async def send(self, message: Message) -> None:
         """Sends an ASGI message and counts the parts of the body."""
         await self._send(message)
-        self.chunks += message["type"] == "http.response.body"
+        if message["type"] == "http.response.body":
+            self.chunks += 1
+            self.sent_bytes += len(message["body"])
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()

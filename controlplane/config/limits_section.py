@@ -55,7 +55,8 @@ class LimitsSection:
     tokens that `max_body` is derived from."""
     max_strings: Positive = 100_000
     """Strings, lists and objects of a body together, names of members included. Building them keeps the event
-    loop from all requests, for 40 ms with 380,000; token ids take a tenth of the time."""
+    loop from all requests, for 40 ms with 380,000; token ids take a tenth of the time. A body that has a part
+    of these may have the rest of `max_values` in other values: with half of them, half of the others."""
     max_name: Positive = 1_024
     """Longest member name in a body, in bytes."""
     tokenizer_threads: Annotated[int, Field(ge=1, le=64)] = 4

@@ -91,6 +91,19 @@ class Delta:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     """On the first delta, if requested: one entry per prompt token, None for the first."""
 
+    def followed_by(self, later: "Delta") -> "Delta":
+        """One delta with the output of this one and of the next one of the same sample."""
+        return replace(
+            later,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=self.logprobs + later.logprobs,
+            tool_calls=self.tool_calls + later.tool_calls,
+            reasoning=self.reasoning + later.reasoning,
+            cached_tokens=max(self.cached_tokens, later.cached_tokens),
+            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:

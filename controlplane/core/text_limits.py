@@ -3,7 +3,8 @@
 Tokenizing takes about a second and 300 MB per million characters; a token covers a bounded number of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.core.errors import Refused
@@ -16,6 +17,8 @@ LONG_TEXT_CHARACTERS = 4_000
 _HEAD_CHARACTERS_PER_TOKEN = 8
 # Tokens of a text's beginning that the rest of the text may merge into fewer.
 _CUT_TOKENS = 64
+# Tokenizers that normalize a text first make up to 18 characters of one. A Korean syllable becomes three.
+_WINDOW_CHARACTERS, _MOST_EXPANSION = 4_096, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class TextLimit:
         Raises Refused.
         """
         self.check(len(text), param=param)
+        check_expansion([text], param=param)
         head = text[: _HEAD_CHARACTERS_PER_TOKEN * self.max_tokens]
         if len(head) < len(text) and len(encode(head)) > self.max_tokens + _CUT_TOKENS:
             raise self._too_long(f"the first {len(head):,} characters of the prompt have more", param)
@@ -58,6 +62,31 @@ class TextLimit:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def check_expansion(texts: Iterable[str], *, param: str) -> None:
+    """Raises Refused, naming the field `param`, for texts that Unicode's form NFKC makes much longer.
+
+    What a tokenizer takes is counted by the characters before it normalizes them. Looked at are windows of
+    about 4,096 consecutive characters of one or more texts; ASCII stays as it is, and other text takes 3 to
+    20 ns a character.
+    """
+    characters = expanded = 0
+    for text in texts:
+        for begin in range(0, len(text), _WINDOW_CHARACTERS):
+            part = text[begin : begin + _WINDOW_CHARACTERS]
+            characters += len(part)
+            expanded += len(part if part.isascii() else unicodedata.normalize("NFKC", part))
+            if characters < _WINDOW_CHARACTERS:
+                continue
+            if expanded > _MOST_EXPANSION * characters:
+                raise Refused(
+                    f"{param}: {characters:,} consecutive characters become {expanded:,} by NFKC; at most "
+                    f"{_MOST_EXPANSION} for each are served, so send the text normalized",
+                    param=param,
+                    code="invalid_value",
+                )
+            characters = expanded = 0
 
 
 def content_length(prompt: ChatPrompt) -> int:

@@ -29,7 +29,12 @@ class FairSlots:
         await self._take(tenant)
         running = asyncio.ensure_future(work())
         running.add_done_callback(lambda done: self._finished(tenant, done))
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            # An exception refers to this frame, and the task to the exception. The cycle would keep what was
+            # refused until the next garbage collection.
+            del running
 
     def resize(self, slots: int) -> None:
         """Sets the number of slots; work that runs beyond a smaller number keeps its slot to its end."""

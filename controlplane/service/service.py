@@ -24,6 +24,7 @@ from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.prediction.length_training import LengthTraining
 from controlplane.service.reconfiguration import ConfiguredParts, ConfigVersion, Reconfiguration
 from controlplane.service.runtime.engine_supervisor import EngineSupervisor
+from controlplane.service.runtime.shared_check import SharedCheck
 from controlplane.service.runtime.staged_stop import Stage, Stop, stop_all
 from controlplane.service.runtime.start_progress import StartProgress
 from controlplane.service.runtime.timers import PeriodicTimer
@@ -85,6 +86,7 @@ class Service:
         self._timer = timer
         self._training = training
         self._is_started = False
+        self._responses = SharedCheck(self._respond)
         self._closers: dict[str, Stop] = {}
         """Of what is written until the last request has ended."""
         self._metrics_page: tuple[Instant, bytes] | None = None
@@ -262,13 +264,25 @@ class Service:
         await self.gate.drain(self.config.server.drain_ms / 1_000 if grace is None else grace)
 
     async def check(self) -> None:
-        """Checks that all backends respond. Raises BackendDown naming one that does not."""
+        """Checks that all backends respond; calls at the same time, or within a second, share one round trip.
+
+        Raises BackendDown naming one that does not, TimeoutError if one takes longer than two seconds.
+        """
         if not self._is_started:
             raise BackendDown("the service is starting or stopping")
         if self.gate.is_closed:
             raise BackendDown(_DRAINED, is_permanent=True)
         for supervisor in self._supervisors:
             supervisor.require_up()
+        for encoder in tuple(self.encoders.values()):
+            if encoder.down is not None:
+                # Without a worker it raises at once.
+                await encoder.check()
+        await self._responses.wait()
+
+    async def _respond(self) -> None:
+        """One round trip to each backend."""
+        for supervisor in self._supervisors:
             await supervisor.generator.check()
         for encoder in tuple(self.encoders.values()):
             await encoder.check()

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,7 @@ class AttackCost:
         before: what the other tenant saw before all attacks.
         missed: part of its SLOs that were missed during this one.
         peak_growth_mb, growth_mb: memory of server and children above that at rest, at most and after.
+        peak_by_process, growth_by_process: the same by process, each at its own peak.
         not_held: what does not hold.
     """
 
@@ -108,6 +109,8 @@ class AttackCost:
     missed: float
     peak_growth_mb: float
     growth_mb: float
+    peak_by_process: dict[str, float] = field(default_factory=dict)
+    growth_by_process: dict[str, float] = field(default_factory=dict)
     not_held: tuple[str, ...] = ()
 
     def broken(self) -> Iterator[str]:
@@ -256,6 +259,8 @@ class AttackBench:
             missed=round(seen.missed_share, 4),
             peak_growth_mb=self.memory.peak_growth_mb(),
             growth_mb=self.memory.growth_mb(),
+            peak_by_process=self.memory.peak_growth_by_process(),
+            growth_by_process=self.memory.growth_by_process(),
         )
         return replace(found, not_held=tuple(found.broken()))
 

@@ -140,8 +140,12 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
         CHAT,
         _chat("hi", max_tokens=400, ignore_eos=True, metadata={"a": ["value of metadata" * 2] * 99_000}),
     ),
-    # The most values and lists that are accepted: templates do not read them, and the request keeps them.
+    # Within the limit of values and that of lists, but not in proportion.
     "300,000 annotations": lambda: (CHAT, _annotated([[]] * 90_000 + list(range(1_000, 211_000)))),
+    # The most objects that are accepted, where templates do not read them.
+    "90,000 annotations": lambda: (CHAT, _annotated([{}] * 90_000)),
+    # The most values that are accepted in a field that the request keeps.
+    "tool of 390,000 numbers": lambda: (CHAT, _offered({"enum": list(range(1_000, 391_000))})),
     "380,000 strings": lambda: (CHAT, _chat("hi", metadata={"a": ["value"] * 380_000})),
     "echo for 128 choices": lambda: (TEXT, _echoed(128, 128)),
     "65 stop tokens": lambda: (CHAT, _chat("hi", min_tokens=1, max_tokens=2, stop_token_ids=list(range(65)))),

@@ -40,8 +40,7 @@ async def opened_answers(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenera
 
 @asynccontextmanager
 async def _merged(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Opened]:
-    # Unbounded, because a full queue would delay finished jobs in releasing memory; max_tokens bounds it.
-    deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+    deltas = UnreadDeltas(len(jobs))
     tickets: dict[int, Ticket] = {}
     all_admitted = asyncio.Event()
 
@@ -52,29 +51,57 @@ async def _merged(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Ope
             if len(tickets) == len(jobs):
                 all_admitted.set()
             async for delta in answer:
-                deltas.put_nowait(replace(delta, index=at * job.sampling.n + delta.index))
-        deltas.put_nowait(None)
+                deltas.put(replace(delta, index=at * job.sampling.n + delta.index))
+        deltas.job_ended()
 
     try:
         async with asyncio.TaskGroup() as group:
             followers = [group.create_task(follow(at, job)) for at, job in enumerate(jobs)]
             try:
                 await all_admitted.wait()
-                yield [tickets[at] for at in range(len(jobs))], _until_all_ended(deltas, len(jobs))
+                yield [tickets[at] for at in range(len(jobs))], aiter(deltas)
             finally:
-                for follower in followers:
-                    follower.cancel()
+                # Also out of this frame, to which their exceptions refer.
+                while followers:
+                    followers.pop().cancel()
     except BaseExceptionGroup as group_error:
         raise group_error.exceptions[0] from None
 
 
-async def _until_all_ended(deltas: "asyncio.Queue[Delta | None]", running: int) -> AsyncIterator[Delta]:
-    while running:
-        delta = await deltas.get()
-        if delta is None:
-            running -= 1
-        else:
-            yield delta
+class UnreadDeltas:
+    """The deltas of several jobs that their reader has not taken yet: at most one for each choice.
+
+    Those of a choice are merged, because a full queue would delay finished jobs in releasing memory, and a
+    queue without a bound would have an object for each token that a slow client does not read.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._running = jobs
+        self._pending: dict[int, Delta] = {}
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def put(self, delta: Delta) -> None:
+        """Adds a delta."""
+        earlier = self._pending.get(delta.index)
+        self._pending[delta.index] = delta if earlier is None else earlier.followed_by(delta)
+        self._changed.set()
+
+    def job_ended(self) -> None:
+        """Notes that one of the jobs puts no further delta."""
+        self._running -= 1
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Takes the deltas, the choice that has waited longest first, until all jobs have ended."""
+        while self._running or self._pending:
+            if not self._pending:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            yield self._pending.pop(next(iter(self._pending)))
 
 
 class UsageCounter:

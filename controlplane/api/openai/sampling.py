@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
 from pydantic_core import from_json, to_json
 
 from controlplane.api.body_parsing import check_structure
@@ -98,8 +99,8 @@ def _require_satisfiable(schemas: Iterable[tuple[str, Mapping[str, Any]]]) -> No
     """Raises Problem for a schema that no output satisfies, or for more than can be searched at once."""
     left = MOST_NODES
     for param, schema in schemas:
-        # The text is made in a tenth of the time of the search.
-        if b'"$ref"' not in to_json(schema):
+        # The text is made in a hundredth of the time of the search.
+        if b'"$ref"' not in _json_text(schema):
             continue
         left -= node_count(schema, left + 1)
         if left < 0:
@@ -114,6 +115,14 @@ def _require_satisfiable(schemas: Iterable[tuple[str, Mapping[str, Any]]]) -> No
                 "it; let it refer to a schema that ends",
                 param,
             )
+
+
+def _json_text(schema: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(schema)
+    except orjson.JSONEncodeError:
+        # An integer of more than 64 bits.
+        return to_json(schema)
 
 
 def _invalid(message: str, param: str) -> Problem:

@@ -149,4 +149,7 @@ async def send_stream(
         if not has_begun:
             raise
         last = encoder.fail(failure_of(error, overload_status=overload_status))
+        # Tickets are remembered with their error, and its traceback would keep the request. Starlette removes
+        # those of other errors.
+        error.__traceback__ = None
     await send({"type": "http.response.body", "body": last})

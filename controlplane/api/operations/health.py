@@ -1,6 +1,5 @@
 """The GET endpoints for models, liveness, readiness and metrics; none of them runs a model."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -18,11 +17,11 @@ from controlplane.api.errors import Problem, down_headers
 from controlplane.api.settings import settings_for
 from controlplane.api.startup import starting_response
 from controlplane.core.errors import BackendDown
+from controlplane.service.runtime.shared_check import PATIENCE_SECONDS
 from controlplane.service.service import Service
 from controlplane.service.status import ModelCard
 
 _COHERE_ENDPOINTS = {"generate": "chat", "embed": "embed", "rerank": "rerank"}
-_READY_SECONDS = 5.0
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -87,18 +86,17 @@ def status_routes(service: Service) -> APIRouter:
 async def readiness(service: Service) -> Response:
     """The response of /ready, a 503 until the service has started.
 
-    Raises Problem (503) unless every engine responds within five seconds.
+    Raises Problem (503) unless every engine responds within two seconds.
     """
     if not service.is_started:
         return starting_response(service.progress)
     try:
-        async with asyncio.timeout(_READY_SECONDS):
-            await service.check()
+        await service.check()
     except BackendDown as error:
         message, headers = f"not ready: {error}", down_headers(error)
         raise Problem(503, message, code="backend_down", headers=headers) from None
     except TimeoutError:
-        message = f"not ready: no reply from the engines within {_READY_SECONDS:g} s"
+        message = f"not ready: no reply from the engines within {PATIENCE_SECONDS:g} s"
         raise Problem(503, message, code="backend_down") from None
     # Names the parts that fail while requests are still served; /admin/state has the details.
     impaired = service.status.impaired()

@@ -21,7 +21,7 @@ from controlplane.api.protocol.types import (
     CLOSED,
     MAX_PARTS,
     FunctionName,
-    Ignored,
+    IgnoredObject,
     ResponseFormat,
     StopSequences,
     Text,
@@ -272,8 +272,8 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
     # Cannot change the output.
-    diagnostics: Ignored[dict[str, Any]] = None
-    metadata: Ignored[dict[str, Any]] = None
+    diagnostics: IgnoredObject = None
+    metadata: IgnoredObject = None
     service_tier: Literal["auto", "standard_only"] | None = None
     # Only the default is accepted.
     speed: Literal["standard"] | None = None

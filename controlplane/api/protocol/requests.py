@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from controlplane.api.protocol.types import (
     Ignored,
+    IgnoredObject,
     Message,
     ResponseFormat,
     Stops,
@@ -229,10 +230,10 @@ class ChatCompletionRequest(Generation):
     continue_final_message: bool | None = None
 
     # Cannot change the output.
-    metadata: Ignored[dict[str, Any]] = None
-    prediction: Ignored[dict[str, Any]] = None
+    metadata: IgnoredObject = None
+    prediction: IgnoredObject = None
     prompt_cache_key: Ignored[str] = None
-    prompt_cache_options: Ignored[dict[str, Any]] = None
+    prompt_cache_options: IgnoredObject = None
     prompt_cache_retention: Ignored[str] = None
     store: bool | None = None
 

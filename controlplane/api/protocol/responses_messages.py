@@ -25,6 +25,7 @@ from controlplane.api.protocol.types import (
     CLOSED,
     FunctionName,
     Ignored,
+    IgnoredObject,
     ResponseFormat,
     Strict,
     Text,
@@ -187,10 +188,10 @@ class ResponsesRequest(InputTokensRequest):
     # Returned as it is; it cannot change the output.
     user: Annotated[str, Field(max_length=512)] | None = None
     # Cannot change the output. Codex sends client_metadata with every request.
-    client_metadata: Ignored[dict[str, Any]] = None
+    client_metadata: IgnoredObject = None
     safety_identifier: Ignored[str] = None
     prompt_cache_key: Ignored[str] = None
-    prompt_cache_options: Ignored[dict[str, Any]] = None
+    prompt_cache_options: IgnoredObject = None
     prompt_cache_retention: Ignored[str] = None
 
     # Only the value of a stateless, immediate response is accepted.

@@ -37,6 +37,15 @@ Ignored = Annotated[Value | None, AfterValidator(_dropped)]
 """A field that is checked and then dropped: a request that waits keeps its body."""
 
 
+class AnyObject(TypedDict):
+    """An object of any members, which are not built: 99,000 strings take 4 ms instead of 13."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
+
+
+IgnoredObject = Ignored[AnyObject]
+
+
 class Strict(BaseModel):
     """Base of all request objects: exact types, no unknown fields, no infinities.
 
@@ -158,7 +167,7 @@ class ContentPart(TypedDict):
     __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Literal["text"]
     text: str
-    cache_control: NotRequired[Any]
+    cache_control: NotRequired[IgnoredObject]
 
 
 class ImageUrl(TypedDict):
@@ -175,7 +184,7 @@ class ImagePart(TypedDict):
     __pydantic_config__ = CLOSED  # type: ignore[misc]
     type: Literal["image_url"]
     image_url: ImageUrl
-    cache_control: NotRequired[Any]
+    cache_control: NotRequired[IgnoredObject]
 
 
 def image_part(url: str, field: str) -> dict[str, Any]:
@@ -251,7 +260,7 @@ class Message(TypedDict, total=False):
     """A chat message.
 
     The fields from `refusal` on are accepted because clients (OpenAI's, LiteLLM, OpenRouter) send earlier
-    responses back; lm-evaluation-harness sends `type`.
+    responses back; lm-evaluation-harness sends `type`. As in vLLM, no chat template reads them.
     """
 
     __pydantic_config__ = CLOSED  # type: ignore[misc]
@@ -263,12 +272,12 @@ class Message(TypedDict, total=False):
     reasoning: str | None
     reasoning_content: str | None
     refusal: str | None
-    annotations: Any
+    annotations: Ignored[list[Any]]
     audio: None
     function_call: None
-    provider_specific_fields: Any
-    reasoning_details: Any
-    thinking_blocks: Any
+    provider_specific_fields: IgnoredObject
+    reasoning_details: Ignored[list[Any]]
+    thinking_blocks: Ignored[list[Any]]
     type: Literal["text", "message"] | None
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
 from controlplane.core.ports import Generator
-from controlplane.core.text_limits import LONG_TEXT_CHARACTERS
+from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, check_expansion
 from controlplane.service.gate.chat_rendering import ChatRendering, rendering_length
 from controlplane.service.gate.prompt_limits import text_limit
 from controlplane.service.gate.prompt_preparation import PromptTokenizer
@@ -59,7 +59,11 @@ class TextTokenization:
         generator = self._generator(model)
         # Bounds the time: a text with more characters than this exceeds the context for certain.
         text_limit(generator).check(len(text), param="prompt")
-        encode = partial(generator.codec.encode, text, add_special_tokens=add_special_tokens)
+
+        def encode() -> Sequence[int]:
+            check_expansion([text], param="prompt")
+            return generator.codec.encode(text, add_special_tokens=add_special_tokens)
+
         token_ids = await self._run(caller, encode, is_long=len(text) > LONG_TEXT_CHARACTERS)
         self._check_answer(caller, generator, len(token_ids), param="prompt")
         return await self._with_strings(caller, generator, token_ids, has_strings=has_strings)

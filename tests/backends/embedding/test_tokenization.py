@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -11,6 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from backends.embedding.ipc import Frame, FrameKind, pack_inputs
 from backends.embedding.tokenization import PendingTokenizations, token_ids
 from backends.embedding.truncation import Truncation
+from controlplane.core.errors import Refused
 
 WORDS = {"zero": 0, "many": 70_000, "more": 70_001}
 TEXTS = ["many more many", "more"]
@@ -39,6 +41,17 @@ async def test_tokens_of_the_worker_take_four_bytes_each():
     found = await task
     assert [list(ids) for ids in found] == IDS
     assert [memoryview(ids).nbytes for ids in found] == [12, 4]
+
+
+async def test_texts_that_are_normalized_to_many_times_as_long_are_not_tokenized():
+    """18 characters of one; here and in the worker."""
+    texts = ["\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}" * 5_000]
+    with pytest.raises(Refused, match="become 73,728 by NFKC"):
+        token_ids(a_tokenizer(), texts)
+    sent = asyncio.Queue[Frame]()
+    with pytest.raises(Refused, match="become 73,728 by NFKC"):
+        await PendingTokenizations().tokenize(texts, sent.put_nowait)
+    assert sent.empty()
 
 
 def test_what_is_cut_takes_four_bytes_each_too():

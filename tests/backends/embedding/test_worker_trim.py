@@ -1,5 +1,6 @@
 """A worker returns the memory that its passes leave in the heap, or in a device's allocator."""
 
+import json
 import socket
 import threading
 from types import SimpleNamespace
@@ -33,6 +34,26 @@ def test_the_heap_is_trimmed_after_so_much_time_of_passes():
     with patch("backends.embedding.worker.time.monotonic", readings.__next__):
         replies_of(encoder, [Frame(FrameKind.PING, number, b"") for number in range(25)])
     assert len(trims) == 3
+
+
+def test_the_heap_is_trimmed_after_so_many_characters_once_no_text_waits():
+    waiting = [Frame(FrameKind.TEXTS, number, json.dumps(["x" * 30_000]).encode()) for number in range(9)]
+    # Numbers of texts that wait at each trim.
+    trims: list[int] = []
+    tokenizer = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=[len(text)]))
+    encoder = SimpleNamespace(raw_tokenizer=tokenizer, trim=lambda: trims.append(len(waiting)))
+    has_waited: list[bool] = []
+
+    def is_empty() -> bool:
+        # Another text arrives while the fourth is tokenized.
+        has_waited.append(True)
+        return len(has_waited) != 1
+
+    ours, theirs = socket.socketpair()
+    texts = SimpleNamespace(get=lambda: waiting.pop(0), empty=is_empty)
+    with ours, theirs, pytest.raises(IndexError):
+        worker._run_tokenizer(encoder, ours, threading.Lock(), texts)
+    assert trims == [4, 0]
 
 
 def test_a_pass_that_ran_out_of_memory_leaves_none_reserved():

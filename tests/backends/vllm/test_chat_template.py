@@ -139,3 +139,23 @@ def test_arguments_of_very_many_values_stay_text(rendered, monkeypatch):
     few, many = f"[{'[],' * 20}0]", f"[{'[],' * 60}0]"
     assert '"[' not in rendered(_HI, assistant_with_call(few))
     assert '["[' in rendered(_HI, assistant_with_call(many))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "x" * 2_000_001},
+        {"role": "user", "content": [{"type": "text", "text": "x" * 1_000_001}] * 2},
+        assistant_with_call("x" * 2_000_001),
+    ],
+    ids=["text", "parts", "arguments"],
+)
+def test_a_conversation_that_cannot_fit_is_refused_before_the_template_reads_it(rendered, message):
+    with pytest.raises(Refused, match=r"the conversation has 2,000,0\d\d characters") as caught:
+        rendered(message, template="{{ raise_exception('the template was applied') }}")
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+
+
+def test_names_of_parts_are_no_text(rendered):
+    message = {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": None}] * 100_000}
+    assert rendered(message, template="{{ messages[0].content | length }}") == "199999"

@@ -6,7 +6,8 @@ import os
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmark_control_plane.common.process_memory import TreeMemory
+from backends.device.probe import UNCOUNTED_NAME
+from benchmark_control_plane.common.process_memory import GRAMMARS, OTHER, SERVER, TreeMemory
 
 SIZE_MB = 64
 
@@ -36,6 +37,33 @@ def test_the_peak_has_what_a_child_held():
     child.join()
     assert memory.growth_mb() < 0
     assert memory.peak_growth_mb() >= 0.9 * SIZE_MB
+
+
+def hold_as_compiler(pipe: Connection) -> None:
+    """`hold` in a process of the name that the compilers of grammars have."""
+    Path("/proc/self/comm").write_text(UNCOUNTED_NAME, encoding="ascii")
+    hold(pipe)
+
+
+def test_memory_is_named_by_process():
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=hold_as_compiler, args=(theirs,))
+    child.start()
+    ours.recv()
+    memory = TreeMemory(os.getpid())
+    memory.reset_peak()
+    ours.send(None)
+    ours.recv()
+    grown = memory.growth_by_process()
+    assert grown[GRAMMARS] >= 0.9 * SIZE_MB and grown[SERVER] < 0.5 * SIZE_MB
+    memory.sample()
+    ours.send(None)
+    child.join()
+    assert memory.growth_by_process()[GRAMMARS] < 0
+    assert memory.peak_growth_by_process()[GRAMMARS] >= 0.9 * SIZE_MB
+    # Python's resource tracker.
+    assert grown.keys() <= {GRAMMARS, SERVER, OTHER}
 
 
 def map_file(path: Path, pipe: Connection) -> None:

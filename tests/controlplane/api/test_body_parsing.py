@@ -138,6 +138,13 @@ def test_body_within_the_limits(text: bytes):
     check_structure(text, LIMITS)
 
 
+def test_a_body_has_strings_and_other_values_in_proportion():
+    """To build the most of both together would keep the interpreter lock twice as long."""
+    with pytest.raises(Problem, match="5 or more strings, lists and objects and 10 or more other values"):
+        check_structure(b'["","","","",%b]' % b",".join([b"1"] * 16), LIMITS)
+    check_structure(b'["","","","",%b]' % b",".join([b"1"] * 8), LIMITS)
+
+
 MAPPED = (ResponsesRequest, MessagesRequest, CountTokensRequest)
 MODELS = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest, *MAPPED)
 FIELDS = sorted({name for model in MODELS for name in model.model_fields} | {"json", "type", "schema"})
@@ -241,11 +248,11 @@ async def test_memory_is_released_after_a_large_body_and_once_for_several(monkey
         return 1
 
     monkeypatch.setattr("controlplane.api.memory_release._DELAY_SECONDS", 0.0)
-    parser, limits = BodyParser(), BodyLimits(inline_body=100)
-    parser._release = MemoryRelease(trim)
+    release, limits = MemoryRelease(trim), BodyLimits(inline_body=100)
+    parser = BodyParser(release)
     small, large = b'{"model":"m","input":"x"}', b'{"model":"m","input":"%b"}' % (b"x" * 200)
     await parser.parse(small, EmbeddingRequest, limits, tenant="red")
-    assert parser._release._pending is None
+    assert release._pending is None
     for body in (large, large[:-1]):
         with suppress(Problem):
             await parser.parse(body, EmbeddingRequest, limits, tenant="red")

@@ -1,5 +1,6 @@
 """Every 503 says when to retry, or that a retry is vain."""
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
@@ -10,6 +11,7 @@ from controlplane.api.operations.health_listener import _stalled
 from controlplane.api.startup import starting_response
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown, NoMemory
+from controlplane.service.runtime import shared_check
 from controlplane.service.runtime.start_progress import StartProgress
 from tests.controlplane.api.scripted_server import staged
 from tests.controlplane.api.test_failures import rejected
@@ -79,6 +81,25 @@ async def test_readiness_says_it_too(error: Exception, expected: dict[str, str])
         stage.service.check = check  # type: ignore[method-assign]
         answer = await stage.http.get("/ready")
     assert (answer.status_code, about_retry(answer.headers)) == (503, expected)
+
+
+async def test_probes_of_a_hung_engine_share_one_ping_and_get_an_answer(monkeypatch):
+    monkeypatch.setattr(shared_check, "PATIENCE_SECONDS", 0.05)
+    pings = 0
+
+    async def hang() -> None:
+        nonlocal pings
+        pings += 1
+        await asyncio.Event().wait()
+
+    async with staged() as stage:
+        stage.generator.check = hang  # type: ignore[method-assign]
+        answers = await asyncio.gather(*(stage.http.get("/ready") for _ in range(20)))
+        answers.append(await stage.http.get("/ready"))
+    assert pings == 1
+    for answer in answers:
+        assert (answer.status_code, about_retry(answer.headers)) == (503, UNKNOWN)
+        assert "no reply from the engines within 2 s" in answer.json()["error"]["message"]
 
 
 async def test_a_drained_server_is_not_ready_again():

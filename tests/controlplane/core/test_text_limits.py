@@ -1,8 +1,16 @@
+import unicodedata
+
 import pytest
 
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
-from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, TextLimit, content_length, total_length
+from controlplane.core.text_limits import (
+    LONG_TEXT_CHARACTERS,
+    TextLimit,
+    check_expansion,
+    content_length,
+    total_length,
+)
 
 LIMIT = TextLimit("m", max_tokens=100, token_characters=20)
 
@@ -85,3 +93,47 @@ def test_characters_of_a_conversation():
     assert total_length(ChatPrompt(messages, template_options={"x": ["z" * 7_000]})) > 7_000
     assert total_length(ChatPrompt([], template_options={"x": [1, [2, None], {"ab": "cde"}]})) == 18
     assert content_length(ChatPrompt(messages, tools)) == content_length(plain)
+
+
+# Its form NFKC has 18 characters, the most of all.
+LIGATURE = "\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [LIGATURE * 5_000],
+        [LIGATURE * 100 for _ in range(50)],
+        # Ordinary text around it does not hide it.
+        ["x" * 100_000 + LIGATURE * 8_192 + "x" * 100_000],
+        ["x" * 50_000, LIGATURE * 8_192, "x" * 50_000],
+    ],
+    ids=["one text", "many texts", "within a text", "among texts"],
+)
+def test_texts_that_a_tokenizer_makes_many_times_as_long_are_refused(texts: list[str]):
+    with pytest.raises(Refused, match="consecutive characters become") as refusal:
+        check_expansion(texts, param="input")
+    assert (refusal.value.param, refusal.value.code) == ("input", "invalid_value")
+
+
+def test_a_text_is_refused_before_it_is_encoded_if_it_expands():
+    encode = Encoder()
+    with pytest.raises(Refused, match="NFKC"):
+        TextLimit("m", max_tokens=1_000, token_characters=20).encode(encode, LIGATURE * 5_000, param="prompt")
+    assert encode.lengths == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hangul \N{HANGUL SYLLABLE GAG}" * 2_000,
+        unicodedata.normalize("NFD", "\N{HANGUL SYLLABLE GAG}") * 5_000,
+        "\N{HORIZONTAL ELLIPSIS}" * 10_000,
+        "\N{VULGAR FRACTION ONE HALF}" * 10_000,
+        LIGATURE * 4_000,
+        LIGATURE * 500 + "x" * 10_000,
+    ],
+    ids=["Hangul", "decomposed", "ellipses", "fractions", "a short text", "some ligatures"],
+)
+def test_other_texts_are_not(text: str):
+    assert check_expansion([text], param="input") is None

@@ -1,4 +1,7 @@
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -161,3 +164,25 @@ async def test_a_slot_that_is_freed_while_a_caller_is_cancelled_is_not_lost(othe
     slots.resize(1)
     work.end("c1")
     assert await ask(slots, work, "c1") == "c1"
+
+
+async def test_what_is_refused_is_freed_without_garbage_collection():
+    class Body:
+        pass
+
+    async def refuse(body: Body) -> None:
+        raise ValueError(type(body))
+
+    async def ask_with_a_body() -> "weakref.ref[Body]":
+        body = Body()
+        with suppress(ValueError):
+            await FairSlots(1).run("a", lambda: refuse(body))
+        return weakref.ref(body)
+
+    gc.disable()
+    try:
+        body = await ask_with_a_body()
+        await settle()
+        assert body() is None
+    finally:
+        gc.enable()
