@@ -140,7 +140,7 @@ class EngineLeases:
         return ahead
 
 
-class EngineView:
+class EngineQueueView:
     """What one snapshot states of an engine that schedules by itself; its lists are made once, on demand."""
 
     def __init__(self, engine: EngineLeases, leases: LeaseTable) -> None:
