@@ -159,7 +159,7 @@ class EngineLeases:
         return ahead
 
 
-class EngineSnapshot:
+class EngineQueueView:
     """What one snapshot states of an engine that schedules by itself; its lists are made once, on demand."""
 
     def __init__(self, engine: EngineLeases, leases: LeaseTable) -> None:

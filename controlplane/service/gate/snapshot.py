@@ -13,7 +13,7 @@ from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind, Owner, Phase, Request
 from controlplane.service.decision_history import Preempted
 from controlplane.service.encoder_registry import EncoderRegistry
-from controlplane.service.gate.engine_lease_sync import EngineLeases, EngineSnapshot
+from controlplane.service.gate.engine_lease_sync import EngineLeases, EngineQueueView
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
@@ -131,7 +131,7 @@ class SnapshotBuilder:
         share = partial(share, decode_load=load, wait_optimism=self.ttft.optimism)
         if self.engine_leases is None:
             return share(preemptible=partial(self.preemptible, now))
-        engine = EngineSnapshot(self.engine_leases, leases)
+        engine = EngineQueueView(self.engine_leases, leases)
         return share(engine_work_ahead=engine.work_ahead, engine_keeps=engine.keeps)
 
 
