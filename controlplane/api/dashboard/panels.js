@@ -117,7 +117,7 @@ export class Panels {
         onclick: () => this.view.setFocus(this.view.focus === name ? null : name),
       },
       el("span.name", {}, name), el("span.goal", {}, objectives(about.objectives_ms)),
-      el("span.share", { "data-level": level }, percent(share)),
+      el("span.share", { "data-level": level }, percent(share, 1)),
       el("span.caption", {}, share === null ? "no request in 5 min" : `of ${count(five.ended)} in 5 min`),
       burn("5m", "5 min"), burn("1h", "1 h"),
       el("span.live", {}, el("b", {}, count(now.running)), " running ", el("b", {}, count(now.waiting)), " waiting"));
