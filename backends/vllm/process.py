@@ -18,6 +18,7 @@ from vllm.v1.executor import multiproc_executor, uniproc_executor
 from backends.run_directory import run_directory
 from backends.supervision import end_with_parent
 from backends.vllm.compat import EngineDeadError
+from backends.vllm.idle_trim import trim_while_idle
 
 _SOCKET_FOLDER = "VLLM_RPC_BASE_PATH"
 _RENDEZVOUS_FILE = "get_file_store_init_method"
@@ -27,6 +28,7 @@ _run_engine_core = EngineCoreProc.run_engine_core
 def run_engine_core(*args: Any, **kwargs: Any) -> None:
     """Runs EngineCore in a process that exits with its parent; the spawned process imports it by name."""
     end_with_parent()
+    trim_while_idle()
     _put_rendezvous_file_in_run_directory()
     _run_engine_core(*args, **kwargs)
 
