@@ -23,7 +23,10 @@ _PLACEHOLDER = 1
 
 def chat_sampling(body: ChatCompletionRequest, limits: BodyLimits) -> Sampling:
     """Sampling parameters of a chat request. Raises Problem for an unusable schema."""
-    return _sampling(body, (body.top_logprobs or 0) if body.logprobs else None, limits)
+    sampling = _sampling(body, (body.top_logprobs or 0) if body.logprobs else None, limits)
+    # The output is a call of the named function, whose arguments follow its schema; vLLM takes one of both.
+    is_named_call = isinstance(body.tool_choice, dict) and body.structured_outputs is None
+    return replace(sampling, structure=None) if is_named_call else sampling
 
 
 def completion_sampling(body: CompletionRequest, limits: BodyLimits) -> Sampling:

@@ -225,6 +225,20 @@ async def test_options_become_those_of_chat(stage: Stage):
     assert conversation(stage)[0].tool_choice == {"type": "function", "function": {"name": "add"}}
 
 
+async def test_the_format_does_not_apply_to_a_named_call(stage: Stage):
+    """instructor sends both for RESPONSES_TOOLS, and vLLM refuses two constraints."""
+    form = {"type": "json_schema", "name": "f", "schema": {"type": "object"}}
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    body = {"model": CHAT_MODEL, "input": "hi", "text": {"format": form}, "tools": tools}
+    for choice, structure in (
+        ({"type": "function", "name": "f"}, None),
+        ("auto", {"type": "json_schema", "schema": {"type": "object"}}),
+    ):
+        answer = await stage.http.post("/v1/responses", json=body | {"tool_choice": choice})
+        assert answer.status_code == 200, answer.text
+        assert conversation(stage)[1].structure == structure
+
+
 async def test_what_codex_sends_is_accepted(stage: Stage):
     shell = {"type": "function", "name": "shell", "description": "Runs.", "strict": False}
     parts = [{"type": "input_text", "text": "List the files."}]
