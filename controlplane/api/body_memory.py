@@ -36,8 +36,6 @@ class BodyMemory:
 # What was tokenized here has four bytes for each token, the prompt of a generation two more for the hashes of
 # blocks, and inputs that are computed four more.
 _BYTES_PER_TOKEN = 8
-# Tokenization takes up to 400 bytes a character.
-_LARGE_BYTES = 16 * 2**10
 
 
 class BodyPart:
@@ -66,9 +64,9 @@ class BodyPart:
         self.grow(self._body_bytes + size)
 
     @property
-    def is_large(self) -> bool:
-        """Whether its texts may have taken megabytes while they were tokenized."""
-        return self._body_bytes > _LARGE_BYTES
+    def is_counted(self) -> bool:
+        """Whether the request holds more than `inline_body`."""
+        return self._bytes > 0
 
     def free(self) -> None:
         """Holds nothing any more."""

@@ -124,7 +124,7 @@ class _Endpoint(Generic[Body]):
             log.debug(message, parsed.origin.request_id, watch.chunks)
         finally:
             # What its templates, tokens and log probabilities took is free by now, and kept by the allocator.
-            if parsed.memory.is_large or watch.sent_bytes > parsed.settings.limits.inline_body:
+            if parsed.memory.is_counted or watch.sent_bytes > parsed.settings.limits.inline_body:
                 self.endpoints.release.schedule()
             parsed.memory.free()
 

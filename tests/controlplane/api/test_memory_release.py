@@ -10,7 +10,7 @@ from controlplane.service.ticket import Rejected
 from tests.controlplane.api.example_bodies import CHAT, EMBED, chat, embed
 from tests.controlplane.api.scripted_server import staged, until
 
-LARGE = "x " * 10_000
+LARGE = "x " * 2_500
 
 
 class CountedRelease:
@@ -36,7 +36,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> CountedRelease:
         (CHAT, chat(), 200, 0),
         (EMBED, embed(), 200, 0),
         # Sixteen numbers for each text.
-        (EMBED, embed(input=["hi"] * 60), 200, 1),
+        (EMBED, embed(input=["hi"] * 20), 200, 1),
         (CHAT, chat(n=8, stream=True), 200, 1),
         # Once when it is parsed, and once at its end.
         (CHAT, chat(user=LARGE), 200, 2),
