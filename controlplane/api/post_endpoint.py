@@ -60,6 +60,10 @@ Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
 """Serves one parsed request and sends the response."""
 
 
+# A trim holds up the allocator, and an answer of less than so many times `inline_body` leaves little.
+_LARGE_ANSWER = 16
+
+
 class EndpointFactory:
     """Creates the routes that share authentication and parsing."""
 
@@ -124,7 +128,7 @@ class _Endpoint(Generic[Body]):
             log.debug(message, parsed.origin.request_id, watch.chunks)
         finally:
             # What its templates, tokens and log probabilities took is free by now, and kept by the allocator.
-            if parsed.memory.is_counted or watch.sent_bytes > parsed.settings.limits.inline_body:
+            if parsed.memory.is_counted or watch.sent_bytes > _LARGE_ANSWER * parsed.settings.limits.inline_body:
                 self.endpoints.release.schedule()
             parsed.memory.free()
 

@@ -36,14 +36,16 @@ def release(monkeypatch: pytest.MonkeyPatch) -> CountedRelease:
         (CHAT, chat(), 200, 0),
         (EMBED, embed(), 200, 0),
         # Sixteen numbers for each text.
-        (EMBED, embed(input=["hi"] * 20), 200, 1),
-        (CHAT, chat(n=8, stream=True), 200, 1),
+        (EMBED, embed(input=["hi"] * 20), 200, 0),
+        (EMBED, embed(input=["hi"] * 400), 200, 1),
+        (CHAT, chat(n=8, stream=True), 200, 0),
+        (CHAT, chat(n=64, max_tokens=64, stream=True), 200, 1),
         # Once when it is parsed, and once at its end.
         (CHAT, chat(user=LARGE), 200, 2),
         # It is refused for its tokens.
         (CHAT, chat(messages=[{"role": "user", "content": LARGE}]), 400, 2),
     ],
-    ids=["small chat", "small embedding", "large answer", "long stream", "large body", "refused"],
+    ids=["chat", "embedding", "answer", "large answer", "stream", "long stream", "large body", "refused"],
 )
 async def test_it_is_returned_at_the_end(
     release: CountedRelease, path: str, body: dict[str, object], status: int, count: int
