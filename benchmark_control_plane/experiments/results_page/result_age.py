@@ -26,6 +26,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0080": ("traces",),
     "0082": ("victims",),
     "0084": ("embed-many",),
+    "0090": ("quota", "traces-code", "workflow", "workflow-trace"),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
 INDEPENDENT = frozenset(
@@ -43,8 +44,8 @@ CURRENT = frozenset(
         "fleet-conversations", "fleet-fairness", "fleet-report-cost", "fleet-retry-storms",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "memory-splits", "mix-compute", "mix-memory", "quota", "simulated-mix-prefill", "soak", "traces-code",
-        "tuning-on-engines", "workflow", "workflow-engines", "workflow-trace",
+        "memory-splits", "mix-compute", "mix-memory", "simulated-mix-prefill", "soak",
+        "tuning-on-engines", "workflow-engines",
     )
 )  # fmt: skip
 """Results of the present rules."""
