@@ -128,7 +128,8 @@ class _Endpoint(Generic[Body]):
             log.debug(message, parsed.origin.request_id, watch.chunks)
         finally:
             # What its templates, tokens and log probabilities took is free by now, and kept by the allocator.
-            if parsed.memory.is_counted or watch.sent_bytes > _LARGE_ANSWER * parsed.settings.limits.inline_body:
+            large = _LARGE_ANSWER * parsed.settings.limits.inline_body
+            if parsed.memory.is_counted or watch.sent_bytes > large:
                 self.endpoints.release.schedule()
             parsed.memory.free()
 

@@ -169,6 +169,7 @@ def http_overhead(content: Mapping[str, Any]) -> Losses:
                 )  # fmt: skip
 
 
+_OVERLAP = "the ranges over the seeds overlap"
 _WORKFLOW_ARRIVALS = {
     "workflow": "Poisson arrivals", "workflow-engines": "real engines", "workflow-trace": "RAGPulse",
 }  # fmt: skip
@@ -192,7 +193,7 @@ def workflows(content: Mapping[str, Any]) -> Losses:
             yield Loss(
                 f"workflows kept with {own}", f"{arrivals}, {formats.load(load)} load", points,
                 f"{points:+.1f}", best,
-                "the ranges over the seeds overlap; the best budgets are known only afterwards"
+                _OVERLAP + ("; the best budgets are known only afterwards" if "budgets" in best else "")
                 if is_open else "not examined",
             )  # fmt: skip
 

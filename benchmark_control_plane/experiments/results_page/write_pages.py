@@ -51,6 +51,7 @@ REAL_ENGINES = (
     "mix-memory-tuned.json",
     "head-to-head.json",
     "mix-compute-strict.json",
+    "workflow-engines.json",
     "one-gpu.json",
 )
 """Experiments with a chart; README.md quotes the first two of those with results."""
