@@ -67,7 +67,7 @@ async def test_the_page_shows_what_a_server_sends(tmp_path: Path) -> None:
     before, after = shown_by(tmp_path, script, answers=answers)
     state, models, classes, charts, tables = before
     assert state == "live" and CHAT_MODEL in models
-    assert "gold" in classes and "50 %" in classes and "of 2 in 5 min" in classes
+    assert "gold" in classes and "50.0 %" in classes and "of 2 in 5 min" in classes
     assert "LLM quota" in charts and "before lending" in charts and "target90 %" in charts
     assert "server is shutting down" in tables and "Nothing was preempted." in tables
     # The class that was chosen is gone, and with it the button that would show all again.
