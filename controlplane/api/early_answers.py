@@ -80,9 +80,10 @@ class EarlyAnswers:
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        head = b""
+        head, deadline = b"", time.monotonic() + _CONNECTION_SECONDS
         while b"\r\n\r\n" not in head and len(head) < _MOST_BYTES:
-            if not (part := connection.recv(_MOST_BYTES)):
+            # A client that sends a byte at a time would hold up the start.
+            if time.monotonic() > deadline or not (part := connection.recv(_MOST_BYTES)):
                 return
             head += part
         connection.sendall(self.response(is_ready=head.startswith(b"GET /ready ")))

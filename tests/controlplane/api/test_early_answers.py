@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -92,4 +93,31 @@ def test_a_client_that_never_asks_does_not_stop_the_start():
         slow.sendall(b"GET /ready HTTP/1.1\r\n")
         assert get(sockets[0].getsockname()[1], "/health")[0] == 200
     for one in sockets:
+        one.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_client_that_sends_a_byte_at_a_time_does_not_stop_the_start():
+    sockets = listening("127.0.0.1", 0)
+    slow = socket.create_connection(sockets[0].getsockname())
+    slow.sendall(b"GET /ready HTTP/1.1\r\n")
+    done = threading.Event()
+    ends = []
+
+    def dribble() -> None:
+        while not done.wait(0.05):
+            try:
+                slow.sendall(b"x")
+            except OSError as error:
+                ends.append(error)
+                return
+
+    sender = threading.Thread(target=dribble)
+    with EarlyAnswers(sockets).given():
+        sender.start()
+        assert get(sockets[0].getsockname()[1], "/health")[0] == 200
+    sender.join(20)
+    done.set()
+    assert ends, "the server closed the connection"
+    for one in (slow, *sockets):
         one.close()
