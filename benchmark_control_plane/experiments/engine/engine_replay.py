@@ -151,6 +151,17 @@ class _Counts:
     steps: int = 0
     hook_ns: int = 0
     held: float = 0.0
+    preemptions: int = 0
+
+    def watch(self, scheduler: Any) -> None:
+        """Counts the preemptions by the scheduler, which vLLM's own keeps only for unfinished requests."""
+        preempt = scheduler._preempt_request
+
+        def counted(*args: Any, **kwargs: Any) -> None:
+            self.preemptions += 1
+            preempt(*args, **kwargs)
+
+        scheduler._preempt_request = counted
 
     def stepped(self, scheduler: Any, seconds: float) -> None:
         """Counts one step of the scheduler."""
@@ -177,6 +188,7 @@ def play(
     last_at = math.inf
     upcoming = next(offers)
     counts, idle = _Counts(), 0
+    counts.watch(scheduler)
     pending: set[str] = set()
     while True:
         now = engine.now_ns / _NS
@@ -212,11 +224,9 @@ def play(
         pending.difference_update(request_id for request_id, _, is_finished in produced if is_finished)
         if now > last_at and counts.steps % 64 == 0:
             pending = {key for key in pending if not records[key].is_lost(after)}
-    unfinished = scheduler.requests.values()
-    preemptions = getattr(scheduler, "preempted", sum(request.num_preemptions for request in unfinished))
     measured = list(records.values())[window.warm_up : window.last + 1]
     end, seconds = engine.now_ns / _NS, perf_counter() - start
-    result = _result(measured, rate, end, counts, preemptions, seconds, engine.setup)
+    result = _result(measured, rate, end, counts, seconds, engine.setup)
     return replace(result, embeddings=beside.met_share)
 
 
@@ -294,7 +304,6 @@ def _result(
     rate: float,
     end: float,
     counts: _Counts,
-    preemptions: int,
     seconds: float,
     setup: SteppedEngineSetup,
 ) -> ReplayResult:
@@ -314,7 +323,7 @@ def _result(
         published=sum(r.meets_published() for r in measured) / count,
         strict=len(met) / count,
         unfinished=sum(not r.is_finished for r in measured) / count,
-        preemptions=preemptions,
+        preemptions=counts.preemptions,
         longest_gap=max(gaps),
         met_gap=max((r.longest for r in met), default=0.0),
         missed_wait={f"p{level}": nearest_rank(waits, level / 100) for level in (50, 95, 100)},

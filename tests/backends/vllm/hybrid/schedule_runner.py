@@ -138,7 +138,7 @@ class Engine:
             scheduler.set_quota(blocks)
         outputs = {f"r{at}": [] for at in range(len(requests))}
         logits = {name: [] for name in outputs}
-        before = getattr(scheduler, "preempted", 0)
+        before = 0 if forms is None else scheduler.preemptions.count
         pool = scheduler.kv_cache_manager.block_pool
         cache = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
         converted = became_hidden = 0
@@ -178,7 +178,7 @@ class Engine:
             scheduler.set_quota(AMPLE)
             scheduler.balloon.withhold_beyond(AMPLE)
         leaked = AMPLE - pool.get_num_free_blocks()
-        preempted = getattr(scheduler, "preempted", 0) - before
+        preempted = 0 if forms is None else scheduler.preemptions.count - before
         return ScheduleResult(
             list(outputs.values()), list(logits.values()), preempted, converted, became_hidden, most, leaked
         )
