@@ -188,7 +188,7 @@ class Bench:
             "system": system.name, "load": load, "offered_rps": len(records) / measured, "seed": seed,
             "valid": why is None, "why_invalid": why, "send_lateness_ms": late,
             **analysis.summary(records, measured=measured, seed=seed, priorities=priorities),
-            "memory": sampler.memory(), "engine": sampler.engine(),
+            "memory": sampler.memory(), "engine": sampler.engine(measured),
         }  # fmt: skip
         return entry, result.records
 

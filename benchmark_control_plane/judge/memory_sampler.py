@@ -15,7 +15,7 @@ from benchmark_control_plane.common.http_client import Address, Connections, req
 
 Sample = Mapping[str, float]
 """One sample: `held:OWNER`, `quota:OWNER`, `used:OWNER` in bytes; `preemptions`, `recompute_tokens`,
-`queries` and `hits` as totals since the start of the server."""
+`queries`, `hits` and `busy_seconds` of the device as totals since the start of the server."""
 Read = Callable[[], Awaitable[Sample]]
 
 _TANDEM = {"held_bytes": "held", "quota_bytes": "quota", "engine_used_bytes": "used"}
@@ -70,11 +70,12 @@ class MemorySampler:
             },
         }
 
-    def engine(self) -> dict[str, float | None] | None:
+    def engine(self, measured: float) -> dict[str, float | None] | None:
         """Engine counters over the run, as in results.json; None without samples.
 
         `overflow` is the share of samples in which an owner exceeds its quota, `memory_use` the mean share of
-        all quotas that is held.
+        all quotas that is held, `device_busy` the share of the `measured` seconds in which the device
+        computed; None for real engines.
         """
         if not self.samples:
             return None
@@ -91,6 +92,7 @@ class MemorySampler:
             "overflow": sum(over) / len(over) if has_quota else None,
             "cache_hit": hits / queries if hits is not None and queries else None,
             "memory_use": self._use(),
+            "device_busy": self._busy(measured),
         }
 
     def _use(self) -> float | None:
@@ -100,6 +102,17 @@ class MemorySampler:
             if quota := sum(value for key, value in sample.items() if key.startswith("quota:")):
                 uses.append(sum(_held(sample, owner) for owner in owners) / quota)
         return fmean(uses) if uses else None
+
+    def _busy(self, measured: float) -> float | None:
+        seen = [
+            (at, sample["busy_seconds"])
+            for at, sample in zip(self.times, self.samples, strict=True)
+            if 0 <= at <= measured and "busy_seconds" in sample
+        ]
+        if len(seen) < 2:
+            return None
+        (start, before), (end, after) = seen[0], seen[-1]
+        return (after - before) / (end - start)
 
     def _grown(self, total: str) -> float | None:
         seen = [sample[total] for sample in self.samples if total in sample]

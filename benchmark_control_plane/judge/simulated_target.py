@@ -8,10 +8,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
+from backends.cost_models.step_time import StepLoad, affine, embedding_line, llm_only, sequential
 from backends.simulated.embedder import SimulatedEmbedder
 from backends.simulated.generator import SimulatedGenerator
 from benchmark_control_plane.judge.memory_sampler import Sample
@@ -34,6 +35,17 @@ BLOCK_TOKENS = 16
 _BYTES_PER_ELEMENT = 2
 
 
+@dataclass(slots=True)
+class _BusyTime:
+    """Seconds that a device has computed, its finished steps and passes."""
+
+    seconds: float = 0.0
+
+    def add(self, start: float, duration: float, load: StepLoad) -> None:
+        """Observes a finished step."""
+        self.seconds += duration
+
+
 class SimulatedTarget:
     """A simulated system, with the gate or, if not `has_gate`, without it."""
 
@@ -43,10 +55,12 @@ class SimulatedTarget:
         generator: SimulatedGenerator,
         embedder: SimulatedEmbedder,
         output_tokens: dict[str, int],
+        busy: _BusyTime,
         *,
         has_gate: bool,
     ) -> None:
         self.service = service
+        self._busy = busy
         self._generator = generator
         self._embedder = embedder
         self._output_tokens = output_tokens
@@ -109,9 +123,10 @@ class SimulatedTarget:
         return decision
 
     async def sample(self) -> Sample:
-        """Bytes leased by the gate, or without the gate the bytes used by the engines."""
+        """Bytes leased by the gate, or without the gate the bytes used by the engines; and busy time."""
         engine = self._generator.state()
         sample = {
+            "busy_seconds": self._busy.seconds,
             "preemptions": float(engine.preemptions),
             "recompute_tokens": float(engine.recompute_tokens or 0),
         }
@@ -144,9 +159,10 @@ async def simulated_target(
     machine, config = _machine_of(device), config_of(sections, has_pool=device.pool is not None)
     if machine.pool_bytes is not None and has_gate and config.static_quota_reason() is not None:
         machine = divide_pool(machine, config.quota.llm.nominal)
-    generator, embedder = engines(machine, length, config if has_gate else None)
+    busy = _BusyTime()
+    generator, embedder = engines(machine, length, config if has_gate else None, busy.add)
     async with started(generator, embedder, machine, config) as service:
-        yield SimulatedTarget(service, generator, embedder, output_tokens, has_gate=has_gate)
+        yield SimulatedTarget(service, generator, embedder, output_tokens, busy, has_gate=has_gate)
 
 
 def _machine_of(device: SimulatedDeviceSection) -> Machine:

@@ -92,13 +92,17 @@ class Memory(TypedDict):
 
 
 class EngineCounters(TypedDict):
-    """Counters of the engine; overflow, cache hits and the mean use of the memory are shares."""
+    """Counters of the engine: `preemptions` and `recompute_tokens` are numbers, the others shares.
+
+    `device_busy` is the busy time of a simulated device; older results and real engines lack it.
+    """
 
     preemptions: float | None
     recompute_tokens: float | None
     overflow: float | None
     cache_hit: float | None
     memory_use: NotRequired[float | None]
+    device_busy: NotRequired[float | None]
 
 
 class HindsightBound(TypedDict):

@@ -256,6 +256,7 @@ _COLUMNS: list[_Column] = [
     ("tokens recomputed", _from("engine", "recompute_tokens"), formats.count),
     ("over quota", _from("engine", "overflow"), formats.share),
     ("cache hits", _from("engine", "cache_hit"), formats.share),
+    ("device busy", _from("engine", "device_busy"), formats.share),
 ]
 _ALWAYS = ("goodput", "rejected", "evicted", "aborted", "failed")
 _SHORT_OBJECTIVES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "e2e", "gap_ms": "longest gap"}

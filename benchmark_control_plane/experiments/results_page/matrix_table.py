@@ -52,11 +52,17 @@ def _memory_use(run: RunFigures) -> float | None:
     return None if counters is None else counters.get("memory_use")
 
 
+def _device_busy(run: RunFigures) -> float | None:
+    counters = run["engine"]
+    return None if counters is None else counters.get("device_busy")
+
+
 _METRICS: tuple[tuple[str, Callable[[RunFigures], float | None], Callable[[float | None], str]], ...] = (
     ("req/s that met", lambda run: run["goodput_rps"], formats.figure),
     ("output tokens/s", lambda run: _figure(run.get("tokens_per_s"), "output"), formats.figure),
     ("embedded tokens/s", lambda run: _figure(run.get("tokens_per_s"), "embedded"), formats.figure),
     ("memory held", _memory_use, formats.share),
+    ("device busy", _device_busy, formats.share),
     ("rejected", lambda run: run["rates"]["reject"], formats.share),
     ("evicted", lambda run: run["rates"]["evict"], formats.share),
     ("failed", lambda run: run["rates"]["fail"], formats.share),

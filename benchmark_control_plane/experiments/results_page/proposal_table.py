@@ -58,8 +58,13 @@ _MEASURED: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "simulated, modelled from step times",
     ),
     (
-        "metrics and arrangements: device utilisation; arrivals in new connections; sentence-transformers "
-        "and infinity as embedding baselines beside chat",
+        "metrics: device utilisation",
+        ("matrix-sizes",),
+        "simulated; that of a GPU was not recorded",
+    ),
+    (
+        "arrangements: arrivals in new connections; sentence-transformers and infinity as embedding servers "
+        "beside chat",
         (),
         "",
     ),

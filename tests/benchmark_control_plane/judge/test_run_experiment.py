@@ -342,11 +342,18 @@ def test_memory_sampler_summarises_its_samples():
     watch = MemorySampler([0.0, 0.5], [first, later])
     assert watch.memory()["by_owner"]["llm"] == [9e6, 1e6]
     # 9 and then 1 of 8 MB of quota, and 10 bytes of an owner without one.
-    assert watch.engine() == {
+    assert watch.engine(30.0) == {
         "preemptions": 4, "recompute_tokens": 0, "overflow": 0.5, "cache_hit": 0.25,
-        "memory_use": pytest.approx(0.62500125),
+        "memory_use": pytest.approx(0.62500125), "device_busy": None,
     }  # fmt: skip
-    assert MemorySampler().memory() is None and MemorySampler().engine() is None
+    assert MemorySampler().memory() is None and MemorySampler().engine(30.0) is None
+
+
+def test_the_busy_share_of_a_device_is_that_of_the_measured_window():
+    totals = {-1.0: 0.5, 0.0: 1.0, 5.0: 3.0, 10.0: 5.0, 11.0: 6.0}
+    watch = MemorySampler(list(totals), [{"busy_seconds": total} for total in totals.values()])
+    engine = watch.engine(10.0)
+    assert engine is not None and engine["device_busy"] == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""A response of several choices as the simulated target sees it."""
+"""What the simulated target reports of a response and of its device."""
+
+import asyncio
 
 import pytest
 
@@ -25,3 +27,16 @@ def test_the_longest_choice_counts_and_the_response_ends_with_the_last_token_of_
     # There are places for two; the third choice begins after their five steps.
     assert answer.tokens[0] == pytest.approx(0.02)
     assert answer.tokens[-1] == pytest.approx(0.2)
+
+
+def test_the_device_is_busy_for_the_steps_of_a_response_and_idle_afterwards():
+    device = SimulatedDeviceSection(step=(0.02, 0.0, 0.0, 0.0))
+    planned = PlannedRequest("r", 0.0, Kind.GENERATE, "standard", prompt_tokens=8, output_tokens=5)
+
+    async def play() -> float:
+        async with simulated_target(device, {}, has_gate=False) as target:
+            await target.send(planned, PartialResponse())
+            await asyncio.sleep(1.0)
+            return (await target.sample())["busy_seconds"]
+
+    assert virtual_time.run(play()) == pytest.approx(5 * 0.02)
