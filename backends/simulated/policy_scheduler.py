@@ -142,6 +142,7 @@ class PolicyScheduler(RankedScheduler[P]):
             self.options.decode_pacing,
             free_share=max(0.0, 1.0 - self.used_blocks / self.quota),
             longest_step=self.observed.longest_step,
+            step=(self.observed.pace or _UNKNOWN_RATE).step,
         )
 
     def arrange(self, now: Instant) -> None:

@@ -161,6 +161,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
                 self.options.decode_pacing,
                 free_share=max(0.0, 1.0 - self.balloon.used / self.quota),
                 longest_step=self.observed.longest_step,
+                step=self._pace.step,
             )
             if begin <= now:
                 break

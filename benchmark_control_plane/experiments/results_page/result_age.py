@@ -27,6 +27,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0082": ("victims",),
     "0084": ("embed-many",),
     "0090": ("quota", "traces-code", "workflow", "workflow-trace"),
+    "0092": ("mix-memory",),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
 INDEPENDENT = frozenset(
@@ -44,7 +45,7 @@ CURRENT = frozenset(
         "fleet-conversations", "fleet-fairness", "fleet-report-cost", "fleet-retry-storms",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "memory-splits", "mix-compute", "mix-memory", "simulated-mix-prefill", "soak",
+        "memory-splits", "mix-compute", "simulated-mix-prefill", "soak",
         "tuning-on-engines", "workflow-engines",
     )
 )  # fmt: skip

@@ -9,8 +9,10 @@ recent step: one such step must not make it late. A request with an e2e objectiv
 per token that it may still produce. A request without its first token, or late, removes the delay. The delay
 is at most 50 ms. The host ends it when the pass ends.
 
-Delayed requests hold their memory longer. The delay shrinks with the share of the memory that is free, so
-that pacing never makes memory short.
+Delayed requests hold their memory longer. Where a step takes s times as long, s times as many requests run at
+once, and the memory that they hold grows as much (Little's law). So a step starts at most as long after the
+previous one as a step takes, times half of the memory over the memory in use. The other half is for requests
+that grow and arrive unevenly. The delay also shrinks with the share of the memory that is free.
 """
 
 from collections.abc import Iterable
@@ -19,6 +21,8 @@ from controlplane.core.clock import Duration, Instant, after, between, milliseco
 from controlplane.policy.engine.request_state import RequestState
 
 _LONGEST = milliseconds(50)
+_USED_SHARE = 0.5
+"""Share of the memory up to which delayed requests may fill it (docs/decisions/0092)."""
 
 
 def next_step_start(
@@ -29,6 +33,7 @@ def next_step_start(
     *,
     free_share: float,
     longest_step: Duration,
+    step: Duration,
 ) -> Instant:
     """Earliest start of the next decode step.
 
@@ -39,6 +44,7 @@ def next_step_start(
         share: part of the tightest TPOT to use, 0 <= share < 1; 0 never delays.
         free_share: share of the KV-cache quota that is free, from 0 to 1.
         longest_step: the longest of the recent steps.
+        step: time of a step of the present batch; 0 if unknown, then the memory in use sets no limit.
     """
     shortest: Duration | None = None
     for state in running:
@@ -49,7 +55,10 @@ def next_step_start(
             shortest = allowed
     if shortest is None:
         return previous_start
-    return after(previous_start, min(_LONGEST, scaled(shortest, free_share)))
+    delay = min(_LONGEST, scaled(shortest, free_share))
+    if step and (used := 1.0 - free_share) > 0.0:
+        delay = min(delay, scaled(step, _USED_SHARE / used))
+    return after(previous_start, delay)
 
 
 def _allowed(

@@ -11,11 +11,14 @@ from controlplane.policy.engine.request_state import RequestState
 from tests.example_requests import a_request
 
 LAST, NOW = Instant(1_000), Instant(1_010)
+LONG = Duration(1_000_000)
 
 
-def next_step_start(states, previous, now, share, *, free_share=1.0, longest_step=NO_TIME):
-    """`paced_start` where memory is free and no step was long, unless stated."""
-    return paced_start(states, previous, now, share, free_share=free_share, longest_step=longest_step)
+def next_step_start(states, previous, now, share, *, free_share=1.0, longest_step=NO_TIME, step=LONG):
+    """`paced_start` where memory is free, no step was long and a step takes long, unless stated."""
+    return paced_start(
+        states, previous, now, share, free_share=free_share, longest_step=longest_step, step=step
+    )
 
 
 def running(*, first=900, done=11, limit=111, **objectives) -> RequestState:
@@ -76,6 +79,19 @@ def test_the_delay_shrinks_with_the_free_memory():
     states = [running(tpot=24)]
     starts = [next_step_start(states, LAST, NOW, 0.5, free_share=free) for free in (1.0, 0.5, 0.0)]
     assert starts == [LAST + 12, LAST + 6, LAST]
+
+
+@pytest.mark.parametrize(("used", "waits"), [(0.25, 8), (0.4, 5), (0.5, 4), (0.8, 2)])
+def test_steps_are_stretched_only_until_half_of_the_memory_is_in_use(used, waits):
+    """The TPOT allows 30 and more; a step takes 4, and twice of that doubles a use of a quarter."""
+    states = [running(tpot=400, first=100)]
+    start = next_step_start(states, LAST, NOW, 0.5, free_share=1 - used, step=Duration(4))
+    assert start == LAST + waits
+
+
+def test_the_free_memory_alone_counts_until_the_time_of_a_step_is_known():
+    states = [running(tpot=24)]
+    assert next_step_start(states, LAST, NOW, 0.5, free_share=0.5, step=NO_TIME) == LAST + 6
 
 
 def test_a_lead_of_less_than_the_longest_step_is_not_spent():
