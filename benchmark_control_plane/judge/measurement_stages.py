@@ -197,13 +197,14 @@ class Bench:
 
         Raises BadInput if the system does not answer; the run before remains valid.
         """
+        if not stage.shares_machine:
+            return
         requests = self.requests(system, load * self.capacity, seed)
 
         async def act(target: Target, clock: Clock, read: Read | None) -> None:
             await probe(target, requests, clock, system.name)
 
-        if stage.shares_machine:
-            stage.act(act)
+        stage.act(act)
 
     def requests(self, system: SystemSection, rate: float, seed: int) -> list[PlannedRequest]:
         """Plan of a run at `rate` requests per second."""

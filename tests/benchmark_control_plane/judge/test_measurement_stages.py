@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_file import read_experiment
 from benchmark_control_plane.judge.measurement_stages import Bench, requests_of, saturation
 from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
@@ -79,6 +80,20 @@ def test_backlog_is_waited_for_on_a_shared_machine(tmp_path, shares_machine):
         assert (target.undone == 0) is shares_machine
         while left := asyncio.all_tasks(loop):
             loop.run_until_complete(asyncio.wait(left))
+
+
+def test_no_requests_are_drawn_to_settle_a_machine_of_its_own(tmp_path):
+    """Drawing those of a large run takes seconds, and nothing is sent."""
+    trace = {"trace": {"file": "absent.csv", "columns": {"at": "s", "prompt": "tokens"}}}
+    documents = {"kind": "embed", "service_class": "documents", "share": 1} | trace
+    path = tmp_path / "traced.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | {"streams": {"documents": documents}}), encoding="utf-8")
+    experiment = read_experiment(path, tmp_path)
+    bench, system = Bench(experiment, {}, capacity=4.0), experiment.plan.systems[0]
+    with closing(VirtualTimeLoop()) as loop:
+        bench.settle(Stage(IgnoresDisconnects(), False, loop), system, 1.0, 0)
+        with pytest.raises(BadInput, match="absent"):
+            bench.settle(Stage(IgnoresDisconnects(), True, loop), system, 1.0, 0)
 
 
 class Fast:
