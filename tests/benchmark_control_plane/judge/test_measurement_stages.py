@@ -117,6 +117,21 @@ def test_capacity_probe_draws_enough_requests_for_a_fast_server(tmp_path):
     assert rate == pytest.approx(48 / 0.02, rel=0.06)
 
 
+def test_capacity_counts_responses_that_miss_the_deadline_of_their_workflow(tmp_path):
+    """100 % load is what the system computes; at saturation most responses may be late."""
+    length, path = {"fixed": 8}, tmp_path / "workflow.yaml"
+    rag = {
+        "kind": "retrieval", "service_class": "documents", "embed_class": "documents", "share": 1,
+        "deadline_ms": 10, "query_tokens": length, "prompt_tokens": length, "output_tokens": length,
+    }  # fmt: skip
+    content = EXPERIMENT | {"streams": {"rag": rag}, "capacity": {"clients": 48, "probe_s": 0.5}}
+    path.write_text(yaml.safe_dump(content))
+    experiment = read_experiment(path, tmp_path)
+    with closing(VirtualTimeLoop()) as loop:
+        rate = saturation(experiment, Stage(CountsKinds(), True, loop), experiment.plan.systems[0])
+    assert rate == pytest.approx(48 / 0.02, rel=0.06)
+
+
 class CountsKinds(Fast):
     """Also counts the requests by kind."""
 
