@@ -266,6 +266,8 @@ class BatchDispatcher:
             return
         assert self.budget is not None
         batch = sent.batch
+        if not self._in_flight:
+            self._rate.idle()
         if is_out_of_memory:
             self._record_out_of_memory(batch.padded_tokens)
         if halves := batch.halves():
@@ -304,6 +306,7 @@ class BatchDispatcher:
         batches = [*self._solo_retries, *(sent.batch for sent in self._in_flight.values())]
         self._solo_retries.clear()
         self._in_flight.clear()
+        self._rate.idle()
         for call in (*self._queue.drain(), *_calls_of(batches)):
             self._finish(call, BackendDown(reason, retry_after=retry_after))
 

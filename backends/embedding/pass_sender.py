@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol
 
 from backends.embedding.batch_dispatcher import BatchDispatcher
@@ -49,27 +50,28 @@ class PassSender:
     def worker_ready(self, pid: int, send_frame: Callable[[Frame], None], *, may_idle: bool) -> None:
         """Sends passes with `send_frame` from now on; a worker that `may_idle` enters the idle class."""
         self._send_frame = send_frame
-        self._cpu_class = self._cpu_class_of(pid) if may_idle else None
+        self._cpu_class = CpuClass(pid) if may_idle else None
         self.schedule()
 
     @property
     def sharing(self) -> DeviceSharing:
         """Whether the worker may be in the idle class while a generation runs."""
-        return DeviceSharing.BESIDE if self._cpu_class is None else DeviceSharing.IDLE
+        return DeviceSharing.BESIDE if self._usable_class() is None else DeviceSharing.IDLE
 
-    def _cpu_class_of(self, pid: int) -> CpuClass | None:
-        """The class of a worker that may idle; None, with a warning, if it could not leave it again."""
-        found = CpuClass(pid)
-        if self._hooks.pause_cost is None:
-            found.set(is_idle=True)
-        elif not may_leave_idle_class():
+    def _usable_class(self) -> CpuClass | None:
+        """The class of a worker that may idle; None if a gate is to move it and could not move it back."""
+        is_usable = self._cpu_class is None or self._hooks.pause_cost is None or self._may_leave
+        return self._cpu_class if is_usable else None
+
+    @cached_property
+    def _may_leave(self) -> bool:
+        """Whether this process may move its workers out of the idle class; warns if not."""
+        if not (found := may_leave_idle_class()):
             _log.warning(
-                "embedding worker %d stays in the normal scheduling class, because this process may not move "
-                "it out of the idle class again; permit it with CAP_SYS_NICE or `ulimit -e 20`, or set "
-                "idle_cpu_priority: false",
-                pid,
+                "embedding workers stay in the normal scheduling class, because this process may not move "
+                "them out of the idle class again; permit it with CAP_SYS_NICE or `ulimit -e 20`, or set "
+                "idle_cpu_priority: false"
             )
-            return None
         return found
 
     def worker_gone(self) -> None:
@@ -127,11 +129,16 @@ class PassSender:
             self._send_frame(Frame(FrameKind.BATCH, number, pack_inputs(inputs)))
 
     def _set_cpu_class(self, cost: PauseCost | None, now: Instant) -> None:
-        if self._cpu_class is None or self._hooks.pause_cost is None:
+        if (cpu_class := self._usable_class()) is None:
+            return
+        if self._hooks.pause_cost is None:
+            # Not before the first call: the gate is made after the workers have started.
+            if self._dispatcher.has_withheld_calls:
+                cpu_class.set(is_idle=True)
             return
         leave_at = now if cost is None else self._dispatcher.latest_start(now)
-        self._cpu_class.set(is_idle=leave_at is None or leave_at > now)
-        if self._cpu_class.is_idle and leave_at is not None:
+        cpu_class.set(is_idle=leave_at is None or leave_at > now)
+        if cpu_class.is_idle and leave_at is not None:
             self._check_after(max(_REPRICE_SECONDS, to_seconds(between(now, leave_at))))
 
     def _check_after(self, delay_seconds: float) -> None:

@@ -197,13 +197,14 @@ class Bench:
 
         Raises BadInput if the system does not answer; the run before remains valid.
         """
+        if not stage.shares_machine:
+            return
         requests = self.requests(system, load * self.capacity, seed)
 
         async def act(target: Target, clock: Clock, read: Read | None) -> None:
             await probe(target, requests, clock, system.name)
 
-        if stage.shares_machine:
-            stage.act(act)
+        stage.act(act)
 
     def requests(self, system: SystemSection, rate: float, seed: int) -> list[PlannedRequest]:
         """Plan of a run at `rate` requests per second."""
@@ -357,8 +358,7 @@ def saturation(experiment: Experiment, stage: Stage, system: SystemSection) -> f
             f"{experiment.plan.capacity.probe_s:g} s ended; state capacity.rps, or lower capacity.clients"
         )
     start, end = _RAMP_UP_SHARE * experiment.plan.capacity.probe_s, experiment.plan.capacity.probe_s
-    whole = [r for r in result.records if r.outcome is Outcome.MET]
-    answered = [r for r in whole if r.last is not None and start <= r.last < end]
+    answered = [r for r in result.records if r.is_delivered and r.last is not None and start <= r.last < end]
     if not answered:
         raise BadInput(
             f"system {system.name!r} completed no request within {end:g} s; lengthen capacity.probe_s"

@@ -1,7 +1,9 @@
 """Draws the plan of a run: all requests with their times and lengths, before any is sent.
 
 Each stream has its own random generator, seeded by the run's seed and the stream's name, so changing one
-stream does not change the others. The same seed draws the same requests at every rate.
+stream does not change the others. The same seed draws the same prompt and output lengths at every rate. Batch
+sizes, passages, and queries that a trace lacks are drawn after the arrival times by the same generator, so
+that they differ between rates.
 """
 
 import zlib

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 
 from controlplane.config import Config
+from controlplane.config.server_and_tenants import ServerSection
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.service.request_jobs import Caller, RequestTerms
 from controlplane.service.service import Service
@@ -20,8 +21,10 @@ ARRIVAL = "arrival"
 SETTINGS = "settings"
 """Key of a request's `ApiSettings` in the state of its ASGI scope."""
 
-
-_QUEUE_DELAY = milliseconds(50)
+# The defaults of the configuration.
+_SERVER = ServerSection()
+_LIMITS = _SERVER.limits
+_QUEUE_DELAY = milliseconds(_LIMITS.max_queue_delay_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +39,26 @@ class ApiKey:
 class BodyLimits:
     """Bounds of a request body; the fields are keys of `server.limits`."""
 
-    max_body: int = 4_800_000
-    inline_body: int = 65_536
-    body_memory: int = 134_217_728
-    max_depth: int = 64
-    max_members: int = 20_000
-    max_values: int = 400_000
-    max_strings: int = 100_000
-    max_name: int = 1_024
+    max_body: int = _LIMITS.body_bytes(context_tokens=0)
+    inline_body: int = _LIMITS.inline_body
+    body_memory: int = _LIMITS.body_memory
+    max_depth: int = _LIMITS.max_depth
+    max_members: int = _LIMITS.max_members
+    max_values: int = _LIMITS.body_values(context_tokens=0)
+    max_strings: int = _LIMITS.max_strings
+    max_name: int = _LIMITS.max_name
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """Bounds of a connection; the fields are keys of `server` and `server.limits`, plain times in seconds."""
 
-    max_header_bytes: int = 65_536
-    max_headers: int = 100
-    header_timeout: float = 10.0
-    body_timeout: float = 60.0
-    stalled_client: float = 60.0
-    idle_timeout: float = 75.0
+    max_header_bytes: int = _LIMITS.max_header_bytes
+    max_headers: int = _LIMITS.max_headers
+    header_timeout: float = _LIMITS.header_timeout_ms / 1_000
+    body_timeout: float = _LIMITS.body_timeout_ms / 1_000
+    stalled_client: float = _SERVER.stalled_client_ms / 1_000
+    idle_timeout: float = _LIMITS.idle_timeout_ms / 1_000
     max_queue_delay: Duration = _QUEUE_DELAY
 
 
@@ -73,7 +76,7 @@ class ApiSettings:
     router_key_sha256: str | None = None
     limits: BodyLimits = BodyLimits()
     connection: ConnectionLimits = ConnectionLimits()
-    overload_status: int = 429
+    overload_status: int = _SERVER.overload_status
     has_access_log: bool = True
     trace_share: float | None = None
     anonymous: Caller = ANONYMOUS

@@ -32,6 +32,7 @@ from controlplane.service.gate.dispatcher import Dispatcher
 from controlplane.service.gate.fair_queueing import TenantQueues
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import intake_of
+from controlplane.service.gate.load_reporter import require_small_reports
 from controlplane.service.gate.policies import Policies, policies_of
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.start_timeouts import StartTimeouts
@@ -164,6 +165,11 @@ def _reconfiguration(
 ) -> Reconfiguration:
     def prepared(changed: Config, number: int) -> Policies:
         require_exporter(changed.tracing)
+        require_small_reports(
+            changed,
+            [generator.model for generator in generators],
+            [model.served_name for model in changed.models.encoders],
+        )
         return policies_of(changed, generators, version=number)
 
     return Reconfiguration(

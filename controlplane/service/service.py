@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from controlplane.config import Config, ConfigError
+from controlplane.config import Config
 from controlplane.config.documents import document_of, masked
 from controlplane.core.clock import Instant, between, milliseconds
 from controlplane.core.decision import Reject
@@ -17,7 +17,7 @@ from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.gate import Gate
 from controlplane.service.gate.intake import Intake
-from controlplane.service.gate.load_reporter import LoadReporter
+from controlplane.service.gate.load_reporter import LoadReporter, require_small_reports
 from controlplane.service.live_feed import LiveFeed, ShownVersion
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
@@ -118,7 +118,10 @@ class Service:
             await self.progress.run(starts)
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
-            self.load_reporter = self._load_reporter()
+            require_small_reports(self.config, self.status.generators, self.encoders)
+            self.load_reporter = LoadReporter(
+                self.gate, self._classes_from_the_default, self.status.generators, self.encoders
+            )
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
             self.reconfiguration.attach(
                 ConfiguredParts(parts.gate, parts.intake, self.metrics, parts.quota_controller)
@@ -166,21 +169,6 @@ class Service:
         self.status.config = version.config
         self.status.traces.follow(version.config.tracing)
         self.live.configured(self._version_shown())
-
-    def _load_reporter(self) -> LoadReporter:
-        """Raises ConfigError if routers are configured and a report would be too large for them."""
-        reporter = LoadReporter(
-            self.gate,
-            self._classes_from_the_default,
-            self.status.generators,
-            self.encoders,
-        )
-        if self.config.server.router_key_sha256 is not None:
-            try:
-                reporter.require_small()
-            except ValueError as error:
-                raise ConfigError(f"server.router_key_sha256: {error}") from error
-        return reporter
 
     def _classes_from_the_default(self) -> Sequence[ServiceClass]:
         terms = self.reconfiguration.active.terms

@@ -1,4 +1,4 @@
-"""The last preemptions by the scheduler: who lost its blocks, for whom, and what it costs."""
+"""The last preemptions by the scheduler: the victim, the request that its blocks are for, and the cost."""
 
 import struct
 from collections import deque

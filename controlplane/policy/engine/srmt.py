@@ -27,7 +27,7 @@ Keys of the order: remaining memory-time plus prefill cost over the weight, arri
 """
 
 from bisect import bisect_left, insort
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 
@@ -51,6 +51,8 @@ Age = tuple[int, str]
 Key = tuple[float, int, str]
 """Size (remaining memory-time plus prefill cost, over the class's weight), arrival, request id."""
 
+# Checks that are kept of requests that do not wait any more, until the time of each.
+_MOST_CHECKS = 65_536
 # Most slots are free in time without a preemption, which costs the victim's prefill (decision 0067).
 _SLOT_URGENCY = 0.75
 # The prefill cost changes with every step. If the order followed, equal requests would not go by arrival.
@@ -154,6 +156,9 @@ class ShortestRemainingMemoryTime:
             else:
                 # More of its prompt is cached than when it was sorted, or the engine has become faster.
                 self._check_at_last_chance(found, view)
+        if len(self._due) > _MOST_CHECKS + 2 * len(self._is_lost):
+            self._due = [check for check in self._due if self._is_lost.get(check[1]) is False]
+            heapify(self._due)
 
     def _check_at_last_chance(self, state: RequestState, view: EngineView) -> None:
         if (chance := state.last_chance(view.pace.step)) is not None:

@@ -124,7 +124,7 @@ class Dispatcher:
             rank=self._policies.admission.victims,
         )
         for victim in victims:
-            self._keep_until_done(self._preempt(victim.request_id, None))
+            self._preempt(victim.request_id, None)
         return sum(victim.freed_bytes for victim in victims)
 
     def queued(self, owner: Owner) -> Sequence[Waiting]:
@@ -394,4 +394,5 @@ class Dispatcher:
         self._metrics.preempted(victim.request.service_class.name)
         with self.failing_on_error(victim):
             self._add_to_queue(victim)
-        return asyncio.create_task(generator.preempt(request_id))
+        self._keep_until_done(departure := asyncio.create_task(generator.preempt(request_id)))
+        return departure

@@ -15,6 +15,7 @@ from operator import attrgetter
 from secrets import token_hex
 from typing import NamedTuple
 
+from controlplane.config import Config, ConfigError
 from controlplane.core.clock import Duration, Instant, between, milliseconds, seconds, to_seconds
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace, Share, Waiting
@@ -35,6 +36,23 @@ _ASKED_WITHIN = seconds(1)
 _MINUTE = seconds(60)
 _KINDS = {kind.owner: kind for kind in Kind}
 _by_rank = attrgetter("rank")
+
+
+def require_small_reports(config: Config, generators: Iterable[str], encoders: Iterable[str]) -> None:
+    """Raises ConfigError if routers are configured and the reports of these models may be too large for them.
+
+    Args:
+        config: states the classes, and the key of the routers.
+        generators: names of the LLMs.
+        encoders: names of the embedding models and rerankers.
+    """
+    if config.server.router_key_sha256 is None:
+        return
+    owners = dict.fromkeys(generators, Owner.LLM.value) | dict.fromkeys(encoders, Owner.EMBEDDING.value)
+    try:
+        require_small(owners, config.service_classes())
+    except ValueError as error:
+        raise ConfigError(f"server.router_key_sha256: {error}") from error
 
 
 class _Made(NamedTuple):
@@ -73,11 +91,6 @@ class LoadReporter:
         self._asked_at = Instant(0)
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
-
-    def require_small(self) -> None:
-        """Raises ValueError if the names of models and classes make a report too large for a header."""
-        owners = {name: owner.value for owner, backends in self._backends.items() for name in backends}
-        require_small(owners, [each.name for each in self._classes()])
 
     def text(self) -> str:
         """The last report as JSON with its age, at most 250 ms and 50 ms while the event loop is on time.

@@ -77,9 +77,12 @@ class TokenStream:
         while True:
             if self._deltas is None:
                 await self._dispatcher.wait_for_grant(self.ticket)
-                if self.ticket.pending_preemptions:
-                    await asyncio.gather(*self.ticket.pending_preemptions)
+                if pending := self.ticket.pending_preemptions:
+                    # `gather` would cancel them with this request: victims would run on without leases.
+                    await asyncio.wait(pending)
                     self.ticket.pending_preemptions = ()
+                    for preemption in pending:
+                        preemption.result()
                     # The request may have been rejected while its victims left the engine.
                     continue
                 self._deltas = self._start()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 import httpx
@@ -70,7 +70,7 @@ class RequestTracer:
 
     def __init__(self, section: TracingSection, endpoint: str, clock: Clock) -> None:
         self.exported = self.dropped = 0
-        self.send_to(section, endpoint)
+        self._receiver = _Receiver(_url(endpoint), _resource(section))
         self._epoch_ns = time.time_ns() - clock.now()
         self._http = httpx.Client(headers=_headers(), timeout=_TIMEOUT_SECONDS)
         self._clock = clock
@@ -86,10 +86,16 @@ class RequestTracer:
         return self._receiver.health
 
     def send_to(self, section: TracingSection, endpoint: str) -> None:
-        """Sends what is queued, and what ends from now on, to this receiver under the section's names."""
-        resource = resource_of(section.service_name, os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
+        """Sends what is queued, and what ends from now on, to this receiver under the section's names.
+
+        The receiver of the same address keeps its health.
+        """
+        url, resource = _url(endpoint), _resource(section)
         # Replaced as a whole, since the thread reads it.
-        self._receiver = _Receiver(_url(endpoint), resource)
+        if url == self._receiver.url:
+            self._receiver = replace(self._receiver, resource=resource)
+        else:
+            self._receiver = _Receiver(url, resource)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -187,6 +193,10 @@ def _headers() -> dict[str, str]:
     """Headers of an export: OpenTelemetry's variable, and the content type."""
     stated = parse_env_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""), liberal=True)
     return {**stated, "content-type": "application/x-protobuf"}
+
+
+def _resource(section: TracingSection) -> Resource:
+    return resource_of(section.service_name, os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
 
 
 def _url(endpoint: str) -> str:

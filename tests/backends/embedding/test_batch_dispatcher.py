@@ -354,6 +354,25 @@ def test_fail_all_completes_every_call():
     assert len(harness.sent) == 2
 
 
+@pytest.mark.parametrize("ends", ["fails", "is given up"])
+def test_idle_time_after_a_pass_without_a_result_is_no_service_time(ends):
+    """With a minute per token all calls would be late, and the largest of them would go last."""
+    dispatcher = Harness(1_000).dispatcher
+    minute = seconds(60)
+    for at in (0, minute, 2 * minute):
+        pending = PendingCall([np.full(10, 1, dtype=np.uint32)], np.zeros((1, 2), dtype=np.float32), repr)
+        dispatcher.put(pending, deadline=None)
+        number, _ = dispatcher.next_batch(None, Instant(at))
+        if at == minute:
+            result = PassResult(np.zeros((1, 2), dtype=np.float32), seconds(0.01), 0)
+            dispatcher.pass_finished(number, result, Instant(at + seconds(0.01)))
+        elif ends == "fails":
+            dispatcher.pass_failed(number, "no such input", is_out_of_memory=False)
+        else:
+            dispatcher.fail_all("no worker")
+    assert dispatcher._rate.ns_per_token == seconds(0.001)
+
+
 def test_a_pass_above_the_estimate_raises_the_memory_model():
     harness = Harness(100)
     harness.submit([10] * 10)

@@ -1,6 +1,9 @@
 """Passes are announced while they are under way, and withheld ones are decided again."""
 
 import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -64,6 +67,36 @@ async def test_the_sender_knows_how_passes_share_the_device():
     for may_idle, sharing in ((False, DeviceSharing.BESIDE), (True, DeviceSharing.IDLE)):
         bench.sender.worker_ready(2**31 - 1, bench.send_frame, may_idle=may_idle)
         assert bench.sender.sharing is sharing
+
+
+@pytest.fixture
+def worker() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that can be moved between scheduling classes."""
+    if not hasattr(os, "SCHED_IDLE"):
+        pytest.skip("the system has no idle class")
+    with subprocess.Popen(["sleep", "600"]) as found:
+        yield found
+        found.kill()
+
+
+async def test_a_worker_that_could_not_leave_the_idle_class_does_not_enter_it(worker, monkeypatch, caplog):
+    """The gate is made after the workers have started; each pass would fail if it could not move them."""
+    monkeypatch.setattr("backends.embedding.pass_sender.may_leave_idle_class", lambda: False)
+    bench = Bench()
+    bench.sender.worker_ready(worker.pid, bench.send_frame, may_idle=True)
+    bench.hooks.pause_cost = lambda: lambda pauses: [0.0] * len(pauses)
+    assert os.sched_getscheduler(worker.pid) == os.SCHED_OTHER
+    await bench.is_sent.wait()
+    assert os.sched_getscheduler(worker.pid) == os.SCHED_OTHER
+    assert bench.sender.sharing is DeviceSharing.BESIDE
+    assert caplog.text.count("embedding workers stay in the normal scheduling class") == 1
+
+
+async def test_a_worker_without_a_gate_computes_in_the_idle_class(worker):
+    bench = Bench()
+    bench.sender.worker_ready(worker.pid, bench.send_frame, may_idle=True)
+    await bench.is_sent.wait()
+    assert os.sched_getscheduler(worker.pid) == os.SCHED_IDLE
 
 
 async def test_a_withheld_pass_is_sent_once_it_is_worth_its_cost():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
+from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_file import read_experiment
 from benchmark_control_plane.judge.measurement_stages import Bench, requests_of, saturation
 from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
@@ -81,6 +82,20 @@ def test_backlog_is_waited_for_on_a_shared_machine(tmp_path, shares_machine):
             loop.run_until_complete(asyncio.wait(left))
 
 
+def test_no_requests_are_drawn_to_settle_a_machine_of_its_own(tmp_path):
+    """Drawing those of a large run takes seconds, and nothing is sent."""
+    trace = {"trace": {"file": "absent.csv", "columns": {"at": "s", "prompt": "tokens"}}}
+    documents = {"kind": "embed", "service_class": "documents", "share": 1} | trace
+    path = tmp_path / "traced.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | {"streams": {"documents": documents}}), encoding="utf-8")
+    experiment = read_experiment(path, tmp_path)
+    bench, system = Bench(experiment, {}, capacity=4.0), experiment.plan.systems[0]
+    with closing(VirtualTimeLoop()) as loop:
+        bench.settle(Stage(IgnoresDisconnects(), False, loop), system, 1.0, 0)
+        with pytest.raises(BadInput, match="absent"):
+            bench.settle(Stage(IgnoresDisconnects(), True, loop), system, 1.0, 0)
+
+
 class Fast:
     """Serves any number of requests concurrently, each in 20 ms."""
 
@@ -99,6 +114,21 @@ def test_capacity_probe_draws_enough_requests_for_a_fast_server(tmp_path):
     experiment = read_experiment(path, tmp_path)
     with closing(VirtualTimeLoop()) as loop:
         rate = saturation(experiment, Stage(Fast(), True, loop), experiment.plan.systems[0])
+    assert rate == pytest.approx(48 / 0.02, rel=0.06)
+
+
+def test_capacity_counts_responses_that_miss_the_deadline_of_their_workflow(tmp_path):
+    """100 % load is what the system computes; at saturation most responses may be late."""
+    length, path = {"fixed": 8}, tmp_path / "workflow.yaml"
+    rag = {
+        "kind": "retrieval", "service_class": "documents", "embed_class": "documents", "share": 1,
+        "deadline_ms": 10, "query_tokens": length, "prompt_tokens": length, "output_tokens": length,
+    }  # fmt: skip
+    content = EXPERIMENT | {"streams": {"rag": rag}, "capacity": {"clients": 48, "probe_s": 0.5}}
+    path.write_text(yaml.safe_dump(content))
+    experiment = read_experiment(path, tmp_path)
+    with closing(VirtualTimeLoop()) as loop:
+        rate = saturation(experiment, Stage(CountsKinds(), True, loop), experiment.plan.systems[0])
     assert rate == pytest.approx(48 / 0.02, rel=0.06)
 
 

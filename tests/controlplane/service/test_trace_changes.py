@@ -88,6 +88,20 @@ async def test_a_fault_ends_with_the_receiver_that_had_it(receiver, other):
             await change(stage, endpoint=receiver.url)
 
 
+async def test_a_fault_lasts_through_changes_that_keep_the_receiver(receiver):
+    receiver.status = 400
+    async with staged(tracing={"endpoint": receiver.url, "sample": 1.0}) as stage:
+        await served(stage)
+        await until(lambda: "tracing" in stage.service.status.impaired())
+        for content in ({"tracing": {"service_name": "second"}}, {"server": {"overload_status": 503}}):
+            await stage.service.reconfiguration.change(content, source="a test")
+            assert "tracing" in stage.service.status.impaired()
+        receiver.status = 200
+        await served(stage)
+        await until(lambda: "tracing" not in stage.service.status.impaired())
+    assert receiver.resources[0]["service.name"] == "second"
+
+
 async def test_a_receiver_without_the_extra_changes_nothing(monkeypatch):
     async with staged() as stage:
         monkeypatch.setitem(sys.modules, request_tracer.__name__, None)

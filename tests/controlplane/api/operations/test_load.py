@@ -116,6 +116,20 @@ async def test_a_server_for_routers_does_not_start_with_names_that_do_not_fit_in
         assert len(stage.service.load_reporter.text()) > MAX_REPORT_BYTES
 
 
+async def test_a_change_to_names_that_do_not_fit_into_a_header_is_refused() -> None:
+    key = {"server": {"router_key_sha256": SETTINGS.router_key_sha256}}
+    classes = {f"{'long-' * 20}{at}": {"ttft_ms": 100} for at in range(5)}
+    rule = r"server.router_key_sha256: the load report of 3 models"
+    async with staged(**key) as stage:
+        with pytest.raises(ConfigError, match=rule):
+            await stage.service.reconfiguration.change({"classes": classes}, source="test")
+        assert len(stage.service.load_reporter.text()) <= MAX_REPORT_BYTES
+    async with staged() as stage:
+        await stage.service.reconfiguration.change({"classes": classes}, source="test")
+        with pytest.raises(ConfigError, match=rule):
+            await stage.service.reconfiguration.change(key, source="test")
+
+
 async def test_a_flag_is_true_or_false() -> None:
     async with staged(SETTINGS) as stage:
         answer = await stage.http.get("/admin/load?prefixes=1", headers=ROUTER)

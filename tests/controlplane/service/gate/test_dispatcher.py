@@ -241,6 +241,35 @@ def test_a_late_high_priority_request_preempts_and_the_victim_resumes(bench):
     assert [ticket.preemptions for ticket in b.ended] == [0, 0, 1]
 
 
+class SlowPreemption(ScriptedGenerator):
+    """An engine that an order reaches after 50 ms."""
+
+    async def preempt(self, request_id: str) -> None:
+        await asyncio.sleep(0.05)
+        await super().preempt(request_id)
+
+
+def test_a_client_that_leaves_during_a_preemption_for_it_does_not_cancel_it(bench):
+    """The victim's lease is closed already, so it must not keep the engine's memory."""
+
+    async def scenario(b):
+        await read(await b.ask(max_tokens=60))
+        victim = await b.ask(max_tokens=60, service_class="batch")
+        text = asyncio.create_task(read(victim))
+        await b.generator.until_runs(2)
+        await asyncio.sleep(1.0)
+        reading = asyncio.create_task(read(await b.ask(max_tokens=2, service_class="interactive")))
+        await asyncio.sleep(0.01)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert (await text).count("word") == 60
+        assert [run.is_preempted for run in b.generator.runs] == [False, True, False]
+
+    engine = SlowPreemption(max_running=1, prefill_seconds=0.1, token_seconds=0.1)
+    assert bench(scenario, generator=engine, **ALONE).outcomes == ["met", "aborted", "met"]
+
+
 def test_equal_priority_is_never_preempted(bench):
     async def scenario(b):
         await read(await b.ask(max_tokens=60))

@@ -196,7 +196,9 @@ def test_a_quota_below_use_preempts_nothing_without_waiting_embeddings():
         used = b.generator.state().used_bytes
         assert b.quota(Owner.LLM) == b.generator.quota_bytes < used <= b.generator.use_ceiling_bytes
         assert b.embedder.budget_bytes + b.generator.use_ceiling_bytes <= 1_000 * KIB
-        assert all(run.end is None for run in b.generator.live)
+        assert b.quota_controller.reclaimed_bytes == 0
+        await asyncio.sleep(0.01)
+        assert [run.is_preempted for run in b.generator.runs] == [False, False]
         return tasks
 
     play(scenario, quota={**QUOTA, "llm": {"nominal": 0.8, "min": 0.5, "borrow": 0.0}})
