@@ -25,6 +25,12 @@ _OF_EITHER_KIND = (
             Reason.RATE_LIMITED, Reason.SHUTTING_DOWN,
         )
     ),
+    *(
+        ("EVICT", why)
+        for why in (
+            Reason.NEVER_FITS, Reason.SLO_UNATTAINABLE, Reason.QUEUE_TIMEOUT, Reason.SHUTTING_DOWN,
+        )
+    ),
 )  # fmt: skip
 # Embeddings have no TPOT and do not preempt; while their worker restarts they wait or fail.
 DECISIONS = {
@@ -33,6 +39,7 @@ DECISIONS = {
         ("ADMIT_WITH_PREEMPTION", "none"),
         ("DEFER", Reason.TPOT_GUARD),
         ("REJECT", Reason.ENGINE_DOWN),
+        ("EVICT", Reason.ENGINE_DOWN),
     ),
     Kind.EMBED: _OF_EITHER_KIND,
 }
@@ -107,7 +114,8 @@ class Metrics(SeriesRegistry):
         self._outcomes = self._counter(
             "requests",
             "Ended requests by outcome: met or late (finished, with or without every objective), rejected "
-            "(never accepted), evicted (accepted, then dropped by the gate), aborted (client left), failed. "
+            "(never accepted), evicted (accepted, then dropped by the gate), aborted (client left), refused "
+            "(parameters that the engine does not serve), failed. "
             "The class is `unread` for requests rejected before they were parsed.",
             (*labels, "outcome"),
         )
@@ -133,7 +141,8 @@ class Metrics(SeriesRegistry):
     def _add_gate(self) -> None:
         self._decisions = self._counter(
             "decisions",
-            "Decisions of the gate and their reasons; DEFER counts a request once, with its first reason.",
+            "Decisions of the gate and their reasons; DEFER counts a request once, with its first reason, "
+            "and EVICT one that was admitted before.",
             ("kind", "decision", "reason"),
         )
         self._preemptions = self._counter("preemptions", "Requests preempted by the gate.", ("class",))

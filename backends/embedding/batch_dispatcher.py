@@ -24,7 +24,7 @@ from backends.embedding.ipc import Ids, PassResult, Rows
 from backends.embedding.memory_model import MemoryPoint
 from backends.embedding.time_model import ObservedTime, TimePoint
 from controlplane.core.clock import Duration, Instant, after, between, seconds, to_seconds
-from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
+from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, WorkerDied
 from controlplane.core.ports import EmbeddingPass, PauseCost
 from controlplane.policy.sharing.pass_size import LongestPass, PendingWork, call_values, inputs_to_compute
 
@@ -61,7 +61,8 @@ class PendingCall:
 class _InFlight:
     """A batch sent to the worker `at` this time, `is_ahead` while every lane was busy.
 
-    A `is_solo_retry` repeats an input that ran out of memory, alone. `priced` is that of `EmbeddingPass`.
+    A `is_solo_retry` repeats alone an input that ran out of memory, or inputs of one call that were in flight
+    when the worker died. `priced` is that of `EmbeddingPass`.
     """
 
     batch: Batch[PendingCall]
@@ -281,7 +282,7 @@ class BatchDispatcher:
             self._finish(item.call, failure(f"input {item.position}: {message}", position=item.position))
 
     def worker_died(self, reason: str, *, was_killed: bool = False, failure_reported: bool = False) -> None:
-        """Requeues the batches that were in flight.
+        """Requeues the batches in flight, each call alone, so that only one that ends workers fails.
 
         Args:
             reason: message for calls that fail.
@@ -292,14 +293,18 @@ class BatchDispatcher:
         batches = [sent.batch for sent in self._in_flight.values()]
         self._in_flight.clear()
         self._rate.idle()
-        for call in _calls_of([] if failure_reported else batches):
+        calls = _calls_of([] if failure_reported else batches)
+        for call in calls:
             if call.payload.was_retried:
-                self._finish(call, BackendDown(reason, retry_after=self.restart_seconds))
+                self._finish(call, WorkerDied(reason, retry_after=self.restart_seconds))
             call.payload.was_retried = True
         if was_killed and batches:
             self._record_out_of_memory(max(batch.padded_tokens for batch in batches))
             batches = [part for batch in batches for part in batch.halves() or (batch,)]
-        self._queue.requeue(batches)
+        if len(calls) > 1:
+            self._solo_retries.extend(part for batch in batches for part in batch.by_call())
+        else:
+            self._queue.requeue(batches)
 
     def fail_all(self, reason: str, *, retry_after: float | None = None) -> None:
         """Fails all calls with BackendDown."""

@@ -81,6 +81,13 @@ class Batch(Generic[Payload]):
         middle = len(self.items) // 2
         return (Batch(self.items[:middle]), Batch(self.items[middle:])) if middle else ()
 
+    def by_call(self) -> list["Batch[Payload]"]:
+        """One batch for each call that has inputs in this one."""
+        own: dict[int, list[Item[Payload]]] = {}
+        for item in self.items:
+            own.setdefault(id(item.call), []).append(item)
+        return [Batch(tuple(items)) for items in own.values()]
+
 
 @dataclass(slots=True)
 class BatchQueue(Generic[Payload]):

@@ -241,7 +241,7 @@ class WorkerEmbedder(ModelProperties):
         """Vectors, float32 [inputs, dimension]; row i belongs to input i.
 
         Raises Refused for an input that is empty, too long or outside the vocabulary, BackendFailed if the
-        model fails on an input, BackendDown if no worker is ready or the second worker died with the call.
+        model fails on an input, BackendDown if no worker is ready, WorkerDied if two died with the call.
         """
         self._require_up()
         if sum(map(len, inputs)) <= _TOKENS_INLINE:

@@ -146,10 +146,8 @@ class VllmGenerator:
             raise
 
     async def _start_engine(self) -> None:
-        self._other_engine_pids, self._is_start_cancelled = (
-            {process.pid for process in _engine_processes()},
-            False,
-        )
+        self._other_engine_pids = {process.pid for process in _engine_processes()}
+        self._is_start_cancelled = False
         try:
             engine_class = await _in_daemon_thread(_load_engine)
             self._construction = asyncio.ensure_future(asyncio.to_thread(self._construct, engine_class))
@@ -368,8 +366,9 @@ def _load_engine() -> "type[VllmEngine]":
     # Outputs that vLLM converts before anything else runs. With 20 alternatives of each token 16 take 50 ms.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "16")
     with paused_collection():
-        from backends.vllm import prompt_logprobs, returned_logprobs, token_texts
+        from backends.vllm import output_turns, prompt_logprobs, returned_logprobs, token_texts
         from backends.vllm.engine import VllmEngine
+    output_turns.take_turns()
     token_texts.remember_token_texts()
     prompt_logprobs.defer_prompt_logprobs()
     returned_logprobs.forget_returned_logprobs()

@@ -7,7 +7,7 @@ or more. Do both off the event loop.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 from typing import Any
@@ -70,7 +70,6 @@ class VllmEngine:
     _step_watchdog: StepWatchdog | None = None
     _has_ended = False
     _processes: Sequence[BaseProcess] = ()
-    _pings = 0
     _on_down: Callable[[str], None]
     _adapters: Mapping[str, LoRARequest] = MappingProxyType({})
     grammars: GrammarChecker | None = None
@@ -156,7 +155,7 @@ class VllmEngine:
             self._processes,
             stall_seconds=stall_seconds,
             longest_seconds=_STALL_FACTOR * longest,
-            is_idle=lambda: self._is_idle and not self._pings,
+            is_idle=lambda: self._is_idle,
             on_killed=self._on_stall,
         )
         self.stats.on_report = self._step_watchdog.step_finished
@@ -248,12 +247,12 @@ class VllmEngine:
         )
 
     async def load_adapters(self, folders: Mapping[str, str]) -> None:
-        """Loads LoRA adapters. Raises ValueError for one that vLLM does not load."""
-        self._adapters = await load_adapters(self._llm, folders)
+        """Loads LoRA adapters. Raises ValueError for one that vLLM does not load, BackendDown."""
+        self._adapters = await load_adapters(self._llm, folders, self._call)
 
     async def bound_prompt_logits(self) -> int:
         """Bounds the logits of prompts; the most prompt tokens with log probabilities, or 0."""
-        with self._translated_errors():
+        with self._translated_errors(), self._call():
             return await while_alive(self._llm, bound_prompt_logits(self._llm))
 
     async def check_grammar(
@@ -316,15 +315,13 @@ class VllmEngine:
 
         A pending ping counts as work for the step watchdog, so a hang of an idle engine is found too.
         """
-        self._pings += 1
-        try:
-            with self._translated_errors():
-                await self._llm.check_health()
-                await while_alive(self._llm, self._llm.is_sleeping())
-        finally:
-            self._pings -= 1
-        if self._step_watchdog is not None:
-            self._step_watchdog.step_finished()
+        with self._translated_errors(), self._call():
+            await self._llm.check_health()
+            await while_alive(self._llm, self._llm.is_sleeping())
+
+    def _call(self) -> AbstractContextManager[None]:
+        """A context within which the engine counts as busy."""
+        return nullcontext() if self._step_watchdog is None else self._step_watchdog.call()
 
     @contextmanager
     def _translated_errors(

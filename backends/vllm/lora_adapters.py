@@ -3,7 +3,8 @@
 Importing this module imports vLLM, which takes seconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -14,8 +15,10 @@ from backends.vllm.process import while_alive
 from controlplane.core.errors import BackendDown
 
 
-async def load_adapters(llm: AsyncLLM, folders: Mapping[str, str]) -> dict[str, LoRARequest]:
-    """Loads each adapter once and returns vLLM's reference to it, by name.
+async def load_adapters(
+    llm: AsyncLLM, folders: Mapping[str, str], call: Callable[[], AbstractContextManager[None]]
+) -> dict[str, LoRARequest]:
+    """Loads each adapter once, within the context `call()`, and returns vLLM's reference to it, by name.
 
     vLLM keeps `max_cpu_loras` of them in memory and loads the others again when a request needs them, so only
     loading shows at the start whether an adapter fits the model. Raises ValueError for one that vLLM refuses,
@@ -35,7 +38,8 @@ async def load_adapters(llm: AsyncLLM, folders: Mapping[str, str]) -> dict[str, 
     adapters = {name: LoRARequest(name, at, path) for at, (name, path) in enumerate(folders.items(), 1)}
     for name, adapter in adapters.items():
         try:
-            await while_alive(llm, llm.add_lora(adapter))
+            with call():
+                await while_alive(llm, llm.add_lora(adapter))
         except EngineDeadError as error:
             raise BackendDown(f"the vLLM engine died while it loaded the adapter {name}") from error
         except Exception as error:

@@ -1,12 +1,13 @@
 """Kills an engine that has requests but no longer completes steps.
 
 vLLM notices a dead engine process, but not one that hangs. An engine that has requests reports every step,
-including steps that schedule nothing; if no report arrives in time, its processes and their children, one of
-which may be what hangs, are killed.
+including steps that schedule nothing, and answers calls between steps; if neither a report nor an answer
+arrives in time, its processes and their children, one of which may be what hangs, are killed.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
 from backends.supervision import SchedulingDelay, Watchdog, kill_tree
@@ -20,7 +21,7 @@ class StepWatchdog:
         processes: processes to kill with all their descendants.
         stall_seconds: longest time between two steps.
         longest_seconds: predicted longest step; extends `stall_seconds` if it is more.
-        is_idle: whether the engine has no request.
+        is_idle: whether the engine has no request; it may have a call.
         on_killed: called once, after the processes were killed.
     """
 
@@ -37,6 +38,7 @@ class StepWatchdog:
         self._longest_seconds = longest_seconds
         self._is_idle = is_idle
         self._on_killed = on_killed
+        self._calls = 0
         self._delays = [SchedulingDelay(process.pid) for process in processes if process.pid is not None]
         self._watchdog = Watchdog(stall_seconds, self._kill, self._excluded_seconds)
         self.step_finished()
@@ -46,12 +48,22 @@ class StepWatchdog:
         self._watchdog.disarm(self)
         self._watchdog.arm(self, self._longest_seconds)
 
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Counts as work what the engine is to answer within the context, and its answer as a step."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+        self.step_finished()
+
     def stop(self) -> None:
         """Stops watching."""
         self._watchdog.stop()
 
     def _excluded_seconds(self) -> float:
-        if self._is_idle():
+        if self._is_idle() and not self._calls:
             return math.inf
         return max((spared() for spared in self._delays), default=0.0)
 

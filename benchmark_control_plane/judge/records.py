@@ -15,6 +15,7 @@ from controlplane.core.decision import Outcome
 from controlplane.core.request import Kind
 
 _EVICTED = ("evicted", "preempted")
+_FAILED = ("backend_down", "worker_died")
 _CUT_OFF = "unfinished at the end of the drain"
 
 
@@ -166,7 +167,7 @@ def loss_of(status: int, code: str | None, dropped: str | None) -> Outcome:
     """Loss that an HTTP error stands for; `dropped` is llm-d's header with the reason."""
     if (dropped or code or "").startswith(_EVICTED):
         return Outcome.EVICTED
-    if code != "backend_down" and (status in (429, 503) or (dropped or "").startswith("rejected")):
+    if code not in _FAILED and (status in (429, 503) or (dropped or "").startswith("rejected")):
         return Outcome.REJECTED
     return Outcome.FAILED
 

@@ -27,7 +27,7 @@ from controlplane.api.protocol.requests import (
 from controlplane.api.protocol.unserved import UNSERVED
 from controlplane.core.clock import to_milliseconds
 from controlplane.core.decision import Reason
-from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, Refused
+from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, Refused, WorkerDied
 from controlplane.service.ticket import DecisionFailed, Rejected
 
 MAX_MESSAGE_BYTES = 1_800
@@ -211,6 +211,9 @@ def _backend_down(error: BackendDown) -> Failure:
         remedy = "use another server"
     else:
         remedy = f"retry after {int(headers[HEADER_RETRY_AFTER_MS]) / 1_000:g} s"
+    if isinstance(error, WorkerDied):
+        message = f"two embedding workers died of this request; divide its inputs, or {remedy}"
+        return Failure(503, message, code="worker_died", headers=headers)
     # A request has no effect but its response.
     message = f"the model's engine is not running; the request can safely be sent again: {remedy}"
     return Failure(503, message, code="backend_down", headers=headers)

@@ -47,7 +47,7 @@ _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _USUAL_BOUNDS = (10**9, 86_400_000, 0.001)
 _LABELS = {
     "class": "service class",
-    "decision": "ADMIT, ADMIT_WITH_PREEMPTION, DEFER or REJECT",
+    "decision": "ADMIT, ADMIT_WITH_PREEMPTION, DEFER, REJECT or EVICT",
     "fault": "kind of the error",
     "kind": "`generate`, or `embed` for embeddings and reranking",
     "level": "quantile level",

@@ -1,8 +1,8 @@
 """Decisions of the gate and outcomes of requests.
 
-Reject: never accepted, because the pool cannot serve the request or the engine does not support it. Evict:
-accepted, then dropped by Tandem. Preempt: loses its blocks and will resume. Abort: the client disconnected.
-Fail: an error in Tandem or an engine.
+Reject: never accepted, because the pool cannot serve the request. Evict: accepted, then dropped by Tandem.
+Preempt: loses its blocks and will resume. Abort: the client disconnected. Refuse: the engine does not serve
+the request's parameters, whatever its load. Fail: an error in Tandem or an engine.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
     EVICTED = "evicted"
     ABORTED = "aborted"
+    REFUSED = "refused"
     FAILED = "failed"
 
 

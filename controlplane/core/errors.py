@@ -14,6 +14,10 @@ class BackendDown(RuntimeError):
         self.is_permanent = is_permanent
 
 
+class WorkerDied(BackendDown):
+    """The embedding worker died with this request, and another one that repeated it alone did, too."""
+
+
 class BackendFailed(RuntimeError):
     """The engine failed this one request.
 

@@ -1,11 +1,13 @@
 """Refuses a text that cannot fit a model, by its characters, before it is tokenized.
 
-Tokenizing takes about a second and 300 MB per million characters; a token covers a bounded number of them.
+Tokenizing takes about a second and up to 480 MB per million characters, which a token each has in the worst
+case; a token covers a bounded number of them.
 """
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from random import randrange
 
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
@@ -14,9 +16,12 @@ LONG_TEXT_CHARACTERS = 4_000
 """Tokenizing a longer text takes more than about 1 ms, so it does not run on the event loop."""
 
 # English has about 4 characters per token; only unusual text has more than 8.
-_HEAD_CHARACTERS_PER_TOKEN = 8
-# Tokens of a text's beginning that the rest of the text may merge into fewer.
+_PART_CHARACTERS_PER_TOKEN = 8
+_MOST_PART_CHARACTERS = 131_072
+# Tokens at the end of a part that the rest of the text may merge into fewer.
 _CUT_TOKENS = 64
+# A text's tokens are estimated from one piece of each of so many sections, and such a share of each.
+_SECTIONS = 16
 # Tokenizers that normalize a text first make up to 18 characters of one. A Korean syllable becomes three.
 _WINDOW_CHARACTERS, _MOST_EXPANSION = 4_096, 4
 
@@ -44,16 +49,23 @@ class TextLimit:
             raise self._too_long(f"{where} has {characters:,} characters", param)
 
     def encode(self, encode: Callable[[str], list[int]], text: str, *, param: str) -> list[int]:
-        """Token ids of `text`; its beginning alone is encoded first if that may settle that it does not fit.
+        """Token ids of `text`; of one that seems too long the tokens are first counted in parts.
 
-        Raises Refused.
+        What is refused so takes no more memory than a part. Raises Refused.
         """
         self.check(len(text), param=param)
         check_expansion([text], param=param)
-        head = text[: _HEAD_CHARACTERS_PER_TOKEN * self.max_tokens]
-        if len(head) < len(text) and len(encode(head)) > self.max_tokens + _CUT_TOKENS:
-            raise self._too_long(f"the first {len(head):,} characters of the prompt have more", param)
+        part = min(_MOST_PART_CHARACTERS, _PART_CHARACTERS_PER_TOKEN * self.max_tokens)
+        if len(text) > part and _estimated_tokens(encode, text) > self.max_tokens:
+            self._check_parts(encode, text, part, param)
         return encode(text)
+
+    def _check_parts(self, encode: Callable[[str], list[int]], text: str, part: int, param: str) -> None:
+        least = 0
+        for end in range(part, len(text) + part, part):
+            least += len(encode(text[end - part : end])) - _CUT_TOKENS
+            if least > self.max_tokens:
+                raise self._too_long(f"the first {min(end, len(text)):,} characters have more", param)
 
     def _too_long(self, cause: str, param: str) -> Refused:
         return Refused(
@@ -62,6 +74,14 @@ class TextLimit:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def _estimated_tokens(encode: Callable[[str], list[int]], text: str) -> int:
+    """Tokens of a text by those of pieces of it, whose places a client cannot know."""
+    section = len(text) // _SECTIONS
+    piece = section // _SECTIONS
+    starts = [at * section + randrange(section - piece + 1) for at in range(_SECTIONS)]
+    return _SECTIONS * sum(len(encode(text[start : start + piece])) for start in starts)
 
 
 def check_expansion(texts: Iterable[str], *, param: str) -> None:

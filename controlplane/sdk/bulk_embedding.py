@@ -23,7 +23,7 @@ BATCH_TOKENS = 8192
 MAX_CONCURRENCY = 16
 MAX_HELD_BYTES = 2**28
 """Vectors that wait for an earlier batch, in bytes; above it no new batch is sent."""
-_OUT_OF_MEMORY = "out_of_memory"
+_OUT_OF_MEMORY, _WORKER_DIED = "out_of_memory", "worker_died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,10 @@ class BulkEmbedding:
 
     A refused batch is repeated until it is accepted, never before its Retry-After; meanwhile new batches are
     sent as others succeed. After another transient failure it is repeated as often as `retries` says. A batch
-    with a text that is invalid or too large is divided until that text is alone; with `on_refused`, which is
-    called with its number and its error, it is left out. Any other error, also of the iteration over the
-    texts, and one after which the deadline leaves no time for the wait, is raised when all earlier batches
-    have been yielded, so that those form a prefix to resume from.
+    with a text that is invalid or too large, or of which workers die, is divided until that text is alone;
+    with `on_refused`, which is called with its number and its error, it is left out. Any other error, also
+    of the iteration over the texts, and one after which the deadline leaves no time for the wait, is raised
+    when all earlier batches have been yielded, so that those form a prefix to resume from.
     """
 
     texts: Iterable[str]
@@ -259,7 +259,8 @@ class BulkEmbedding:
 
     def _wait_after(self, batch: OpenBatch, error: BaseException) -> float | None:
         """Seconds before the batch is repeated; None for an error that is raised."""
-        if isinstance(error, ApiError) and not error.is_retryable:
+        # The server has repeated a request alone before it says that workers die of it.
+        if isinstance(error, ApiError) and (not error.is_retryable or error.code == _WORKER_DIED):
             return None
         if isinstance(error, ApiError) and error.code == _OUT_OF_MEMORY:
             # One text does not fit into the device's memory, and the others of its batch do not wait for it.
@@ -299,7 +300,7 @@ class BulkEmbedding:
 
 def _is_about_a_text(error: ApiError) -> bool:
     """Whether a batch without one of the texts may be served."""
-    if error.code == _OUT_OF_MEMORY:
+    if error.code in (_OUT_OF_MEMORY, _WORKER_DIED):
         return True
     # A body that is too large is refused before its fields are read.
     is_too_large = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE

@@ -176,8 +176,9 @@ class Dispatcher:
 
     def reject_or_evict(self, ticket: Ticket, reject: Reject, basis: Basis | None = None) -> None:
         """Rejects a request, or evicts it if it was dispatched before; `basis` is that of a cycle."""
-        outcome = Outcome.REJECTED if ticket.timeline.dispatched is None else Outcome.EVICTED
-        self._metrics.count_decision(ticket.request.kind, "REJECT", reject.reason)
+        is_evicted = ticket.timeline.dispatched is not None
+        outcome = Outcome.EVICTED if is_evicted else Outcome.REJECTED
+        self._metrics.count_decision(ticket.request.kind, "EVICT" if is_evicted else "REJECT", reject.reason)
         if ticket.outcome is None:
             self.recorder.decided(ticket, Decided(self._clock.now(), reject, basis, self._policies.version))
             self._close(ticket, outcome)

@@ -5,6 +5,7 @@ requests that the gate forwarded on too optimistic an estimate would wait in the
 """
 
 import asyncio
+from collections import deque
 from heapq import heappop, heappush
 
 from controlplane.core.clock import Clock, Duration, Instant, after, to_seconds
@@ -40,10 +41,16 @@ class StartTimeouts:
         self._timer = asyncio.get_running_loop().call_at(due, self._expire)
 
     def _expire(self) -> None:
-        now, due, self._timer = self._clock.now(), [], None
+        now, self._timer = self._clock.now(), None
+        due: deque[tuple[Instant, str]] = deque()
         while self._forwarded and self._forwarded[0][0] <= now:
-            due.append(heappop(self._forwarded)[1])
-        if self._forwarded:
-            self._set_timer()
-        for request_id in due:
-            self._dispatcher.evict_unstarted(request_id)
+            due.append(heappop(self._forwarded))
+        try:
+            while due:
+                self._dispatcher.evict_unstarted(due.popleft()[1])
+        finally:
+            # After an exception, which the event loop reports, the others follow in its next turn.
+            for other in due:
+                heappush(self._forwarded, other)
+            if self._forwarded:
+                self._set_timer()

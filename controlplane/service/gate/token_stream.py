@@ -143,12 +143,12 @@ class TokenStream:
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
-    """The outcome of a request that ended by `error`; a refused parameter is no engine failure."""
+    """The outcome of a request that ended by `error`; a refused parameter is the client's error."""
     match error:
         case asyncio.CancelledError():
             return Outcome.ABORTED
         case Refused():
-            return Outcome.REJECTED
+            return Outcome.REFUSED
     return Outcome.FAILED
 
 

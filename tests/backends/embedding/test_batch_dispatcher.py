@@ -11,7 +11,7 @@ from backends.embedding.ipc import PassResult
 from backends.embedding.memory_model import EmbeddingMemory
 from backends.embedding.time_model import ObservedTime, PassTime
 from controlplane.core.clock import Instant, seconds
-from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
+from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, WorkerDied
 from controlplane.core.ports import PauseCost
 
 
@@ -138,7 +138,7 @@ def test_a_failing_input_fails_only_its_own_call():
     assert str(second) == "input 1: bad input"
 
 
-def test_a_second_worker_death_fails_only_calls_in_flight_both_times():
+def test_a_second_worker_death_fails_only_the_call_that_was_in_flight_both_times():
     harness = Harness(10)
     harness.dispatcher.restart_seconds = 3.0
     for _ in range(4):
@@ -148,10 +148,30 @@ def test_a_second_worker_death_fails_only_calls_in_flight_both_times():
         harness.dispatcher.worker_died("worker 7 died")
         harness.dispatcher.worker_started(budget(10))
     harness.sent.clear()
-    errors = [error for completed in harness.completed[:2] for error in completed]
-    assert [(str(error), error.retry_after) for error in errors] == [("worker 7 died", 3.0)] * 2
+    [[error], *others] = harness.completed
+    assert isinstance(error, WorkerDied) and (str(error), error.retry_after) == ("worker 7 died", 3.0)
+    assert others == [[]] * 3
     harness.finish()
-    assert harness.completed[2:] == [[None], [None]]
+    assert harness.completed[1:] == [[None]] * 3
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_of_calls_in_one_pass_only_the_one_that_ends_workers_fails(lanes: int):
+    harness = Harness(1_000, lanes)
+    for _ in range(9):
+        harness.submit([10] * 3)
+    deadly, deaths = 401, 0
+    while harness.send() or harness.sent:
+        if not any(deadly in [ids[0] for ids in inputs] for inputs in harness.sent.values()):
+            harness.answer(next(iter(harness.sent)))
+        else:
+            deaths += 1
+            harness.sent.clear()
+            harness.dispatcher.worker_died("worker 7 died")
+            harness.dispatcher.worker_started(budget(1_000, lanes))
+    [failed] = harness.completed.pop(4)
+    assert isinstance(failed, WorkerDied) and deaths == 2
+    assert harness.completed == [[None]] * 8
 
 
 def test_a_worker_broken_by_a_batch_costs_other_calls_no_retry():

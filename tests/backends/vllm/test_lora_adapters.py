@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 
 from backends.bundled_models import resolve
 from backends.vllm.client import VllmGenerator
+from controlplane.core.errors import BackendDown
 from controlplane.core.generation import Sampling
 from controlplane.policy.engine.options import EngineOptions
 from tests.engines import a_request, running_vllm, tokens_of
@@ -84,4 +87,36 @@ async def test_cpu_needs_an_empty_slot():
 
     llm: Any = SimpleNamespace(vllm_config=SimpleNamespace(lora_config=SimpleNamespace(max_loras=1)))
     with pytest.raises(ValueError, match=r"engine\.max_loras=1: on a CPU vLLM needs more slots than the 1"):
-        await load_adapters(llm, {"poet": "adapters/poet"})
+        await load_adapters(llm, {"poet": "adapters/poet"}, nullcontext)
+
+
+async def test_an_engine_that_hangs_in_loading_has_a_call_until_it_is_killed():
+    from backends.vllm.lora_adapters import load_adapters
+
+    calls = 0
+
+    @contextmanager
+    def call() -> Iterator[None]:
+        nonlocal calls
+        calls += 1
+        try:
+            yield
+        finally:
+            calls -= 1
+
+    outputs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    hanging = asyncio.get_running_loop().create_future()
+    llm: Any = SimpleNamespace(
+        vllm_config=SimpleNamespace(lora_config=None),
+        _run_output_handler=lambda: None,
+        output_handler=outputs,
+        add_lora=lambda adapter: hanging,
+    )
+    loading = asyncio.create_task(load_adapters(llm, {"poet": "adapters/poet"}, call))
+    await asyncio.sleep(0.01)
+    assert calls == 1 and not loading.done()
+    # So ends the task that reads the outputs of an engine that the watchdog has killed.
+    outputs.cancel()
+    with pytest.raises(BackendDown, match="died while it loaded the adapter poet"):
+        await loading
+    assert calls == 0

@@ -70,6 +70,23 @@ def test_an_idle_engine_is_not_killed():
     assert killed_at(scenario) is None
 
 
+def test_an_engine_without_requests_that_answers_no_call_is_killed():
+    async def scenario(requests, watchdog):
+        with watchdog.call():
+            await asyncio.sleep(1_000)
+
+    assert killed_at(scenario) in (170, 180)
+
+
+def test_answers_count_as_steps():
+    async def scenario(requests, watchdog):
+        for _ in range(6):
+            with watchdog.call():
+                await asyncio.sleep(150)
+
+    assert killed_at(scenario) is None
+
+
 def test_an_engine_that_takes_steps_is_not_killed():
     async def scenario(requests, watchdog):
         requests.add("one")

@@ -13,7 +13,7 @@ from backends.testing.scripted import Script
 from controlplane.api.errors import failure_of
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Reason, Reject
-from controlplane.core.errors import BackendDown, BackendFailed, NoMemory
+from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, WorkerDied
 from controlplane.core.slo import Slo
 from controlplane.log_output import LogRateLimiter
 from controlplane.service.ticket import Rejected
@@ -170,7 +170,7 @@ async def test_deferred_request_has_the_decision_header():
     [
         (Script(engine_fails_after=0), 503, "backend_down", "failed"),
         (Script(request_fails_after=0), 500, "backend_failed", "failed"),
-        (Script(refusal="not with this sampler"), 400, "invalid_value", "rejected"),
+        (Script(refusal="not with this sampler"), 400, "invalid_value", "refused"),
     ],
 )
 async def test_an_engine_that_fails_before_its_first_token(
@@ -191,7 +191,8 @@ async def test_refusal_by_the_embedding_engine_is_not_a_failure(stage: Stage):
     stage.embedder.upcoming.append(Script(refusal="no such token id"))
     answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": [1]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
-    assert ended(stage, "embed", "rejected") == 1
+    assert ended(stage, "embed", "refused") == 1
+    assert stage.service.gate.dispatcher.recorder.attainment.now() == {}
 
 
 def ended(stage: Stage, kind: str, outcome: str) -> float | None:
@@ -236,6 +237,12 @@ def test_restarting_engine_gives_retry_after():
     found = failure_of(BackendDown("another is starting", retry_after=6.2), overload_status=429)
     assert (found.status, found.headers) == (503, {"retry-after-ms": "6200", "retry-after": "7"})
     assert "can safely be sent again: retry after 6.2 s" in found.message
+
+
+def test_a_request_of_which_two_workers_died_is_named():
+    found = failure_of(WorkerDied("worker 7 died", retry_after=6.2), overload_status=429)
+    assert (found.status, found.code, found.headers["retry-after-ms"]) == (503, "worker_died", "6200")
+    assert "divide its inputs" in found.message
 
 
 def test_engine_down_without_a_known_end_gives_a_default_retry_after():

@@ -13,6 +13,7 @@ from controlplane.core.text_limits import (
 )
 
 LIMIT = TextLimit("m", max_tokens=100, token_characters=20)
+LONGER = TextLimit("m", max_tokens=1_000, token_characters=20)
 
 
 class Encoder:
@@ -27,6 +28,23 @@ class Encoder:
         return [1] * -(-len(text) // self._characters)
 
 
+class Samples(Encoder):
+    """A token for each character of a piece that is shorter than a part, and for ten of others."""
+
+    def __call__(self, text: str) -> list[int]:
+        self._characters = 1 if len(text) < 1_000 else 10
+        return super().__call__(text)
+
+
+class Mixed(Encoder):
+    """A token for each character, but one for sixteen spaces."""
+
+    def __call__(self, text: str) -> list[int]:
+        spaces = text.count(" ")
+        self.lengths.append(len(text))
+        return [1] * (len(text) - spaces + spaces // 16)
+
+
 def test_a_text_that_cannot_fit_is_refused_unread():
     encode = Encoder()
     with pytest.raises(Refused, match=r"2,001 characters") as refusal:
@@ -35,17 +53,38 @@ def test_a_text_that_cannot_fit_is_refused_unread():
     assert encode.lengths == []
 
 
-def test_only_the_beginning_of_a_text_that_is_too_long_is_encoded():
+def test_only_the_beginning_of_a_text_that_is_too_long_is_encoded_besides_samples():
     encode = Encoder()
-    with pytest.raises(Refused, match="the first 800 characters"):
-        LIMIT.encode(encode, "x" * 2_000, param="prompt")
-    assert encode.lengths == [800]
+    with pytest.raises(Refused, match="the first 8,000 characters have more"):
+        LONGER.encode(encode, "x" * 20_000, param="prompt")
+    assert encode.lengths == [78] * 16 + [8_000]
 
 
-def test_a_text_of_long_tokens_is_encoded_whole():
+def test_a_text_of_long_tokens_is_encoded_whole_besides_samples():
     encode = Encoder(characters=19)
-    assert len(LIMIT.encode(encode, "x" * 1_900, param="prompt")) == 100
-    assert encode.lengths == [800, 1_900]
+    assert len(LONGER.encode(encode, "x" * 14_000, param="prompt")) == 737
+    assert encode.lengths == [54] * 16 + [14_000]
+
+
+def test_a_text_whose_samples_have_many_tokens_is_still_encoded():
+    """As if all places that were looked at were dense."""
+    encode = Samples()
+    assert len(LONGER.encode(encode, "x" * 8_001, param="prompt")) == 801
+    assert encode.lengths == [31] * 16 + [8_000, 1, 8_001]
+
+
+@pytest.mark.parametrize("sparse", [0, 1_000_000, 2_000_000])
+def test_a_text_that_is_refused_is_never_encoded_in_more_than_a_part(sparse: int):
+    limit, encode = TextLimit("m", max_tokens=500_000, token_characters=16), Mixed()
+    with pytest.raises(Refused, match="characters have more"):
+        limit.encode(encode, " " * sparse + "x" * 1_000_000, param="prompt")
+    assert max(encode.lengths) == 131_072
+
+
+def test_a_long_text_is_encoded_once_besides_a_sixteenth():
+    limit, encode = TextLimit("m", max_tokens=500_000, token_characters=16), Encoder()
+    assert len(limit.encode(encode, "x" * 1_900_000, param="prompt")) == 475_000
+    assert encode.lengths[-1] == 1_900_000 and sum(encode.lengths[:-1]) <= 1_900_000 / 16
 
 
 @pytest.mark.parametrize("length", [0, 1, 400, 800])

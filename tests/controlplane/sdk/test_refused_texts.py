@@ -1,6 +1,6 @@
 """Bulk embedding of texts that the server refuses one by one: the others are embedded."""
 
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import httpx
@@ -118,6 +118,26 @@ async def test_a_text_that_fits_into_no_memory_is_named_and_not_repeated_for_eve
     with pytest.raises(sdk.ServiceUnavailable) as caught:
         await embed_all(is_async, Server(reply), texts, batch_tokens=20, start=50)
     assert caught.value.__notes__ == ["embed_many: text 57, '57'"]
+
+
+@BOTH
+async def test_a_text_of_which_workers_die_is_sent_alone_once(is_async: bool):  # noqa: FBT001
+    error = {"message": "m", "type": "server_error", "param": None, "code": "worker_died"}
+    deadly: list[int] = []
+
+    def reply(_: str, body: Any) -> Any:
+        if "57" not in body["input"]:
+            return vectors([[float(text)] for text in body["input"]], len(body["input"]))
+        deadly.append(len(body["input"]))
+        assert len(deadly) < 20
+        return httpx.Response(503, json={"error": error}, headers={"retry-after-ms": "1"})
+
+    texts, named = [str(at) for at in range(200)], dict[int, sdk.ApiError]()
+    found = await embed_all(is_async, Server(reply), texts, batch_tokens=20, on_refused=named.__setitem__)
+    assert numbers_of(found) == [at for at in range(200) if at != 57]
+    assert [(at, error.code) for at, error in named.items()] == [(57, "worker_died")]
+    # Of half the size each time.
+    assert deadly[-1] == 1 and all(later <= -(-size // 2) for size, later in pairwise(deadly))
 
 
 def test_blank_texts_take_about_one_call_each():

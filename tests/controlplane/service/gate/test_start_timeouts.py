@@ -44,7 +44,37 @@ def test_only_requests_that_the_engine_has_not_started_are_evicted(bench):
             assert to_seconds(caught.value.reject.retry_after) == 2
         await reading[0]
 
-    assert bench(scenario, generator=one_at_a_time(), **ENGINE).outcomes == ["evicted", "evicted", "met"]
+    one = bench(scenario, generator=one_at_a_time(), **ENGINE)
+    assert one.outcomes == ["evicted", "evicted", "met"]
+    registry, labels = one.service.status.metrics.registry, {"kind": "generate", "reason": "queue_timeout"}
+    decided = [
+        registry.get_sample_value("tandem_decisions_total", labels | {"decision": decision})
+        for decision in ("EVICT", "REJECT")
+    ]
+    assert decided == [2, 0]
+
+
+def test_an_exception_of_one_eviction_does_not_spare_the_others(bench, caplog):
+    async def scenario(b):
+        dispatcher, failed = b.service.gate.dispatcher, []
+        evict = dispatcher.evict_unstarted
+
+        def fail_once(request_id: str) -> None:
+            if not failed:
+                failed.append(request_id)
+                raise RuntimeError("torn report")
+            evict(request_id)
+
+        dispatcher.evict_unstarted = fail_once
+        answers = [await b.ask("x", max_tokens=30) for _ in range(4)]
+        reading = [asyncio.create_task(read(answer)) for answer in answers]
+        await asyncio.sleep(2.01)
+        # The first one runs.
+        assert failed == [answers[0].ticket.request.id] and b.outcomes == ["evicted"] * 3
+        await asyncio.gather(*reading, return_exceptions=True)
+
+    assert bench(scenario, generator=one_at_a_time(), **ENGINE).outcomes == ["evicted"] * 3 + ["met"]
+    assert "torn report" in caplog.text
 
 
 def test_nothing_is_kept_of_requests_that_were_evicted(bench):
