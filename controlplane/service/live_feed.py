@@ -5,9 +5,10 @@ Between two samples, quota moves are merged into one event. Samples need a timer
 application starts; in virtual time a caller takes them with `sample`.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import compress
 from operator import attrgetter
 
 from controlplane.core.clock import Duration, Instant, to_milliseconds, to_seconds
@@ -19,7 +20,6 @@ from controlplane.service.prediction.length_training import calibration_of
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.runtime.timers import LoopTimer
 from controlplane.service.status import ServiceStatus
-from controlplane.service.ticket import Ticket
 from predictors.timing.embedding_pace import ModelPaces
 
 PERIOD_SECONDS = 1.0
@@ -190,8 +190,12 @@ class LiveFeed:
         status = self._status
         # Counted by maps in C, since loops over 1,000 requests take most of a sample.
         tickets = status.dispatcher.tickets()
-        leased = [ticket for ticket in tickets if ticket.lease is not None]
-        present, running = Counter(map(_class_name, tickets)), Counter(map(_class_name, leased))
+        names = list(map(_class_name, tickets))
+        has_lease = [ticket.lease is not None for ticket in tickets]
+        leased = dict(
+            zip(map(_request_id, compress(tickets, has_lease)), compress(names, has_lease), strict=True)
+        )
+        present, running = Counter(names), Counter(leased.values())
         held = self._held_by_class(leased)
         owners: dict[str, object] = {
             owner.value: {**self._owner(owner), "held_by_class": held[owner]} for owner in Owner
@@ -213,14 +217,16 @@ class LiveFeed:
     def _shown_classes(self) -> list[str]:
         return list(self._version.classes)[:_MAX_CLASSES]
 
-    def _held_by_class(self, leased: Sequence[Ticket]) -> dict[Owner, dict[str, int]]:
-        """Bytes that the leases of each class demand, by owner; a class without a lease is absent."""
-        names = dict(zip(map(_request_id, leased), map(_class_name, leased), strict=True))
+    def _held_by_class(self, leased: Mapping[str, str]) -> dict[Owner, dict[str, int]]:
+        """Bytes that the leases of each class demand, by owner; a class without a lease is absent.
+
+        `leased` has the class of each request with a lease, by its id.
+        """
         held: dict[Owner, dict[str, int]] = {}
         for owner in Owner:
-            sizes, of_class = self._status.ledger.demand_by_request(owner), dict[str, int]()
-            for name, size in zip(map(names.__getitem__, sizes), sizes.values(), strict=True):
-                of_class[name] = of_class.get(name, 0) + size
+            sizes, of_class = self._status.ledger.demand_by_request(owner), defaultdict[str, int](int)
+            for name, size in zip(map(leased.__getitem__, sizes), sizes.values(), strict=True):
+                of_class[name] += size
             held[owner] = {name: of_class[name] for name in self._shown_classes() if name in of_class}
         return held
 
