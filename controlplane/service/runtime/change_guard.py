@@ -115,9 +115,10 @@ class ChangeGuard:
         named = [f"{name} ({was:,} before, {since:,} since)" for name, (was, since) in few.items()]
         if len(named) > _MOST_NAMED:
             named[_MOST_NAMED:] = [f"{len(named) - _MOST_NAMED} more"]
-        judged = f"no judged class {kept}" if len(few) < len(self.classes) else "no class was judged"
+        is_any_judged = len(few) < len(self.classes)
+        judged = f"no judged class {kept}; not judged" if is_any_judged else "no class was judged"
         return (
-            f"{judged}; not judged, with fewer than {FEWEST_REQUESTS} requests before or since the change: "
+            f"{judged}, with fewer than {FEWEST_REQUESTS} requests before or since the change: "
             + ", ".join(named)
         )
 

@@ -82,7 +82,7 @@ def test_what_is_undone_and_when(before, after, state, took):
             (1_000, 0),
             (0, 19),
             ("gold",),
-            "no class was judged; not judged, with fewer than 20 requests before or since the change: "
+            "no class was judged, with fewer than 20 requests before or since the change: "
             "gold (1,000 before, 19 since)",
             ["gold"],
         ),
