@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from controlplane import __version__
 
 try:
+    from controlplane.api.early_signals import early_signals
     from controlplane.commands.admin_api import CommandFailed
     from controlplane.commands.config_changes import add_config_commands
     from controlplane.commands.drain import add_drain_command
@@ -130,8 +131,9 @@ def _run_check(options: argparse.Namespace) -> int:
 def _run_serve(options: argparse.Namespace) -> int:
     overrides = {"host": options.host, "port": options.port, "open": options.open}
     stated = {key: value for key, value in overrides.items() if value is not None}
-    file = ConfigFile(config_path(options.config), stated)
-    _serve(file, file.load(), options)
+    with early_signals() as came:
+        file = ConfigFile(config_path(options.config), stated)
+        _serve(file, file.load(), options, came)
 
 
 def _port(given: str) -> int:
@@ -253,8 +255,8 @@ def _completion(options: argparse.Namespace) -> int:
     return ExitStatus.DONE
 
 
-def _serve(file: ConfigFile, config: Config, options: argparse.Namespace) -> NoReturn:
-    """Serves until a signal and exits. Raises ConfigError before engines start."""
+def _serve(file: ConfigFile, config: Config, options: argparse.Namespace, came: Sequence[int]) -> NoReturn:
+    """Serves until a signal and exits; `came` has the early ones. Raises ConfigError before engines start."""
     from controlplane.api.early_answers import PLANNING, EarlyAnswers
     from controlplane.api.listening_sockets import listening
 
@@ -277,7 +279,7 @@ def _serve(file: ConfigFile, config: Config, options: argparse.Namespace) -> NoR
         service = assemble(config)
     needs_key = config.server.admin_key_sha256 is None and config.server.is_local()
     watch_seconds, start_key = WATCH_SECONDS if options.watch else None, StartKey() if needs_key else None
-    hosting = Hosting(file, watch_seconds, start_display, start_key, sockets, early.kept)
+    hosting = Hosting(file, watch_seconds, start_display, start_key, sockets, early.kept, came)
     _end(host_forever(service, config, hosting))
 
 

@@ -6,10 +6,10 @@ not. A change is taken when two reads find the same content, since a file may be
 
 import asyncio
 import logging
-import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
+from controlplane.api.early_signals import RELOADING
 from controlplane.config import ConfigError
 from controlplane.config.config_file import ConfigFile
 from controlplane.core.errors import BackendDown, BackendFailed, Refused
@@ -17,21 +17,7 @@ from controlplane.service.service import Service
 
 _log = logging.getLogger("tandem")
 
-SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
 WATCH_SECONDS = 2.0
-
-
-@contextmanager
-def handled(signals: Iterable[signal.Signals], act: Callable[[], object]) -> Iterator[None]:
-    """Calls `act` on each of these signals while the block runs."""
-    loop = asyncio.get_running_loop()
-    for number in signals:
-        loop.add_signal_handler(number, act)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
 
 
 class ConfigReload:
@@ -46,9 +32,22 @@ class ConfigReload:
         self._asked = asyncio.Event()
         self._digest = None if file is None else _digest_of(file)
 
-    def on_signals(self) -> AbstractContextManager[None]:
-        """Handles the signals, which would otherwise end the process; one that comes early waits."""
-        return handled(SIGNALS, self._asked.set)
+    @contextmanager
+    def on_signals(self, came: Collection[int] = ()) -> Iterator[None]:
+        """Handles the signals, which would otherwise end the process; one that comes early waits.
+
+        `came` has those that came before (`early_signals`); new ones may be added until this call.
+        """
+        loop = asyncio.get_running_loop()
+        for number in RELOADING:
+            loop.add_signal_handler(number, self._asked.set)
+        if came:
+            self._asked.set()
+        try:
+            yield
+        finally:
+            for number in RELOADING:
+                loop.remove_signal_handler(number)
 
     @asynccontextmanager
     async def running(self, watch_seconds: float | None = None) -> AsyncIterator[None]:

@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -25,7 +24,8 @@ import uvloop
 
 from controlplane.api.access_log import ShedLines
 from controlplane.api.app import create_app
-from controlplane.api.config_reload import ConfigReload, handled
+from controlplane.api.config_reload import ConfigReload
+from controlplane.api.early_signals import ENDING
 from controlplane.api.http_pipelining import PipeliningProtocol
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.openapi import model_schemas
@@ -43,9 +43,6 @@ from controlplane.service.service import Service
 from controlplane.start_key import StartKey
 
 _log = logging.getLogger("tandem")
-
-# Without handlers these signals would end only this process, and the engine would keep the device's memory.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # libuv accepts one connection per listening handle and iteration of the loop. With one handle and iterations
 # of 20 ms, 250 new connections per second waited for up to 13 s. A handle takes 3 us of each new connection.
@@ -154,10 +151,17 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Replaces uvicorn's handler, which raises the signal again and exits before the engines stop."""
+        """Replaces uvicorn's handler, which raises the signal again and exits before the engines stop.
+
+        After the block a signal changes nothing until the event loop ends: it would end only this process,
+        and leave the engines with the device's memory.
+        """
         # A shell ignores SIGINT for background processes, but an explicit SIGINT is meant to stop the server.
-        with handled(_SIGNALS, self.drain):
+        _handle(self.drain)
+        try:
             yield
+        finally:
+            _handle(_tell_end)
 
     def _close_connections(self) -> None:
         self.force_exit = True
@@ -176,6 +180,17 @@ class _Server(uvicorn.Server):
         open_requests = len(self._service.gate.tickets())
         _log.info("draining: %d open requests; running ones may finish within %g s", open_requests, grace)
         self._draining.add(asyncio.ensure_future(self._service.drain(grace)))
+
+
+def _handle(act: Callable[[], object]) -> None:
+    """Calls `act` on each signal that ends the server from now on."""
+    loop = asyncio.get_running_loop()
+    for number in ENDING:
+        loop.add_signal_handler(number, act)
+
+
+def _tell_end() -> None:
+    _log.info("the server is ending, and the signal changes nothing")
 
 
 def _accepted(listening: socket.socket) -> Iterator[socket.socket]:
@@ -205,6 +220,7 @@ class Hosting:
         start_key: the admin key while the configuration has none.
         sockets: they listen already; by default the server binds its address itself.
         connections: were accepted on them before, and are served, too.
+        signals: came before the event loop ran, and reload `file` once the service has started.
     """
 
     file: ConfigFile | None = None
@@ -213,6 +229,7 @@ class Hosting:
     start_key: StartKey | None = None
     sockets: Sequence[socket.socket] = ()
     connections: Sequence[socket.socket] = ()
+    signals: Sequence[int] = ()
 
     def settings(self, service: Service) -> SettingsSource:
         """The settings of the HTTP layer, with the digest of the start's key."""
@@ -247,7 +264,7 @@ async def _host(service: Service, config: Config, hosting: Hosting = PLAIN) -> i
     if hosting.file is not None:
         service.reconfiguration.overrides = hosting.file.overrides
     reload = ConfigReload(service, hosting.file)
-    with reload.on_signals():
+    with reload.on_signals(hosting.signals):
         server = _Server(
             _options(service, config, hosting),
             service,

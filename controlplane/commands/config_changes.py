@@ -150,12 +150,24 @@ def _apply(options: argparse.Namespace) -> int:
         print(
             f"watching for {options.guard:g} s; the server goes on if this command is interrupted", flush=True
         )
+        _print_not_judged(options)
     guard = _follow(options, answer["version"])
     if options.json:
         print_json({**answer, "guard": guard})
     else:
         print(f"{guard['state']}: {guard['reason']}")
     return ExitStatus.DONE if guard["state"] == "kept" else ExitStatus.FAILED
+
+
+def _print_not_judged(options: argparse.Namespace) -> None:
+    """Says at the begin which classes the guard will not judge, since it would be too late at its end."""
+    guard = call(options, "GET", "/admin/config")["guard"]
+    before, fewest = guard["before"], guard["fewest_requests"]
+    few = [name for name in guard["not_judged"] if before.get(name, {"requests": 0})["requests"] < fewest]
+    if few:
+        print(
+            f"not judged, with fewer than {fewest} requests in the time before: {', '.join(few)}", flush=True
+        )
 
 
 def _follow(options: argparse.Namespace, version: int) -> Answer:

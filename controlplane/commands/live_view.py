@@ -256,9 +256,13 @@ def _calibrated(found: Record, unit: str) -> str:
     for name, ratio in found.get("ratio", {}).items():
         parts.append(f"{name} {100 * ratio:.0f} % of the forecast ({100 * errors[name]:.0f} {unit})")
     for name, share in found.get("coverage", {}).items():
-        error = f" ({errors[name]:.3g} {unit})" if name in errors else ""
+        error = f" ({_error(errors[name], unit)})" if name in errors else ""
         parts.append(f"{name if unit else f'quantile {name}'} {100 * share:.0f} %{error}")
     return ", ".join(parts) or "no outcome yet"
+
+
+def _error(error: float, unit: str) -> str:
+    return _duration(1_000 * error) if unit == "s" else f"{error:,.0f} {unit}"
 
 
 def _held(sample: Record, name: str) -> int:

@@ -198,6 +198,11 @@ class MemoryLedger:
         """A copy of the owner's leases as columns."""
         return self._accounts[owner].table()
 
+    def demand_by_request(self, owner: Owner) -> dict[str, int]:
+        """Bytes that each of the owner's leases demands, by request id."""
+        account = self._accounts[owner]
+        return dict(zip(account.ids, account.base, strict=True))
+
     def remaining_steps(self, owner: Owner) -> dict[str, int]:
         """Predicted remaining steps of each of the owner's leases, by request id."""
         account = self._accounts[owner]

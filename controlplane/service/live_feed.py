@@ -5,16 +5,18 @@ Between two samples, quota moves are merged into one event. Samples need a timer
 application starts; in virtual time a caller takes them with `sample`.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import compress
+from operator import attrgetter
 
 from controlplane.core.clock import Duration, Instant, to_milliseconds, to_seconds
-from controlplane.core.request import Kind, Owner
+from controlplane.core.request import Owner
 from controlplane.core.slo import ServiceClass
-from controlplane.metric_series import Readings
 from controlplane.service.attainment_windows import TARGET, WINDOWS, Attained
-from controlplane.service.memory.quota_report import quota_readings
-from controlplane.service.prediction.length_training import calibration_readings
+from controlplane.service.memory.quota_report import load_coverage
+from controlplane.service.prediction.length_training import calibration_of
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.runtime.timers import LoopTimer
 from controlplane.service.status import ServiceStatus
@@ -27,6 +29,8 @@ _MAX_TEXT = 500
 _MAX_CHANGES = 20
 # A long prompt's step takes seconds.
 _MOST_PENDING_SECONDS = 10.0
+_class_name = attrgetter("request.service_class.name")
+_request_id = attrgetter("request.id")
 
 
 @dataclass(slots=True)
@@ -184,32 +188,23 @@ class LiveFeed:
 
     def _owners_and_classes(self, now: Instant) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
         status = self._status
-        names = list(self._version.classes)[:_MAX_CLASSES]
-        counts = {name: [0, 0] for name in names}
-        held: dict[str, dict[str, int]] = {owner.value: {} for owner in Owner}
-        # Looked up here, since the kinds and owners of 1,000 requests take a third of a sample.
-        of_llm, of_embedding = held[Owner.LLM.value], held[Owner.EMBEDDING.value]
-        leases: dict[str, float] = {}
-        for owner in Owner:
-            table = status.ledger.table(owner)
-            leases.update(zip(table.ids, table.base.tolist(), strict=True))
-        for ticket in status.dispatcher.tickets():
-            request = ticket.request
-            name = request.service_class.name
-            if (count := counts.get(name)) is None:
-                continue
-            count[ticket.lease is not None] += 1
-            if (size := leases.get(request.id)) is not None:
-                of_class = of_llm if request.kind is Kind.GENERATE else of_embedding
-                of_class[name] = of_class.get(name, 0) + int(size)
+        # Counted by maps in C, since loops over 1,000 requests take most of a sample.
+        tickets = status.dispatcher.tickets()
+        names = list(map(_class_name, tickets))
+        has_lease = [ticket.lease is not None for ticket in tickets]
+        leased = dict(
+            zip(map(_request_id, compress(tickets, has_lease)), compress(names, has_lease), strict=True)
+        )
+        present, running = Counter(names), Counter(leased.values())
+        held = self._held_by_class(leased)
         owners: dict[str, object] = {
-            owner.value: {**self._owner(owner), "held_by_class": held[owner.value]} for owner in Owner
+            owner.value: {**self._owner(owner), "held_by_class": held[owner]} for owner in Owner
         }
         windows = self._windows(now)
         first_tokens = self._recorder.take_first_tokens()
         classes: dict[str, dict[str, object]] = {}
-        for name, (waiting, running) in counts.items():
-            classes[name] = {"waiting": waiting, "running": running}
+        for name in self._shown_classes():
+            classes[name] = {"waiting": present[name] - running[name], "running": running[name]}
             classes[name] |= {key: of[name].to_json() for key, of in windows.items() if name in of}
             if (found := first_tokens.get(name)) is not None:
                 classes[name] |= {
@@ -218,6 +213,22 @@ class LiveFeed:
                     "predicted_ttft_ms": round(found.predicted_ms / found.count, 1),
                 }
         return owners, classes
+
+    def _shown_classes(self) -> list[str]:
+        return list(self._version.classes)[:_MAX_CLASSES]
+
+    def _held_by_class(self, leased: Mapping[str, str]) -> dict[Owner, dict[str, int]]:
+        """Bytes that the leases of each class demand, by owner; a class without a lease is absent.
+
+        `leased` has the class of each request with a lease, by its id.
+        """
+        held: dict[Owner, dict[str, int]] = {}
+        for owner in Owner:
+            sizes, of_class = self._status.ledger.demand_by_request(owner), defaultdict[str, int](int)
+            for name, size in zip(map(leased.__getitem__, sizes), sizes.values(), strict=True):
+                of_class[name] += size
+            held[owner] = {name: of_class[name] for name in self._shown_classes() if name in of_class}
+        return held
 
     def attainment(self) -> dict[str, dict[str, object]]:
         """Requests that met their objectives and that ended, and the burn rate, by class and window.
@@ -257,25 +268,19 @@ class LiveFeed:
 
         And of each model of the device, see `_device_calibration`.
         """
-        status, metrics = self._status, self._status.metrics
-        found: Readings = {
-            **calibration_readings(status.lengths, metrics),
-            **status.dispatcher.ttft.readings(metrics),
-            **({} if status.quota_controller is None else quota_readings(status.quota_controller, metrics)),
-        }
-        shown = {
-            "length": (metrics.coverage, metrics.length_error),
-            "ttft": (metrics.ttft_coverage, metrics.ttft_error),
-            "embedding_load": (metrics.forecast_coverage, None),
-        }
+        quotas, ttft = self._status.quota_controller, self._status.dispatcher.ttft.calibration
+        errors = ttft.mean_absolute_error()
         judged: dict[str, dict[str, object]] = {
-            name: {
-                "coverage": _rounded(found.get(coverage)),
-                **({} if error is None else {"error": _rounded(found.get(error))}),
+            "ttft": {
+                "coverage": _rounded(ttft.coverage()),
+                "error": _rounded({name: error / 1_000 for name, error in errors.items()}),
             }
-            for name, (coverage, error) in shown.items()
-            if coverage in found
         }
+        if (lengths := calibration_of(self._status.lengths)) is not None:
+            coverage, error = lengths.coverage(), lengths.mean_absolute_error()
+            judged["length"] = {"coverage": _rounded(coverage), "error": _rounded(error)}
+        if quotas is not None:
+            judged["embedding_load"] = {"coverage": _rounded(load_coverage(quotas))}
         return judged | self._device_calibration()
 
     def _device_calibration(self) -> dict[str, dict[str, object]]:
@@ -331,8 +336,8 @@ class LiveFeed:
         return {each.model: each.restarts for each in self._status.encoders.values() if each.down is None}
 
 
-def _rounded(values: Mapping[str, float] | float | None) -> dict[str, float]:
-    return {k: round(v, 4) for k, v in values.items()} if isinstance(values, Mapping) else {}
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in values.items()}
 
 
 def _differences(

@@ -269,6 +269,7 @@ class Reconfiguration:
             guarded.number,
             asked.seconds,
             asked.drop,
+            tuple(guarded.terms.classes),
             parts.gate.dispatcher.recorder.attainment,
             parts.gate.clock.now,
             undo,

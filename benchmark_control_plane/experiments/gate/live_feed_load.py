@@ -16,7 +16,9 @@ from benchmark_control_plane.common.distributions import spread
 from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import SimulatedRequest, simulate
 from controlplane.service.live_records import RING_SIZES
+from controlplane.service.prediction.length_training import calibration_of
 from controlplane.service.service import Service
+from predictors.calibration import Calibration
 
 LIVE = 1_000
 READING_S = 0.5
@@ -24,17 +26,21 @@ READING_S = 0.5
 _REPEATS = 101
 # Most of them wait; all are in the ledger or in the queue.
 _RUNNING = 256
+_CLASSES = "abcdef"
 _RATE, _TOKENS, _PROMPT = 20.0, 8, 200
 _READERS = 3
 
 
 def with_live_requests() -> dict[str, Any]:
-    """CPU ms of a sample, a full answer and that of a second, with `LIVE` requests of six classes."""
+    """CPU ms of a sample, a full answer and that of a second, with `LIVE` requests of six classes.
+
+    As many requests as the calibrations keep have ended in each class.
+    """
     machine = Machine(
         llm_only(affine(0.02, 1e-4, 1e-4, 1e-7)), kv_bytes=_RUNNING * 2**20, max_running=_RUNNING
     )
-    classes = {name: {"sheddable": False, "default": name == "a"} for name in "abcdef"}
-    offered = [SimulatedRequest(0.0, 100, 40, 40, "abcdef"[n % 6]) for n in range(LIVE)]
+    classes = {name: {"sheddable": False, "default": name == "a"} for name in _CLASSES}
+    offered = [SimulatedRequest(0.0, 100, 40, 40, _CLASSES[n % 6]) for n in range(LIVE)]
     found: dict[str, Any] = {}
 
     def observe(service: Service) -> None:
@@ -44,8 +50,22 @@ def with_live_requests() -> dict[str, Any]:
     return found
 
 
+def _filled(calibration: Calibration) -> int:
+    """Scores as many outcomes of each class as the calibration keeps, and returns their number."""
+    ended = len(_CLASSES) * calibration.window
+    for number in range(ended):
+        name = f"ended-{number}"
+        calibration.record_forecast(name, (0.5, 0.9), (90.0, 200.0))
+        calibration.record_outcome(name, _CLASSES[number % len(_CLASSES)], number % 250)
+    return ended
+
+
 def _measured(service: Service) -> dict[str, Any]:
     live, records = service.live, service.live._recorder.records
+    lengths = calibration_of(service.status.lengths)
+    if lengths is None:
+        raise RuntimeError("the configuration has no length predictor that is calibrated")
+    ended = [_filled(each) for each in (lengths, service.status.dispatcher.ttft.calibration)]
     sample = _times(live.sample)
     event = {
         "id": "chatcmpl-0123456789abcdef-17",
@@ -59,6 +79,7 @@ def _measured(service: Service) -> dict[str, Any]:
     last = records.last - 20
     return {
         "live_requests": len(service.gate.tickets()),
+        "ended_requests": ended[0],
         "sample_ms": sample,
         "full_answer_bytes": len(live.since(1, "instance")),
         "full_answer_ms": full,

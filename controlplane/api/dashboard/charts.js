@@ -30,17 +30,16 @@ function drawMarks(plot, marks) {
   ctx.textAlign = "left";
   // A label that would cover an earlier one goes into the next row.
   const rows = [];
-  for (const mark of [...marks()].sort((a, b) => a.time - b.time)) {
-    const x = Math.round(plot.valToPos(mark.time, "x", true)) + 0.5;
-    if (x < bbox.left || x > bbox.left + bbox.width) continue;
-    ctx.strokeStyle = ctx.fillStyle = mark.isBad ? theme.bad : theme.mark;
+  for (const { x, labels, isBad } of joined(plot, marks())) {
+    ctx.strokeStyle = ctx.fillStyle = isBad ? theme.bad : theme.mark;
     ctx.setLineDash([3 * ratio, 3 * ratio]);
     ctx.lineWidth = ratio;
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
-    const width = ctx.measureText(mark.label).width + 8 * ratio;
+    const measure = (text) => ctx.measureText(text).width + 8 * ratio;
+    const all = labels.join(", "), label = measure(all) > bbox.width ? `${labels.length} marks` : all, width = measure(label);
     const left = Math.min(x, bbox.left + bbox.width - width);
     let row = rows.findIndex((right) => right < left);
     if (row < 0) row = rows.length;
@@ -48,9 +47,23 @@ function drawMarks(plot, marks) {
     const top = bbox.top + row * 16 * ratio;
     ctx.fillRect(left, top, width, 14 * ratio);
     ctx.fillStyle = theme.panel;
-    ctx.fillText(mark.label, left + 4 * ratio, top + 2.5 * ratio);
+    ctx.fillText(label, left + 4 * ratio, top + 2.5 * ratio);
   }
   ctx.restore();
+}
+
+/** The marks inside the chart by their pixel; those at nearly the same one are one line with one label. */
+function joined(plot, marks) {
+  const { bbox } = plot, found = [];
+  for (const mark of [...marks].sort((a, b) => a.time - b.time)) {
+    const x = Math.round(plot.valToPos(mark.time, "x", true)) + 0.5, last = found.at(-1);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    if (last && x - last.x <= 3 * devicePixelRatio) {
+      last.labels.push(mark.label);
+      last.isBad ||= mark.isBad;
+    } else found.push({ x, labels: [mark.label], isBad: mark.isBad });
+  }
+  return found;
 }
 
 /** One chart. `options`: height, unit (value to text), tick (the same for the axis), series, bands, range, isLog, marks. */

@@ -79,8 +79,12 @@ export class Steering {
       outdated();
       try {
         // The version that was tried: another change since then is not overwritten unseen.
-        const made = await admin(change.path(change.more()), change.request({ "if-match": change.etag }));
-        result.replaceChildren(el("p", {}, `Version ${made.version} is in force. `, change.note()), ...planned(made, "Changed"));
+        const more = change.more();
+        const made = await admin(change.path(more), change.request({ "if-match": change.etag }));
+        const said = el("p", {}, `Version ${made.version} is in force. `, change.note());
+        result.replaceChildren(said, ...planned(made, "Changed"));
+        // It is applied, whatever this answer is.
+        if (more.guard_ms) said.append(await notJudged(made.version).catch((error) => ` Which classes are judged is unknown: ${error.message}`));
       } catch (error) {
         result.replaceChildren(el("p.refused", {}, error.message));
       }
@@ -145,6 +149,14 @@ export class Steering {
       el("p", {}, "Waiting requests are rejected, running ones end, and only a restart admits requests again. "), button("Drain now", drain));
     return el("section", {}, el("h3", {}, "Maintenance"), el("p.actions", {}, button("Drain…", sure)), result);
   }
+}
+
+/** Names the classes that the guard of a version will not judge, since too few of their requests ended before. */
+async function notJudged(version) {
+  const { guard } = await admin("config");
+  if (guard?.version !== version) return "";
+  const few = guard.not_judged.filter((name) => (guard.before[name]?.requests ?? 0) < guard.fewest_requests);
+  return few.length ? ` Not judged, with fewer than ${guard.fewest_requests} requests in the time before: ${few.join(", ")}.` : "";
 }
 
 /** The outcome of a change key by key. */

@@ -62,7 +62,10 @@ export class Tables {
   }
 
   row(one, badge, level, ...cells) {
-    return el("div.event", { "data-type": one.type }, el("time", {}, clock(one.time)), el("span.badge", { "data-level": level }, badge), ...cells);
+    // Pushes the detail to the right; one that does not fit begins a line of its own at the left.
+    if (cells.at(-1).localName === "small") cells.splice(-1, 0, el("i.push"));
+    return el("div.event", { "data-type": one.type },
+      el("time", {}, clock(one.time)), el("span.badge", { "data-level": level }, badge), el("div.cells", {}, ...cells));
   }
 
   who(id, name) {
@@ -112,12 +115,12 @@ export class Tables {
   happening(one) {
     if (one.type === "config") {
       const changes = Object.entries(one.changes ?? {}).map(([key, [was, now]]) => `${key}: ${was} → ${now}`);
-      return this.row(one, `version ${one.version}`, "mark", el("span.long", {}, changes.join("; ") || "the configuration of the start"));
+      return this.row(one, `version ${one.version}`, "mark", el("span", {}, changes.join("; ") || "the configuration of the start"));
     }
     if (one.type === "restart") {
       const text = one.text ?? (one.part === "engine" ? `serves again; the start took ${duration((one.seconds ?? 0) * 1000)}` : "its process was restarted");
-      return this.row(one, `${one.part} ${one.state}`, ["down", "failed"].includes(one.state) ? "bad" : "good", el("span.long", {}, `${one.model}: ${text}`));
+      return this.row(one, `${one.part} ${one.state}`, ["down", "failed"].includes(one.state) ? "bad" : "good", el("span", {}, `${one.model}: ${text}`));
     }
-    return this.row(one, one.state === "began" ? "fault" : "recovered", one.state === "began" ? "bad" : "good", el("span.long", {}, one.text));
+    return this.row(one, one.state === "began" ? "fault" : "recovered", one.state === "began" ? "bad" : "good", el("span", {}, one.text));
   }
 }

@@ -48,5 +48,11 @@ def quota_readings(quotas: QuotaController, metrics: Metrics) -> Readings:
         metrics.quota_failures: {fault.value: quotas.health.failures[fault] for fault in Fault},
         metrics.reclaimed_bytes: {Owner.LLM.value: quotas.reclaimed_bytes},
         metrics.forecast_tokens: dict(zip(levels, forecast.tokens, strict=True)) if forecast else {},
-        metrics.forecast_coverage: dict(zip(levels, load.tokens.coverage, strict=True)),
+        metrics.forecast_coverage: load_coverage(quotas),
     }
+
+
+def load_coverage(quotas: QuotaController) -> dict[str, float]:
+    """Share of the windows whose embedding load was at most each forecast quantile, by its level."""
+    levels = [str(level) for level in LEVELS]
+    return dict(zip(levels, quotas.demand.load.tokens.coverage, strict=True))

@@ -14,6 +14,7 @@ from controlplane.core.ports import LengthPredictor
 from controlplane.metric_series import Readings
 from controlplane.metrics import Metrics
 from controlplane.service.runtime.timers import SchedulerTimer
+from predictors.calibration import Calibration
 from predictors.output_length import checkpoint
 from predictors.output_length.checkpoint import Checkpoint, read_or_rename, save
 from predictors.output_length.history_predictor import HistoryQuantiles
@@ -28,11 +29,15 @@ _MIN_NEW_SHARE = 0.25
 _MIN_NEW_EXAMPLES = 100
 
 
+def calibration_of(lengths: LengthPredictor) -> Calibration | None:
+    """The scores of the length forecasts; None for a predictor that keeps none."""
+    return lengths.calibration if isinstance(lengths, LearnedLengths | HistoryQuantiles) else None
+
+
 def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings:
     """The calibration of the length forecasts; empty for a predictor that keeps none."""
-    if not isinstance(lengths, LearnedLengths | HistoryQuantiles):
+    if (judged := calibration_of(lengths)) is None:
         return {}
-    judged = lengths.calibration
     found = {
         metrics.coverage: judged.coverage(),
         metrics.length_error: judged.mean_absolute_error(),

@@ -7,7 +7,7 @@ the time whatever it is.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from math import sqrt
@@ -17,9 +17,11 @@ from controlplane.service.attainment_windows import LONGEST, Attained, Attainmen
 
 LONGEST_GUARD_S = to_seconds(LONGEST)
 """The counts before the change reach back so far."""
-_FEWEST_REQUESTS = 20
+FEWEST_REQUESTS = 20
+"""A class with fewer of them before or since the change is not judged."""
 _STANDARD_ERRORS = 3.0
 _CHECKS = 60
+_MOST_NAMED = 10
 
 
 class GuardState(Enum):
@@ -39,13 +41,14 @@ class GuardState(Enum):
 class ChangeGuard:
     """Watches one change for `seconds`; `undo` puts the version before it in force again.
 
-    A class may lose `drop` percentage points, with None any number. A temporary change is undone at the end
-    in any case.
+    `classes` are the names of the version's classes. A class may lose `drop` percentage points, with None any
+    number. A temporary change is undone at the end in any case.
     """
 
     version: int
     seconds: float
     drop: float | None
+    classes: Collection[str]
     history: AttainmentWindows
     now: Callable[[], Instant]
     undo: Callable[[str], Awaitable[object]]
@@ -78,7 +81,7 @@ class ChangeGuard:
 
     def to_json(self) -> dict[str, object]:
         """State and attainment before and since the change, up to the end of the guard, by class."""
-        since = difference(self.history.now() if self._last is None else self._last, self._begin)
+        since = self._since()
         return {
             "version": self.version,
             "seconds": self.seconds,
@@ -88,7 +91,36 @@ class ChangeGuard:
             "reason": self.reason,
             "before": _shown(self._before),
             "since": _shown(since),
+            "fewest_requests": FEWEST_REQUESTS,
+            "not_judged": [] if self.drop is None else list(self._not_judged(since)),
         }
+
+    def _since(self) -> Counts:
+        return difference(self.history.now() if self._last is None else self._last, self._begin)
+
+    def _not_judged(self, since: Counts) -> dict[str, tuple[int, int]]:
+        """The classes with too few requests before or since the change, with both numbers."""
+        none = Attained()
+        ended = {
+            name: (self._before.get(name, none).ended, since.get(name, none).ended) for name in self.classes
+        }
+        return {name: both for name, both in ended.items() if min(both) < FEWEST_REQUESTS}
+
+    def _verdict(self) -> str:
+        """What is known at the end if no class lost too much: which classes were not judged, if any."""
+        few = self._not_judged(self._since())
+        kept = f"lost more than {self.drop:g} points"
+        if not few:
+            return f"no class {kept}"
+        named = [f"{name} ({was:,} before, {since:,} since)" for name, (was, since) in few.items()]
+        if len(named) > _MOST_NAMED:
+            named[_MOST_NAMED:] = [f"{len(named) - _MOST_NAMED} more"]
+        is_any_judged = len(few) < len(self.classes)
+        judged = f"no judged class {kept}; not judged" if is_any_judged else "no class was judged"
+        return (
+            f"{judged}, with fewer than {FEWEST_REQUESTS} requests before or since the change: "
+            + ", ".join(named)
+        )
 
     async def _watch(self) -> None:
         for check in range(1, _CHECKS + 1):
@@ -96,12 +128,12 @@ class ChangeGuard:
             if (lost := self._lost(is_last=check == _CHECKS)) is not None:
                 await self._undo(GuardState.ROLLED_BACK, lost)
                 return
+        verdict = [] if self.drop is None else [self._verdict()]
         if self.is_temporary:
-            await self._undo(GuardState.EXPIRED, f"the change was for {self.seconds:g} s")
+            over = f"the change was for {self.seconds:g} s"
+            await self._undo(GuardState.EXPIRED, "; ".join([over, *verdict]))
         else:
-            self._end(
-                GuardState.KEPT, f"no class lost more than {self.drop:g} points, or too few requests ended"
-            )
+            self._end(GuardState.KEPT, "; ".join(verdict))
 
     async def _undo(self, state: GuardState, reason: str) -> None:
         # Set first, since the change that undoes this one would supersede the guard.
@@ -118,7 +150,7 @@ class ChangeGuard:
         since = difference(self.history.now(), self._begin)
         for name, before in sorted(self._before.items()):
             after = since.get(name, Attained())
-            if min(before.ended, after.ended) < _FEWEST_REQUESTS:
+            if min(before.ended, after.ended) < FEWEST_REQUESTS:
                 continue
             was, is_now = before.met / before.ended, after.met / after.ended
             lost = 100 * (was - is_now)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from controlplane.api.config_reload import SIGNALS
+from controlplane.api.early_signals import ENDING, RELOADING
 from controlplane.api.settings import ApiSettings
 from tests.controlplane.api.example_bodies import SECRET, api_key
 from tests.controlplane.api.scripted_server import Stage, staged
@@ -27,7 +27,7 @@ async def locked() -> AsyncIterator[Stage]:
 @pytest.fixture
 def harmless_signals() -> Iterator[None]:
     """A signal that the server does not handle fails the test instead of ending the test run."""
-    ended_by = (signal.SIGINT, signal.SIGTERM, *SIGNALS)
+    ended_by = (*ENDING, *RELOADING)
     before = {number: signal.signal(number, lambda *_: None) for number in ended_by}
     yield
     for number, handler in before.items():

@@ -12,7 +12,8 @@ import yaml
 
 from backends.testing.scripted import ScriptedEmbedder
 from controlplane.api import config_reload, graceful_server
-from controlplane.api.config_reload import SIGNALS, ConfigReload
+from controlplane.api.config_reload import ConfigReload
+from controlplane.api.early_signals import RELOADING, early_signals
 from controlplane.api.graceful_server import Hosting, _host
 from controlplane.config import parse
 from controlplane.config.config_file import ConfigFile
@@ -48,7 +49,7 @@ def most_waiting(stage: Stage) -> int:
     return stage.service.config.admission.max_waiting
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", RELOADING)
 async def test_a_signal_reloads_the_file_and_ends_nothing(number: int, file: ConfigFile, caplog):
     caplog.set_level("INFO")
     async with staged(server={"port": 9_000}) as stage:
@@ -68,6 +69,18 @@ async def test_a_signal_reloads_the_file_and_ends_nothing(number: int, file: Con
     assert "configuration version 2" in caplog.text
     assert "admission.max_waiting: 1000 -> 7" in caplog.text
     assert "admission.max_waiting=-7: should be greater than or equal to 0" in caplog.text
+
+
+async def test_a_signal_before_the_event_loop_reloads_the_file_once_it_runs(file: ConfigFile):
+    async with staged(server={"port": 9_000}) as stage:
+        with early_signals() as came:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert came == [signal.SIGHUP]
+            write(file.path, **waiting(7))
+            reload = ConfigReload(stage.service, file)
+            with reload.on_signals(came):
+                async with reload.running():
+                    await until(lambda: most_waiting(stage) == 7)
 
 
 async def test_without_a_file_a_signal_changes_nothing(caplog):
@@ -175,7 +188,7 @@ async def test_options_of_the_command_line_stay(file: ConfigFile):
         assert (list(change.plan.applied), change.plan.needs_restart) == (["server.drain_ms"], {})
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", RELOADING)
 async def test_a_signal_during_the_start_is_obeyed_after_it(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

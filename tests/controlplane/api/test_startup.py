@@ -196,6 +196,12 @@ async def test_further_signals_do_not_interrupt_the_end_of_a_start():
         async with asyncio.timeout(5):
             while await listens(host.http.base_url.port):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+        # The default action would end the test run.
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
         host.may_end.set()
         assert await asyncio.wait_for(host.hosting, 5) == 0
     assert host.ends == ["begun", "complete"]

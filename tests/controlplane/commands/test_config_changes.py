@@ -175,7 +175,8 @@ async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome
                 attainment.count("standard", how, now())
 
         end(Outcome.MET)
-        file = write(tmp_path / "new.yaml", admission={"max_waiting": 5})
+        classes = {"standard": {"default": True}, "silver": {}}
+        file = write(tmp_path / "new.yaml", admission={"max_waiting": 5}, classes=classes)
         stage.service.reconfiguration.listeners.append(
             lambda version: asyncio.get_running_loop().call_soon(end, outcome)
         )
@@ -183,9 +184,13 @@ async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome
         assert stage.service.config.admission.max_waiting == most
     shown = capsys.readouterr().out
     assert "watching for 0.3 s" in shown
-    assert (
-        "kept: no class lost more than 3 points" if status == 0 else "rolled_back: class standard"
-    ) in shown
+    # Said at once, and again with the verdict.
+    assert "\nnot judged, with fewer than 20 requests in the time before: silver\n" in shown
+    if status:
+        assert "rolled_back: class standard" in shown
+    else:
+        assert "kept: no judged class lost more than 3 points; not judged, with fewer than 20" in shown
+        assert shown.endswith("since the change: silver (0 before, 0 since)\n")
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_memory_of_each_class_is_shown_over_time_at_one_scale():
 def test_withheld_memory_shared_prefixes_and_calibration_are_text():
     calibration = {
         "ttft": {"coverage": {"gold": 0.88}, "error": {"gold": 0.0971}},
-        "length": {"coverage": {}, "error": {}},
+        "length": {"coverage": {"gold": 1.0}, "error": {"gold": 1200.04}},
         "embedding_load": {"coverage": {"0.9": 0.914}},
         "step_time": {"ratio": {"chat": 1.034}, "error": {"chat": 0.061}},
         "pass_time": {"ratio": {}, "error": {}},
@@ -182,8 +182,8 @@ def test_withheld_memory_shared_prefixes_and_calibration_are_text():
     lines = plain_text(view).splitlines()
     assert "pool 16.0 MiB, shared prefixes 512.0 KiB, withheld 1.0 MiB" in lines
     assert view.calibration_rows() == [
-        ("first token", "gold 88 % (0.0971 s)"),
-        ("output length", "no outcome yet"),
+        ("first token", "gold 88 % (97 ms)"),
+        ("output length", "gold 100 % (1,200 tokens)"),
         ("embedding load", "quantile 0.9 91 %"),
         ("engine step", "chat 103 % of the forecast (6 %)"),
         ("embedding pass", "no outcome yet"),

@@ -12,6 +12,7 @@ from benchmark_control_plane.experiments.gate import live_feed_load
 from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop, run
 from controlplane.api.operations.dashboard import FOLDER
 from controlplane.service.live_records import MAX_ANSWER_BYTES
+from predictors.calibration import Calibration
 
 
 def test_a_sample_and_an_answer_are_measured_with_live_requests(monkeypatch):
@@ -19,6 +20,8 @@ def test_a_sample_and_an_answer_are_measured_with_live_requests(monkeypatch):
     monkeypatch.setattr(live_feed_load, "_REPEATS", 3)
     found = live_feed_load.with_live_requests()
     assert found["live_requests"] == 12
+    # A loaded server's calibrations are full, and each sample reads them.
+    assert found["ended_requests"] == 6 * Calibration().window
     assert 0 < found["full_answer_bytes"] <= MAX_ANSWER_BYTES
     for name in ("sample_ms", "full_answer_ms", "answer_of_a_second_ms"):
         assert 0 <= found[name]["median"] <= found[name]["max"]

@@ -221,6 +221,11 @@ async def test_every_chart_is_drawn_and_nothing_overflows(scheme: str, width: in
             judged = await page.locator(".calibration h3").all_inner_texts()
             assert {"FIRST TOKEN", "ENGINE STEP", "EMBEDDING PASS"} <= {name.upper() for name in judged}
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
+            bars = "[...document.querySelectorAll('.calibration .scale')].map((bar) => bar.clientWidth)"
+            assert min(await page.evaluate(bars)) >= 70
+            # It took 330 px.
+            empty = await page.locator("#rows-quotas").bounding_box()
+            assert empty["height"] < 100
             await page.locator(".card", has_text="interactive").click()
             assert await page.locator(".card[aria-pressed=true] .name").inner_text() == "interactive"
 

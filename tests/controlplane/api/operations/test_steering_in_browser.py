@@ -74,6 +74,10 @@ async def test_a_guard_watches_the_points_that_are_stated():
         await tried(panel, CHANGE)
         await panel.get_by_role("button", name="Apply").click()
         await panel.get_by_text("Version 2 is in force").wait_for()
+        # The guard would keep the change whatever these classes lose.
+        few = panel.get_by_text("Not judged, with fewer than 20 requests in the time before: ")
+        shown = await few.inner_text()
+        assert all(name in shown for name in CLASSES)
         guard = stage.service.reconfiguration.guard.to_json()
         assert (guard["seconds"], guard["drop"], guard["is_temporary"]) == (3_600, 4.5, False)
 

@@ -25,6 +25,7 @@ def watched(
     drop: float | None = 3.0,
     error: Exception | None = None,
     is_temporary: bool = False,
+    classes: tuple[str, ...] = ("gold",),
 ) -> tuple[ChangeGuard, list[str], float]:
     """The guard after its end, what it undid, and the seconds that it took."""
     undone: list[str] = []
@@ -38,7 +39,7 @@ def watched(
         clock, history = LoopClock(), AttainmentWindows()
         counted(history, *before, clock.now())
         await asyncio.sleep(30)
-        guard = ChangeGuard(2, 60.0, drop, history, clock.now, undo, is_temporary=is_temporary)
+        guard = ChangeGuard(2, 60.0, drop, classes, history, clock.now, undo, is_temporary=is_temporary)
         guard.start()
         begin = clock.now()
         await asyncio.sleep(0.5)
@@ -71,6 +72,42 @@ def test_what_is_undone_and_when(before, after, state, took):
     assert (guard.state, bool(undone)) == (state, state is GuardState.ROLLED_BACK)
     assert seconds_taken == pytest.approx(took)
     assert guard.reason
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "classes", "reason", "names"),
+    [
+        ((100, 0), (100, 0), ("gold",), "no class lost more than 3 points", []),
+        (
+            (1_000, 0),
+            (0, 19),
+            ("gold",),
+            "no class was judged, with fewer than 20 requests before or since the change: "
+            "gold (1,000 before, 19 since)",
+            ["gold"],
+        ),
+        (
+            (100, 0),
+            (100, 0),
+            ("gold", "silver"),
+            "no judged class lost more than 3 points; not judged, with fewer than 20 requests before or "
+            "since the change: silver (0 before, 0 since)",
+            ["silver"],
+        ),
+    ],
+)
+def test_a_class_that_is_not_judged_is_named(before, after, classes, reason, names):
+    guard, _, _ = watched(before, after, classes=classes)
+    assert (guard.reason, guard.to_json()["not_judged"]) == (reason, names)
+    guard, _, _ = watched(before, after, classes=classes, is_temporary=True)
+    assert guard.reason == f"the change was for 60 s; {reason}"
+
+
+def test_of_many_classes_that_are_not_judged_the_first_are_named():
+    names = tuple(f"class-{number}" for number in range(13))
+    guard, _, _ = watched((100, 0), (100, 0), classes=("gold", *names))
+    assert guard.reason.endswith("class-9 (0 before, 0 since), 3 more")
+    assert guard.to_json()["not_judged"] == list(names)
 
 
 @pytest.mark.parametrize(
