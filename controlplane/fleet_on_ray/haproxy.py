@@ -23,9 +23,10 @@ _LOST_NODES = """\
     srvtcpka-idle 4s
     srvtcpka-intvl 2s
     srvtcpka-cnt 3
-    default-server tcp-ut 10s
 """
-"""Requests of a node that acknowledges nothing for 10 s end. That of a box that hangs acknowledges."""
+"""Requests end whose node acknowledges nothing for 10 s; that of a box that hangs acknowledges."""
+# The same for what is sent on a connection. HAProxy 2.8 ignores it in `default-server` of the defaults.
+_LOST_ANSWERS = " tcp-ut 10s"
 _RULES = f"""\
     http-request set-header {HEADER_ROUTE} "{HAPROXY_FORMAT}"
     http-after-response set-header retry-after {RETRY_AFTER_S} if {_HAS_NO_RETRY_AFTER}
@@ -98,7 +99,7 @@ def with_rules(written: str) -> str:
     Raises ValueError if there is no place to add the rules to.
     """
     lines = [
-        line.replace(" check backup", " check backup disabled")
+        _with_server_options(line)
         for line in written.splitlines(keepends=True)
         if not line.lstrip().startswith(("errorfile 50", _RECOVERS))
     ]
@@ -141,6 +142,14 @@ def with_routing(written: str) -> str:
             raise ValueError(_unknown(f"{place} in its Lua program"))
         written = written.replace(place, added + place, 1)
     return written
+
+
+def _with_server_options(line: str) -> str:
+    if not line.lstrip().startswith("server "):
+        return line
+    if " check backup" in line:
+        return line.replace(" check backup", " check backup disabled")
+    return line.rstrip("\n") + _LOST_ANSWERS + "\n"
 
 
 def _asked_otherwise(kind: str) -> str:

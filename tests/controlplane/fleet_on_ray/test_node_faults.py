@@ -53,6 +53,8 @@ NODES = 3
 CUT_SECONDS, BAD_SECONDS = 6.0, 12.0
 PATIENCE = 60.0
 """A client that hears nothing for so long is without an answer."""
+HANG_SECONDS = 25.0
+"""Shorter than Ray takes to give up a node, and far beyond the 10 s after which HAProxy does."""
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +114,12 @@ class Seen:
 
     def __str__(self) -> str:
         slow = sum(each.seconds > 1.5 for each in self.probes)
-        longest = max(each.seconds for each in [*self.ended, *self.probes])
+        every = [*self.ended, *self.probes]
+        cut = [f"{each.seconds:.1f}" for each in every if each.ending is Ending.CUT]
         return (
             f"{dict(endings(self.ended))}, meanwhile {dict(endings(self.probes))} of which {slow} took more "
-            f"than 1.5 s, the longest of all {longest:.1f} s"
+            f"than 1.5 s, the longest of all {max(each.seconds for each in every):.1f} s, cut after "
+            f"{', '.join(cut) or 'none'}"
         )
 
 
@@ -229,6 +233,7 @@ async def test_a_lost_node_loses_no_answer_and_may_come_back(fleet: NodeFleet) -
         ended = await until(has_no_box, 120)
     log.info("node lost: %s; given up after %.0f s, its box ended %.0f s later", seen, given_up, ended)
     seen.require_answers()
+    assert max(each.seconds for each in seen.ended) < HANG_SECONDS
     await asyncio.to_thread(node.kill)
     await asyncio.to_thread(fleet.join, node)
     log.info("three nodes serve %.0f s after its return", await until(lambda: all_serve(fleet), 180))
