@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,18 @@ _DEVICE, _MEMORY = "h100-80", "76GiB"
 
 
 def kinds_of_boxes(study: KindsStudy) -> dict[str, Any]:
-    """GPUs and boxes of each fleet, by the share of documents in the arrivals."""
+    """GPUs and boxes of each fleet: a row for each share of documents in the arrivals, and fleet."""
     with tempfile.TemporaryDirectory() as folder:
         _write_boxes(Path(folder))
-        return {
-            f"indexing {share:g}": {
-                name: _planned(Path(folder), kinds, _streams(share), study) for name, kinds in _FLEETS.items()
+        rows = [
+            {
+                "indexing": share,
+                "fleet": name,
+                **_planned(Path(folder), kinds, _streams(share), study),
             }
-            for share in study.indexing
-        }
+            for share, (name, kinds) in product(study.indexing, _FLEETS.items())
+        ]
+    return {"study": "kinds", "rate": study.rate, "seeds": list(study.seeds), "rows": rows}
 
 
 def _write_boxes(folder: Path) -> None:

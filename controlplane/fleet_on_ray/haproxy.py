@@ -16,8 +16,17 @@ from controlplane.fleet_on_ray.kind_names import HIDDEN_PATH, backend_path, serv
 from controlplane.fleet_on_ray.route_query import HAPROXY_FORMAT, HEADER_ROUTE
 
 RETRY_AFTER_S = 2
-_FRONTEND = "frontend http_frontend"
+_DEFAULTS, _FRONTEND = "defaults", "frontend http_frontend"
 _HAS_NO_RETRY_AFTER = "{ status 503 } !{ res.hdr(retry-after) -m found }"
+_LOST_NODES = """\
+    option srvtcpka
+    srvtcpka-idle 4s
+    srvtcpka-intvl 2s
+    srvtcpka-cnt 3
+"""
+"""Requests end whose node acknowledges nothing for 10 s; that of a box that hangs acknowledges."""
+# The same for what is sent on a connection. HAProxy 2.8 ignores it in `default-server` of the defaults.
+_LOST_ANSWERS = " tcp-ut 10s"
 _RULES = f"""\
     http-request set-header {HEADER_ROUTE} "{HAPROXY_FORMAT}"
     http-after-response set-header retry-after {RETRY_AFTER_S} if {_HAS_NO_RETRY_AFTER}
@@ -31,6 +40,7 @@ _REFUSES = 'http-request return status 503 content-type text/plain lf-string "In
 _UNKNOWN_BOX = 'txn:set_var("txn.ingress_request_router_failed", "unknown_replica_id")'
 _LUA = re.compile(r"^(\s*lua-load-per-thread )(\S+)$", re.MULTILINE)
 _TARGETS_END = "local _rr_cursor"
+_CALL_END, _CALLS = "local function is_http_200", "for i = 0, n - 1 do"
 _ALL_TARGETS = """\
 -- Tandem: a router may choose a box of any kind.
 local EVERY_TARGET = {}
@@ -48,6 +58,32 @@ _UNKNOWN_TARGET = """\
 -- Tandem: the name states the kind.
         txn:set_var("txn.ingress_request_router_target", (replica_id:gsub("#", "-"):gsub("[^%w._-]+", "_")))
         """
+_SILENT_S = 15
+_SILENT_ROUTERS = f"""\
+-- Tandem: a router that did not answer is asked after the others for a while.
+local silent_until = {{}}
+local call_any_router = call_router
+call_router = function(router, ...)
+    local response = call_any_router(router, ...)
+    silent_until[router] = not response and core.now().sec + {_SILENT_S} or nil
+    return response
+end
+local function silent_last(pool, start)
+    local answering, silent, now = {{}}, {{}}, core.now().sec
+    for i = 0, #pool - 1 do
+        local router = pool[(start + i) % #pool + 1]
+        table.insert((silent_until[router] or 0) > now and silent or answering, router)
+    end
+    for _, router in ipairs(silent) do
+        table.insert(answering, router)
+    end
+    return answering
+end
+
+"""
+_IN_ORDER = """\
+pool, start = silent_last(pool, start), 0
+    """
 
 
 def with_rules(written: str) -> str:
@@ -59,10 +95,11 @@ def with_rules(written: str) -> str:
     asked. The chosen box's kind gets the request, under the path of its application, which its boxes expect.
     HAProxy knows a new box later than the routers do; until then another box of its kind gets the request,
     where Ray Serve would take one of the first kind.
+    Requests of a node that is cut off end, where Ray Serve has no limit until it stops an old HAProxy.
     Raises ValueError if there is no place to add the rules to.
     """
     lines = [
-        line.replace(" check backup", " check backup disabled")
+        _with_server_options(line)
         for line in written.splitlines(keepends=True)
         if not line.lstrip().startswith(("errorfile 50", _RECOVERS))
     ]
@@ -71,6 +108,7 @@ def with_rules(written: str) -> str:
         for line in lines
         if line.startswith("backend ") and line.rstrip().endswith(_PINNED)
     ]
+    lines.insert(_place(lines, _DEFAULTS) + 1, _LOST_NODES)
     begin = _place(lines, _FRONTEND)
     # Rules apply in order, and the router is asked by a later one. The bind line follows its frontend.
     if not lines[begin + 1 : begin + 2] or not lines[begin + 1].lstrip().startswith("bind "):
@@ -88,16 +126,30 @@ def with_rules(written: str) -> str:
     return "".join(lines)
 
 
-def with_all_targets(written: str) -> str:
+def with_routing(written: str) -> str:
     """Ray Serve's Lua program, in which a router may choose a box of any kind. Raises ValueError.
 
-    The kind of a box that HAProxy does not know is read from its name.
+    The kind of a box that HAProxy does not know is read from its name. Ray Serve asks routers in turn, so one
+    that is cut off would delay its part of the requests by the time limit of a question.
     """
-    for place, added in ((_TARGETS_END, _ALL_TARGETS), (_UNKNOWN_BOX, _UNKNOWN_TARGET)):
+    for place, added in (
+        (_TARGETS_END, _ALL_TARGETS),
+        (_UNKNOWN_BOX, _UNKNOWN_TARGET),
+        (_CALL_END, _SILENT_ROUTERS),
+        (_CALLS, _IN_ORDER),
+    ):
         if place not in written:
             raise ValueError(_unknown(f"{place} in its Lua program"))
         written = written.replace(place, added + place, 1)
     return written
+
+
+def _with_server_options(line: str) -> str:
+    if not line.lstrip().startswith("server "):
+        return line
+    if " check backup" in line:
+        return line.replace(" check backup", " check backup disabled")
+    return line.rstrip("\n") + _LOST_ANSWERS + "\n"
 
 
 def _asked_otherwise(kind: str) -> str:
@@ -138,7 +190,7 @@ def _rewritten(written: str) -> str:
     def replaced(found: re.Match[str]) -> str:
         program = Path(found[2])
         file = program.with_suffix(".tandem.lua")
-        file.write_text(with_all_targets(program.read_text(encoding="utf-8")), encoding="utf-8")
+        file.write_text(with_routing(program.read_text(encoding="utf-8")), encoding="utf-8")
         return f"{found[1]}{file}"
 
     return _LUA.sub(replaced, with_rules(written))

@@ -164,12 +164,16 @@ def serving_box(folder: Path) -> Iterator[Server]:
         yield box
 
 
+def box_variables(folder: Path) -> dict[str, str]:
+    """Environment variables with which a process finds the plug-in of `folder` and this checkout."""
+    paths = [str(folder / "plugin"), str(_ROOT), str(_ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(path for path in paths if path), _BEGUN: str(folder / BEGUN)}
+
+
 def _server(folder: Path, name: str, *command: str) -> Server:
     """A command of `tandem` with the file NAME.yaml, that finds the plug-in of `folder` and this checkout."""
-    paths = [str(folder / "plugin"), str(_ROOT), str(_ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
     variables = {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        _BEGUN: str(folder / BEGUN),
+        **box_variables(folder),
         # Fixed ports by default, so that two fleets could not run on one machine.
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),

@@ -120,6 +120,25 @@ def fairness(content: Mapping[str, Any]) -> Rows:
         )
 
 
+def kinds(content: Mapping[str, Any]) -> Rows:
+    for share, rows in _groups(content["rows"], "indexing"):
+        found = (
+            f"{row['fleet']} {row['gpus']} ("
+            + ", ".join(
+                f"{kind} {boxes['boxes']} at {100 * boxes['utilisation']:.0f} %"
+                for kind, boxes in row["kinds"].items()
+                if boxes["boxes"]
+            )
+            + ")"
+            for row in rows
+        )
+        yield (
+            f"GPUs of an H100's roofline for {content['rate']:g} requests/s, {100 * share:g} % of them "
+            "documents of 16 passages and the others answers over retrieved passages, by the kinds of boxes",
+            "; ".join(found),
+        )
+
+
 def _groups(rows: Found, key: str) -> Iterator[tuple[Any, Found]]:
     """The rows by a value, in the order of its first rows."""
     for value in dict.fromkeys(row[key] for row in rows):

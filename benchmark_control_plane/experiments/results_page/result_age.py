@@ -42,7 +42,7 @@ INDEPENDENT = frozenset(
 CURRENT = frozenset(
     (
         "collocation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
-        "fleet-conversations", "fleet-fairness", "fleet-report-cost", "fleet-retry-storms",
+        "fleet-conversations", "fleet-fairness", "fleet-kinds", "fleet-report-cost", "fleet-retry-storms",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
         "memory-splits", "mix-compute", "simulated-mix-prefill", "soak",

@@ -331,6 +331,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "fleet-retries.json": (FLEET, fleet_rows.retries),
     "fleet-conversations.json": (FLEET, fleet_rows.conversations),
     "fleet-autoscaling.json": (FLEET, fleet_rows.autoscaling),
+    "fleet-kinds.json": (FLEET, fleet_rows.kinds),
     "fleet-accuracy*.json": (FLEET, fleet_rows.accuracy),
     "fleet-order.json": (FLEET, fleet_rows.order),
     "fleet-scale.json": (FLEET, fleet_rows.scale),

@@ -34,6 +34,8 @@ _PREFIX_STICKY = int(RoutingPolicy.PREFIX_STICKY)
 _REPORT_ONLY = int(RoutingPolicy.TANDEM_REPORT_ONLY)
 # So that draws of different requests differ; only this many are drawn unless all are compared.
 _MOST_CHOICES = 64
+# Multiples of it are spread evenly over the unit interval.
+_GOLDEN_RATIO = 0.6180339887498949
 
 
 class RouterArrays(NamedTuple):
@@ -198,6 +200,27 @@ def best_of_drawn(
 
 
 @compiled
+def weight_of(routers: RouterArrays, box: int) -> float:
+    """The relative speed of a box."""
+    before = routers.cumulative[box - 1] if box > 0 else 0.0
+    return routers.cumulative[box] - before
+
+
+@compiled
+def in_turn(routers: RouterArrays, r: int) -> int:
+    """The next box of a router in turn, where a box has turns in proportion to its weight.
+
+    Turns are one mean weight apart on the running sums, and each round begins at another place, so that a box
+    of less than the mean weight has its turn in some rounds.
+    """
+    count = len(routers.cumulative)
+    routers.turn[r] += 1
+    turn = routers.turn[r] + r * (count // len(routers.turn))
+    place = turn % count + (turn // count + 0.5) * _GOLDEN_RATIO % 1.0
+    return drawn_box(routers.cumulative, place / count)
+
+
+@compiled
 def choose(
     routers: RouterArrays,
     numbers: RoutingNumbers,
@@ -212,8 +235,7 @@ def choose(
     count = len(routers.cumulative)
     first = uniform(numbers.seed, request, 0)
     if numbers.policy == _ROUND_ROBIN:
-        routers.turn[r] += 1
-        return (routers.turn[r] + r * (count // len(routers.turn))) % count
+        return in_turn(routers, r)
     if numbers.policy == _RANDOM:
         return drawn_box(routers.cumulative, first)
     if numbers.policy == _PREFIX_STICKY:
@@ -226,7 +248,7 @@ def choose(
         for at in range(count):
             box = (start + at) % count
             if numbers.policy == _LEAST_CONNECTIONS:
-                cost = float(routers.open[box, r])
+                cost = (routers.open[box, r] + 1) / weight_of(routers, box)
             else:
                 cached = cached_tokens(routers, box, group, shared)
                 cost = forecast(routers, numbers, r, box, prompt, cached)

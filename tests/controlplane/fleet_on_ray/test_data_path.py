@@ -68,7 +68,7 @@ def as_replica(app: ASGIApp, path: str) -> ASGIApp:
 
 
 @asynccontextmanager
-async def running_haproxy(folder: Path, kinds: Kinds, router: str) -> AsyncIterator[str]:
+async def running_haproxy(folder: Path, kinds: Kinds, *routers: str) -> AsyncIterator[str]:
     """HAProxy with the configuration that Ray Serve writes for these addresses; yields its URL."""
     from ray.serve._private import haproxy
 
@@ -91,7 +91,7 @@ async def running_haproxy(folder: Path, kinds: Kinds, router: str) -> AsyncItera
             app_name=application_name(kind),
             servers=[server(full_id(kind, name), url) for name, url in boxes.items()],
             # Ray Serve names the routers only of an application that has boxes.
-            ingress_request_router_servers=[server("router", router)] if boxes else [],
+            ingress_request_router_servers=[server("router", router) for router in routers if boxes],
             fallback_server=server("proxy", f"http://127.0.0.1:{free_port()}"),
         )
         for number, (kind, boxes) in enumerate(kinds.items())
@@ -144,8 +144,12 @@ async def running_fleet(
     monkeypatch: pytest.MonkeyPatch,
     *,
     is_first_kind_empty: bool = False,
+    other_router: str | None = None,
 ) -> AsyncIterator[Fleet]:
-    """A fleet whose boxes are of these kinds. HAProxy may not know the box of the first kind."""
+    """A fleet whose boxes are of these kinds. HAProxy may not know the box of the first kind.
+
+    `other_router` is the URL of a router beside that of the fleet.
+    """
     from controlplane.fleet_on_ray.box_router import BoxChooser
     from controlplane.fleet_on_ray.known_boxes import KnownBoxes
 
@@ -169,7 +173,8 @@ async def running_fleet(
             path = route_prefix(kind, is_first=kind == kinds[0])
             known.set_replicas(path, [replica(kind, name, url) for name, url in boxes.items()], 1.0)
         asked = await stack.enter_async_context(listening(chooser.__serve_build_asgi_app__()))
-        url = await stack.enter_async_context(running_haproxy(folder, urls, asked))
+        routers = [asked] if other_router is None else [asked, other_router]
+        url = await stack.enter_async_context(running_haproxy(folder, urls, *routers))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=5, trust_env=False))
         yield Fleet(http, stages, queries, *listeners, known)
 
@@ -193,6 +198,29 @@ async def test_a_request_reaches_the_chosen_box_past_the_router(fleet: Fleet) ->
     assert fleet.queries[-1] == (
         f"path=%2Fv1%2Fcompletions&bytes={size}&class=standard&class=&class=&session=user%207"
     )
+
+
+async def test_a_router_that_is_silent_delays_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node may be cut off. Ray Serve asks it for every other request and waits for the time limit."""
+    monkeypatch.setattr("ray.serve._private.haproxy.RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_TIMEOUT_S", 1)
+    asked = 0
+
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(never_answer, "127.0.0.1", 0) as silent:
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        async with running_fleet(tmp_path, ("box", "box"), monkeypatch, other_router=url) as fleet:
+            for _ in range(8):
+                answer = await fleet.http.post("/v1/completions", json=BODY)
+                assert answer.status_code == 200, answer.text
+            assert len(fleet.queries) == 8
+    assert asked == 1
 
 
 async def test_a_box_that_is_gone_is_neither_asked_nor_missed(fleet: Fleet) -> None:

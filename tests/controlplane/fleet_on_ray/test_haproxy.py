@@ -35,6 +35,15 @@ def test_the_rules_precede_those_of_the_frontend() -> None:
     assert len(added) == 3
 
 
+def test_requests_of_a_node_that_is_cut_off_end() -> None:
+    """Health checks cannot tell a box that hangs from one that is lost; acknowledgements can."""
+    lines = [line.strip() for line in with_rules(WRITTEN).splitlines()]
+    defaults = lines[lines.index("defaults") : lines.index("frontend http_frontend")]
+    assert "option srvtcpka" in defaults
+    # In `default-server` of the defaults it has no effect.
+    assert "server box 127.0.0.1:1 tcp-ut 10s" in lines
+
+
 def test_a_503_stays_a_503() -> None:
     assert "errorfile" not in with_rules(WRITTEN)
 
@@ -45,7 +54,7 @@ def test_a_request_without_a_box_does_not_wait_in_rays_proxy() -> None:
 
 def test_an_unknown_form_stops_the_start() -> None:
     with pytest.raises(ValueError, match="has no 'frontend http_frontend'; install the release"):
-        with_rules("frontend other\n    bind :1\n")
+        with_rules("defaults\nfrontend other\n    bind :1\n")
 
 
 def test_haproxy_accepts_the_rules(tmp_path: Path) -> None:

@@ -68,6 +68,15 @@ def test_a_second_try_is_compared_with_none() -> None:
     ]
 
 
+def test_kinds_of_boxes_are_compared_by_the_share_of_documents() -> None:
+    chat, search, none = ({"boxes": boxes, "utilisation": 0.755} for boxes in (12, 1, 0))
+    fleets = {"mixed": {"both": chat}, "dedicated": {"chat": chat, "search": search, "both": none}}
+    rows = [{"indexing": 0.1, "fleet": name, "gpus": 13, "kinds": of} for name, of in fleets.items()]
+    ((what, found),) = fleet_rows.kinds({"rate": 1000.0, "rows": rows})
+    assert what.startswith("GPUs of an H100's roofline for 1000 requests/s, 10 % of them documents")
+    assert found == "mixed 13 (both 12 at 76 %); dedicated 13 (chat 12 at 76 %, search 1 at 76 %)"
+
+
 def test_what_turns_find_in_caches_is_stated_by_policy_and_routers() -> None:
     rows = [
         row(cell="turns", policy=policy, routers=routers, cached_percent=40.4 + routers)

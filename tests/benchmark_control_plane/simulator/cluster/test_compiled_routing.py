@@ -102,3 +102,17 @@ def test_the_other_policies(policy: RoutingPolicy, expected: list[int] | None) -
     numbers = compiled.numbers_of(scenario)
     chosen = [int(compiled.choose(arrays, numbers, 0, at, 100, 1, 16, 0.0)) for at in range(5)]
     assert chosen == (expected or [chosen[0]] * 5)
+
+
+@pytest.mark.parametrize("policy", [RoutingPolicy.ROUND_ROBIN, RoutingPolicy.LEAST_CONNECTIONS])
+def test_a_fast_box_gets_its_part_from_the_policies_without_reports(policy: RoutingPolicy) -> None:
+    """A proxy in use has weights for boxes of unequal speed, too."""
+    scenario = FleetScenario(3, speeds=(0.5, 1.0, 1.5), policy=policy, routers=1)
+    arrays = compiled.new_routers(scenario, FleetWorkload.drawn(10, 1, 1))
+    numbers = compiled.numbers_of(scenario)
+    counts = np.zeros(3)
+    for request in range(600):
+        box = compiled.choose(arrays, numbers, 0, request, 100, -1, 0, 0.0)
+        compiled.record_send(arrays, 0, box, 100, -1, 0)
+        counts[box] += 1
+    assert counts == pytest.approx([100, 200, 300], abs=3)
