@@ -32,6 +32,13 @@ def is_anthropic(headers: Headers) -> bool:
     return "anthropic-version" in headers
 
 
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is of Anthropic's protocol: by its path, or by its client."""
+    path = scope["path"]
+    has_path = path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/")
+    return has_path or is_anthropic(Headers(scope=scope))
+
+
 def is_cohere(headers: Headers) -> bool:
     """Whether a request comes from one of Cohere's own clients."""
     return headers.get("x-fern-sdk-name") in _COHERE_CLIENTS
@@ -79,10 +86,9 @@ def cohere_error(failure: Failure) -> bytes:
 
 def response_of(failure: Failure, scope: Scope) -> Response:
     """The HTTP response of a failure, in the shape that the client of the request expects."""
-    path, headers = scope["path"], Headers(scope=scope)
-    if path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/") or is_anthropic(headers):
+    if speaks_anthropic(scope):
         body = anthropic_error(failure)
-    elif path.startswith(_COHERE_PATHS) or is_cohere(headers):
+    elif scope["path"].startswith(_COHERE_PATHS) or is_cohere(Headers(scope=scope)):
         body = cohere_error(failure)
     else:
         body = failure.body

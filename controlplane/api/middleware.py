@@ -12,14 +12,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane.api.access_log import AccessLog, AccessRecord
-from controlplane.api.error_dialects import response_of
+from controlplane.api.error_dialects import response_of, speaks_anthropic
 from controlplane.api.errors import Problem, failure_of
-from controlplane.api.protocol.requests import HEADER_REQUEST_ID, HEADER_ROUTER_KEY
+from controlplane.api.protocol.requests import HEADER_ANTHROPIC_ID, HEADER_REQUEST_ID, HEADER_ROUTER_KEY
 from controlplane.api.settings import SETTINGS, ApiSettings, SettingsSource
 from controlplane.fleet.load_report import HEADER_LOAD
 from controlplane.service.request_trace import TRACE, trace_of
 
 _ID_HEADER = HEADER_REQUEST_ID.encode()
+_ANTHROPIC_ID = HEADER_ANTHROPIC_ID.encode()
 _ROUTER_KEY = HEADER_ROUTER_KEY.encode()
 _LOAD = HEADER_LOAD.encode()
 _TRACEPARENT = b"traceparent"
@@ -33,6 +34,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 class RequestMiddleware:
     """Stores `request_id` in the scope and the response headers, and limits the body while it is read.
+
+    Anthropic's clients read it from a header of another name.
 
     The settings in force when a request begins are stored in its scope too, and at its end the access log
     gets a line. Answers to a router of the fleet carry the load of the box.
@@ -67,6 +70,7 @@ class RequestMiddleware:
         settings = state[SETTINGS] = self._settings()
         state["request_id"] = request_id.decode()
         state["has_bad_id"] = given is not None and given is not request_id
+        id_names = (_ID_HEADER, _ANTHROPIC_ID) if speaks_anthropic(scope) else (_ID_HEADER,)
 
         router_key = _value(headers, _ROUTER_KEY)
         has_begun = False
@@ -82,7 +86,7 @@ class RequestMiddleware:
             record.sent(message)
             if message["type"] == "http.response.start":
                 has_begun = True
-                message["headers"] = [*message["headers"], (_ID_HEADER, request_id)]
+                message["headers"] = [*message["headers"], *((name, request_id) for name in id_names)]
                 if trace is not None:
                     message["headers"].append((_TRACEPARENT, trace.header()))
                 if router_key is not None and (load := self._load_header(router_key, settings)) is not None:

@@ -23,8 +23,10 @@ from controlplane.api.protocol.types import (
     FunctionName,
     IgnoredObject,
     ResponseFormat,
+    Stated,
     StopSequences,
     Text,
+    Value,
     as_parts,
     check_tool_choice,
     conflict,
@@ -49,6 +51,7 @@ _SOURCE = '"base64"; nothing is fetched for a client and no file is stored, so s
 # Begins the first line of Claude Code's system prompt. The line has a hash that differs between requests, so
 # nothing after it would be found in the prefix cache.
 _BILLING_HEADER = "x-anthropic-billing-header"
+_Blocks = Annotated[list[Stated[Value]], Field(max_length=MAX_PARTS, fail_fast=True)]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Claude Code sends the second with every request that may think, and has no option to leave it out.
 _KEEPS_ALL: tuple[dict[str, Any], ...] = (
@@ -69,9 +72,6 @@ class TextBlock(TypedDict, total=False):
     text: Required[str]
     cache_control: Any
     citations: Any
-
-
-Texts = Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(as_parts)]
 
 
 class ImageSource(TypedDict):
@@ -107,10 +107,7 @@ class ContentBlock(TypedDict, total=False):
     input: dict[str, Any]
     caller: Any
     tool_use_id: Text
-    content: (
-        Annotated[list[ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(as_parts)]
-        | None
-    )
+    content: Annotated[_Blocks[ResultBlock], BeforeValidator(as_parts)]
     is_error: bool
     thinking: str
     signature: str
@@ -123,18 +120,14 @@ class InputMessage(TypedDict):
 
     __pydantic_config__ = CLOSED  # type: ignore[misc]
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        list[ContentBlock],
-        Field(min_length=1, max_length=MAX_PARTS, fail_fast=True),
-        BeforeValidator(as_parts),
-    ]
+    content: Annotated[_Blocks[ContentBlock], Field(min_length=1), BeforeValidator(as_parts)]
 
 
 class ClientTool(TypedDict, total=False):
     """A tool that the client runs."""
 
     __pydantic_config__ = CLOSED  # type: ignore[misc]
-    type: Annotated[Literal["custom"], expecting('"custom"; server tools are not supported')] | None
+    type: Annotated[Literal["custom"], expecting('"custom"; server tools are not supported')]
     name: Required[FunctionName]
     description: str
     input_schema: Required[dict[str, Any]]
@@ -189,12 +182,14 @@ class CountTokensRequest(Objectives):
 
     model: Name
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    system: Texts | None = None
-    tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    system: Annotated[_Blocks[TextBlock], BeforeValidator(as_parts)] | None = None
+    tools: Annotated[list[Stated[ClientTool]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolUseChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = None
+    # Only the default is accepted.
+    speed: Literal["standard"] | None = None
     context_management: Annotated[
         None, BeforeValidator(_null_if_it_keeps_all, json_schema_input_type=dict[str, Any] | None)
     ] = None
@@ -275,11 +270,10 @@ class MessagesRequest(CountTokensRequest):
     diagnostics: IgnoredObject = None
     metadata: IgnoredObject = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    # Only the default is accepted.
-    speed: Literal["standard"] | None = None
 
     # Known, not supported.
     container: None = None
+    inference_geo: None = None
     mcp_servers: None = None
 
     @property

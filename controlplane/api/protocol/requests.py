@@ -30,6 +30,7 @@ from controlplane.api.protocol.types import (
 from controlplane.api.protocol.unserved import UNSERVED
 
 HEADER_REQUEST_ID = "x-request-id"
+HEADER_ANTHROPIC_ID = "request-id"
 HEADER_SERVICE_CLASS = "x-service-class"
 HEADER_TOKEN_IDS = "x-token-ids"
 HEADER_ROUTER_KEY = "x-tandem-router-key"
@@ -40,6 +41,7 @@ HEADER_RETRY_AFTER_MS = "retry-after-ms"
 HEADER_SHOULD_RETRY = "x-should-retry"
 RESPONSE_HEADERS = (
     HEADER_REQUEST_ID,
+    HEADER_ANTHROPIC_ID,
     HEADER_DECISION,
     HEADER_QUEUE_MS,
     HEADER_PREDICTED_TTFT_MS,

@@ -19,6 +19,7 @@ from controlplane.api.protocol.types import (
     expecting,
     image_part,
     only_parts,
+    stated,
 )
 
 # Members of an item without which it means nothing.
@@ -87,12 +88,7 @@ def as_items(value: Any) -> Any:
         raise PydanticCustomError("shape", "expected {expected}", {"expected": "a string or a list of items"})
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
-    # Clients send responses back with every member that their release knows, most of them null.
-    return [_stated(item) if isinstance(item, dict) else item for item in value]
-
-
-def _stated(item: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in item.items() if value is not None}
+    return [stated(item) for item in value]
 
 
 def check_items(items: Sequence[InputItem]) -> None:

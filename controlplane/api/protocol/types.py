@@ -10,6 +10,7 @@ import orjson
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -103,6 +104,15 @@ def as_parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+def stated(value: Any) -> Any:
+    """An object without its null members."""
+    if not isinstance(value, dict):
+        return value
+    return {name: member for name, member in value.items() if member is not None}
+
+
+Stated = Annotated[Value, BeforeValidator(stated)]
+"""An object that a client may send back with every member that its release knows, most of them null."""
 Text = Annotated[str, Field(min_length=1)]
 FunctionName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
 StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]

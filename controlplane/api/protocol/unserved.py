@@ -23,6 +23,7 @@ UNSERVED = {
     "guided_regex": "use structured_outputs",
     "image": "images are not passed on to a model; leave it out",
     "images": "only text is embedded; leave it out",
+    "inference_geo": "a request runs where this server runs; leave it out",
     "input_type": "name one of the model's own prompts in prompt_name",
     "inputs": "send texts; only text is embedded",
     "instruction": "rerankers have no chat template; write it into the query",
