@@ -7,7 +7,6 @@ case; a token covers a bounded number of them.
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from random import randrange
 
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
@@ -77,10 +76,13 @@ class TextLimit:
 
 
 def _estimated_tokens(encode: Callable[[str], list[int]], text: str) -> int:
-    """Tokens of a text by those of pieces of it, whose places a client cannot know."""
+    """Tokens of a text by those of pieces of it.
+
+    A client cannot know their places, because Python's hash of a text has a key of the process.
+    """
     section = len(text) // _SECTIONS
     piece = section // _SECTIONS
-    starts = [at * section + randrange(section - piece + 1) for at in range(_SECTIONS)]
+    starts = [at * section + hash((at, text)) % (section - piece + 1) for at in range(_SECTIONS)]
     return _SECTIONS * sum(len(encode(text[start : start + piece])) for start in starts)
 
 
