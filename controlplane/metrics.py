@@ -114,8 +114,8 @@ class Metrics(SeriesRegistry):
         self._outcomes = self._counter(
             "requests",
             "Ended requests by outcome: met or late (finished, with or without every objective), rejected "
-            "(never accepted), evicted (accepted, then dropped by the gate), aborted (client left), refused "
-            "(parameters that the engine does not serve), failed. "
+            "(never accepted), evicted (accepted, then dropped by the gate), aborted (the client left, "
+            "or sent parameters that the engine does not serve), failed. "
             "The class is `unread` for requests rejected before they were parsed.",
             (*labels, "outcome"),
         )

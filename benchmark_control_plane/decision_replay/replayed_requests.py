@@ -101,12 +101,11 @@ def _result(record: SimulatedRecord, row: Row) -> RequestResult:
 def groups_of(traffic: RecordedTraffic, is_judged: Callable[[Row], bool]) -> dict[Group, list[int]]:
     """The judged requests of each class and kind.
 
-    Those whose client left, or that the engine refused or failed, are served again, but nothing can be said
-    of them.
+    Those whose client left or whose engine failed are served again, but nothing can be said of them.
     """
     found: dict[Group, list[int]] = {}
     for number, row in enumerate(traffic.rows):
-        if row["outcome"] not in ("aborted", "refused", "failed") and is_judged(row):
+        if row["outcome"] not in ("aborted", "failed") and is_judged(row):
             found.setdefault((row["class"], row["kind"]), []).append(number)
     return dict(sorted(found.items()))
 

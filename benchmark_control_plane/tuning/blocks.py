@@ -44,11 +44,11 @@ class Block:
 
     @property
     def groups(self) -> dict[Group, list[int]]:
-        """Positions of the judged requests by class and kind, without those aborted, refused or failed."""
+        """Positions of the judged requests by class and kind, without those aborted or failed in the log."""
         found: dict[Group, list[int]] = {}
         for number in range(self.first, self.last):
             row = self.traffic.rows[number]
-            if row["outcome"] not in ("aborted", "refused", "failed"):
+            if row["outcome"] not in ("aborted", "failed"):
                 found.setdefault((row["class"], row["kind"]), []).append(number - self.first)
         return found
 

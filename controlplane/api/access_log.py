@@ -29,8 +29,7 @@ _log = logging.getLogger("tandem.access")
 
 # From the best; a request without an outcome has not ended.
 _BY_SEVERITY = (
-    None, Outcome.MET, Outcome.LATE, Outcome.ABORTED, Outcome.REFUSED, Outcome.REJECTED, Outcome.EVICTED,
-    Outcome.FAILED,
+    None, Outcome.MET, Outcome.LATE, Outcome.ABORTED, Outcome.REJECTED, Outcome.EVICTED, Outcome.FAILED,
 )  # fmt: skip
 _DELAY_SECONDS = 0.5
 _SHED_SECONDS = 1.0

@@ -155,7 +155,7 @@ class LiveView:
 
 def is_routine(event: Record) -> bool:
     """Whether an event says that a request was admitted at once, or that it met its SLO."""
-    is_met = event["type"] == "end" and event["outcome"] in ("met", "rejected", "aborted", "refused")
+    is_met = event["type"] == "end" and event["outcome"] in ("met", "rejected", "aborted")
     return is_met or (event["type"] == "admission" and not event["victims"])
 
 

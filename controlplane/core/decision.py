@@ -1,8 +1,8 @@
 """Decisions of the gate and outcomes of requests.
 
 Reject: never accepted, because the pool cannot serve the request. Evict: accepted, then dropped by Tandem.
-Preempt: loses its blocks and will resume. Abort: the client disconnected. Refuse: the engine does not serve
-the request's parameters, whatever its load. Fail: an error in Tandem or an engine.
+Preempt: loses its blocks and will resume. Abort: the client disconnected, or sent parameters that the engine
+does not serve. Fail: an error in Tandem or an engine.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,6 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
     EVICTED = "evicted"
     ABORTED = "aborted"
-    REFUSED = "refused"
     FAILED = "failed"
 
 

@@ -1,9 +1,8 @@
 """Counts, per service class, the requests that met every objective, in all and in windows of up to an hour.
 
-A request that was rejected, evicted or failed is a miss. One whose client left, or whose parameters the
-engine refused, does not count. The burn rate is the share of misses divided by the share that `TARGET`
-allows: 1 uses the allowance up exactly, 10 ten times as fast (Beyer et al., The Site Reliability Workbook,
-chapter 5).
+A request that was rejected, evicted or failed is a miss; one whose client left does not count. The burn rate
+is the share of misses divided by the share that `TARGET` allows: 1 uses the allowance up exactly, 10 ten
+times as fast (Beyer et al., The Site Reliability Workbook, chapter 5).
 """
 
 from bisect import bisect_right
@@ -21,7 +20,6 @@ WINDOWS: Mapping[str, Duration] = {"5m": seconds(300), "1h": seconds(3_600)}
 LONGEST = max(WINDOWS.values())
 """The counts reach back so far."""
 _STEP = seconds(5)
-_UNCOUNTED = (Outcome.ABORTED, Outcome.REFUSED)
 
 
 class Attained(NamedTuple):
@@ -54,7 +52,7 @@ class AttainmentWindows:
 
     def count(self, class_name: str, outcome: Outcome, now: Instant) -> None:
         """Counts one ended request."""
-        if outcome in _UNCOUNTED:
+        if outcome is Outcome.ABORTED:
             return
         if not self._samples or between(self._samples[-1][0], now) >= _STEP:
             self._samples.append((now, self.now()))

@@ -32,7 +32,7 @@ _WIDTH, _HEIGHT = 8, 8
 # Selects the chosen servers; panels of recorded series have none, because those are sums over all servers.
 _S = 'instance=~"$instance"'
 _SC = f'{_S},class=~"$class"'
-_ENDED = ',outcome!~"aborted|refused"'
+_ENDED = ',outcome!="aborted"'
 
 
 @dataclass(frozen=True, slots=True)

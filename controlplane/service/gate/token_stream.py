@@ -145,10 +145,8 @@ class TokenStream:
 def outcome_of_error(error: BaseException) -> Outcome:
     """The outcome of a request that ended by `error`; a refused parameter is the client's error."""
     match error:
-        case asyncio.CancelledError():
+        case asyncio.CancelledError() | Refused():
             return Outcome.ABORTED
-        case Refused():
-            return Outcome.REFUSED
     return Outcome.FAILED
 
 

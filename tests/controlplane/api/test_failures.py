@@ -170,7 +170,7 @@ async def test_deferred_request_has_the_decision_header():
     [
         (Script(engine_fails_after=0), 503, "backend_down", "failed"),
         (Script(request_fails_after=0), 500, "backend_failed", "failed"),
-        (Script(refusal="not with this sampler"), 400, "invalid_value", "refused"),
+        (Script(refusal="not with this sampler"), 400, "invalid_value", "aborted"),
     ],
 )
 async def test_an_engine_that_fails_before_its_first_token(
@@ -191,7 +191,7 @@ async def test_refusal_by_the_embedding_engine_is_not_a_failure(stage: Stage):
     stage.embedder.upcoming.append(Script(refusal="no such token id"))
     answer = await stage.http.post("/v1/embeddings", json={"model": EMBED_MODEL, "input": [1]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
-    assert ended(stage, "embed", "refused") == 1
+    assert ended(stage, "embed", "aborted") == 1
     assert stage.service.gate.dispatcher.recorder.attainment.now() == {}
 
 

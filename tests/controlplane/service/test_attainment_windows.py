@@ -11,7 +11,7 @@ def at(value: float) -> Instant:
     return Instant(seconds(value))
 
 
-def test_a_rejection_is_a_miss_and_neither_an_abort_nor_a_refusal_counts():
+def test_a_rejection_is_a_miss_and_an_abort_does_not_count():
     windows = AttainmentWindows()
     for outcome in Outcome:
         windows.count("quick", outcome, at(0))
