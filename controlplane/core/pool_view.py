@@ -6,10 +6,12 @@ from math import inf
 
 import numpy as np
 
-from controlplane.core.clock import Duration, Instant
+from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.deadlines import Progress
 from controlplane.core.memory_ledger import Floats, Footprint, LeaseTable
 from controlplane.core.request import Owner, Request
+
+_OLD_AFTER = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,13 @@ class Pace:
 
     step: Duration
     per_prompt_token: Duration
+
+    def is_old(self, last_end: Instant, now: Instant, tokens: float) -> bool:
+        """Whether no step or pass has ended for 20 times as long as one of so many tokens takes.
+
+        One that is made only to learn the speed anew then takes at most 5 % of the time.
+        """
+        return between(last_end, now) >= _OLD_AFTER * (self.step + self.per_prompt_token * tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +191,8 @@ class Share:
     """Leases that the engine would not preempt for this request; None: all."""
     calls: tuple[tuple[Request, float], ...] = ()
     """Calls that a serial owner holds, each with its tokens to compute."""
+    last_passes: Mapping[str, Instant] = field(default_factory=dict)
+    """When the last pass of each of a serial owner's models ended."""
     decode_load: DecodeLoad | None = None
     """None for embeddings, and before steps were observed."""
     wait_optimism: float = 1.0

@@ -1,8 +1,8 @@
 """Learns the present pace of each embedding model from its passes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from controlplane.core.clock import Duration
+from controlplane.core.clock import Duration, Instant
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
 from controlplane.core.ports import Embedder
@@ -13,6 +13,7 @@ from predictors.timing.online_step_time import OBSERVATIONS, ObservedPace, Repor
 # A full embedding batch, which gives the time per token under load: texts, and tokens of each.
 _PASSAGES, _PASSAGE_TOKENS = 32, 512
 _UNCLIPPED_PASSES = 5
+_OUTDATED = 2.0
 # Without noise, sizes that differ by less than rounding show no time per token.
 _LEAST_BELIEF = 1e-9
 
@@ -22,8 +23,10 @@ class PassPace(ObservedPace):
 
     A pass takes a constant time, which holds the steps of the LLM before and after it, and a time per token.
     Both are fitted by least squares over about the last 64 passes, each time clipped to within a factor
-    of four of the expected one. The time per token has a normal prior: that of an idle device, with a
-    standard deviation of the same size. Where steps of the LLM vary by more than the passes do, it decides.
+    of four of the expected one. If after a long pause (`Pace.is_old`) a pass takes less than half of that,
+    all passes before the pause count as one: they ran beside another load. The time per token has a normal
+    prior: that of an idle device, with a standard deviation of the same size. Where steps of the LLM vary by
+    more than the passes do, it decides.
     Work of more than one pass has the constant time once per `limit` tokens, so its share of that is part of
     the time per token.
 
@@ -37,6 +40,7 @@ class PassPace(ObservedPace):
         self.limit = limit
         self.idle_per_token = idle_per_token
         self.calibration = TimeCalibration(memory=OBSERVATIONS)
+        self.last_end = Instant(0)
         # Decayed sums of 1, x, y, x^2, x*y and y^2 for passes of x tokens that took y ns.
         self._sums = [0.0] * 6
 
@@ -58,16 +62,27 @@ class PassPace(ObservedPace):
             fixed, per_token = 0.0, xy / xx
         return Pace(Duration(round(fixed)), Duration(round(per_token + fixed / self.limit)))
 
-    def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
-        """Learns from a pass."""
+    def observe_prefill(
+        self,
+        prompt_tokens: int,
+        took: Duration,
+        *,
+        model: str | None = None,
+        ended: Instant | None = None,
+    ) -> None:
+        """Learns from a pass, which ended at `ended` if that is known."""
         if prompt_tokens <= 0:
             return
         seen = float(took)
         if (pace := self.pace) is not None:
             expected = float(pace.step + pace.per_prompt_token * prompt_tokens)
             self.calibration.record(expected, seen)
-            if self._prefills > _UNCLIPPED_PASSES:
+            is_old = ended is not None and pace.is_old(self.last_end, Instant(ended - took), prompt_tokens)
+            if is_old and _OUTDATED * seen < expected:
+                self._sums = [part / self._sums[0] for part in self._sums]
+            elif self._prefills > _UNCLIPPED_PASSES:
                 seen = clipped(seen, expected)
+        self.last_end = self.last_end if ended is None else ended
         self._prefills += 1
         new = (1.0, prompt_tokens, seen, prompt_tokens**2, prompt_tokens * seen, seen**2)
         self._sums = [(1 - 1 / OBSERVATIONS) * old + part for old, part in zip(self._sums, new, strict=True)]
@@ -104,11 +119,22 @@ class ModelPaces(PassPace):
         """How the times of the passes of one model compare with the expected ones."""
         return self._of[model].calibration
 
-    def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
+    def last_passes(self) -> Mapping[str, Instant]:
+        """When the last pass of each model ended; 0 before the first."""
+        return {model: pace.last_end for model, pace in self._of.items()}
+
+    def observe_prefill(
+        self,
+        prompt_tokens: int,
+        took: Duration,
+        *,
+        model: str | None = None,
+        ended: Instant | None = None,
+    ) -> None:
         """Learns from a pass of `model`."""
-        super().observe_prefill(prompt_tokens, took)
+        super().observe_prefill(prompt_tokens, took, ended=ended)
         if model is not None:
-            self._of[model].observe_prefill(prompt_tokens, took)
+            self._of[model].observe_prefill(prompt_tokens, took, ended=ended)
 
 
 def pace_estimators(

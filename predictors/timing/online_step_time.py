@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from controlplane.core.clock import NO_TIME, Duration
+from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
 from predictors.calibration import TimeCalibration
@@ -318,7 +318,14 @@ class ObservedPace(StepReports):
         rate = max(1.0 / OBSERVATIONS, 1.0 / self._gaps)
         self._step += rate * (clipped(took, self._step) - self._step)
 
-    def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
+    def observe_prefill(
+        self,
+        prompt_tokens: int,
+        took: Duration,
+        *,
+        model: str | None = None,
+        ended: Instant | None = None,
+    ) -> None:
         """Learns from the time to the first token, or to the embedding, of `prompt_tokens` tokens."""
         if prompt_tokens <= 0:
             return
@@ -349,7 +356,14 @@ class ReportedPace(StepReports):
     def observe_step(self, took: Duration) -> None:
         """Does nothing: the engine reports its steps."""
 
-    def observe_prefill(self, prompt_tokens: int, took: Duration, *, model: str | None = None) -> None:
+    def observe_prefill(
+        self,
+        prompt_tokens: int,
+        took: Duration,
+        *,
+        model: str | None = None,
+        ended: Instant | None = None,
+    ) -> None:
         """Does nothing: the engine reports its steps."""
 
 

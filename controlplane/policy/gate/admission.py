@@ -16,7 +16,8 @@ Algorithm 1 of the collocation proposal, extended by growth and absolute times:
 A request that would be late even in an empty queue is admitted where it need not wait: rejecting it gains
 nothing, a retry would not help, and only its completion can show that the forecast was wrong. An embedding
 call in that state is rejected while generation runs: it would be computed faster alone, and it would slow the
-running requests down for nothing. So is one in flight once its deadline is lost.
+running requests down for nothing. So is one in flight once its deadline is lost. If that leaves no call, the
+smallest is admitted after a pause without passes, so that the times of passes are learned anew.
 
 An engine that schedules by itself manages its memory, and does step 3 itself. A request is forwarded to it
 at once, while its queue has room and the running requests meet their TPOT. It is rejected only if it is
@@ -34,7 +35,7 @@ from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace, Share, Waiting
 from controlplane.core.request import Request
 from controlplane.policy.gate.memory_lookahead import LookAhead
-from controlplane.policy.gate.moore_hodgson import job_of, late_jobs, tokens_before
+from controlplane.policy.gate.moore_hodgson import DeadlineJob, job_of, late_jobs, tokens_before
 from controlplane.policy.gate.ordering import work_before_deadline
 from controlplane.policy.gate.preemption import VictimRank, choose_victims, latest_started
 from controlplane.policy.gate.tpot_guard import tpot_feasible
@@ -114,6 +115,8 @@ class Admission:
                 last_start = now - pace.step
                 jobs += (lost := [job for job in held_jobs if job.is_lost(last_start, per_token)])
                 late |= {job.name for job in lost}
+                if not calls:
+                    late -= _explored(jobs, late, pace, share.last_passes.get(model), now)
             kept_tokens = sum(job.tokens for job in jobs if job.name not in late)
             wait = Duration(pace.step + scaled(pace.per_prompt_token, kept_tokens))
             # In order of deadlines: Retry-After is spaced in this order.
@@ -282,6 +285,20 @@ class Admission:
         """Whether the wait of a request has ended by `max_wait` or by its objective."""
         cap = after(waiting.request.arrival, self.options.max_wait)
         return Reason.QUEUE_TIMEOUT if waiting.until == cap else Reason.SLO_UNATTAINABLE
+
+
+def _explored(
+    jobs: Sequence[DeadlineJob], late: set[str], pace: Pace, last_pass: Instant | None, now: Instant
+) -> set[str]:
+    """The smallest job, if all are late and the pace is that of passes long ago; else none.
+
+    Without it a time with long passes would reject all calls for good, since only a pass corrects the pace.
+    """
+    if last_pass is None or any(job.name not in late for job in jobs):
+        return set()
+    smallest = min(jobs, key=lambda job: job.tokens, default=None)
+    is_due = smallest is not None and pace.is_old(last_pass, now, smallest.tokens)
+    return {smallest.name} if smallest is not None and is_due else set()
 
 
 def fits_ahead(share: Share, look: LookAhead, footprint: Footprint) -> bool:

@@ -17,6 +17,7 @@ from controlplane.service.gate.engine_lease_sync import EngineLeases, EngineQueu
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
+from predictors.timing.embedding_pace import ModelPaces
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepReports, StepWork
 
 PaceEstimators = dict[Owner, ObservedPace | ReportedPace]
@@ -97,6 +98,10 @@ class SnapshotBuilder:
         pace = self.pace_estimators[Owner.EMBEDDING]
         return {model: pace.pace_of(model) for model in self.encoders} if len(self.encoders) > 1 else {}
 
+    def _last_passes(self) -> Mapping[str, Instant]:
+        pace = self.pace_estimators[Owner.EMBEDDING]
+        return pace.last_passes() if isinstance(pace, ModelPaces) else {}
+
     def slots(self, owner: Owner) -> int:
         """Places in the running backends of an owner; a request takes one for each of its choices."""
         backends: Collection[Generator | Embedder]
@@ -121,6 +126,7 @@ class SnapshotBuilder:
             return share(
                 is_serial=True,
                 paces=self._embedding_paces(),
+                last_passes=self._last_passes(),
                 calls=tuple(embedding_calls_in_flight(self.tickets.values())) if leases.ids else (),
                 is_device_shared=ledger.count(Owner.LLM) > 0,
             )

@@ -96,7 +96,7 @@ class RateObserver:
             estimator = self._pace_estimators[Owner.EMBEDDING]
             # Of a worker that is leaving only the rate over all models learns.
             model = embedder.model if self._encoders.get(embedder.model) is embedder else None
-            estimator.observe_prefill(done.tokens, done.elapsed, model=model)
+            estimator.observe_prefill(done.tokens, done.elapsed, model=model, ended=self._clock.now())
             if done.priced is not None:
                 self._pace_estimators[Owner.LLM].observe_pass(done.priced)
             for listener in self.on_pass:

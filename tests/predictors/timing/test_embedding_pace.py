@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from backends.testing.scripted import ScriptedEmbedder
-from controlplane.core.clock import Duration, milliseconds, seconds
+from controlplane.core.clock import Duration, Instant, after, milliseconds, seconds
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner
 from predictors.timing.embedding_pace import PassPace, pace_estimators
@@ -54,6 +54,28 @@ def test_no_part_is_negative():
         shrinking.observe_prefill(size, milliseconds(took))
     assert shrinking.pace.step > 0
     assert shrinking.pace.per_prompt_token == pytest.approx(shrinking.pace.step / LIMIT, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "took_ms", "expected_ms"),
+    [
+        # Passes took 300 ms. One of 50 ms after 20 times as long makes them count as one.
+        (6.1, 50, 175),
+        (5.9, 50, 296),
+        # One of 200 ms does not contradict them.
+        (6.1, 200, 298),
+    ],
+)
+def test_a_much_faster_pass_after_a_long_pause_replaces_what_is_known(pause_s, took_ms, expected_ms):
+    pace, now = PassPace(LIMIT), Instant(seconds(10))
+    for _ in range(300):
+        now = after(now, milliseconds(300))
+        pace.observe_prefill(1_000, milliseconds(300), ended=now)
+    now = after(now, seconds(pause_s) + milliseconds(took_ms))
+    pace.observe_prefill(1_000, milliseconds(took_ms), ended=now)
+    assert pace.pace.step + 1_000 * pace.pace.per_prompt_token == pytest.approx(
+        milliseconds(expected_ms), rel=0.01
+    )
 
 
 def test_nothing_is_known_before_the_first_pass():

@@ -53,6 +53,7 @@ def decided(
     held_ago_ms: float = 0,
     memory: int = 1_000,
     is_shared: bool = False,
+    last_pass_ago_s: float | None = None,
 ) -> Plan:
     """The plan with calls h0, h1, ... in flight and w0, w1, ... waiting; `is_shared` with generations."""
     ledger = MemoryLedger({Owner.EMBEDDING: 1_000})
@@ -71,6 +72,7 @@ def decided(
         ceiling=memory, held=10 * len(held), deficit=0, largest=1_000, free_slots=9,
         leases=ledger.table(Owner.EMBEDDING), pace=PACE, is_serial=True, calls=tuple(calls),
         is_device_shared=is_shared,
+        last_passes={} if last_pass_ago_s is None else {"m": Instant(NOW - seconds(last_pass_ago_s))},
     )  # fmt: skip
     view = PoolView({Owner.EMBEDDING: share}, {Owner.EMBEDDING: Queue(waiting, waiting)})
     return run_cycle(view, NOW, ADMISSION)
@@ -150,6 +152,23 @@ def test_late_calls_in_flight_are_computed_where_they_delay_no_generation():
 def test_late_calls_in_flight_are_rejected_beside_generations(of, tokens, ago_ms, rejected):
     plan = decided([(of, tokens)], [(INDEX, 3_000)], held_ago_ms=ago_ms, is_shared=True)
     assert admitted_and_rejected(plan) == (["w0"], rejected)
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "ago_s", "admitted"),
+    [
+        # All are late. The smaller one takes 2.52 s, 20 times of which are 50.4 s.
+        ([], [(INDEX, 30_000), (INDEX, 25_000)], 50.3, []),
+        ([], [(INDEX, 30_000), (INDEX, 25_000)], 50.5, ["w1"]),
+        # A call in flight will end with a pass, and so will one in time.
+        ([(INDEX, 30_000)], [(INDEX, 25_000)], 99, []),
+        ([], [(INDEX, 1_000), (INDEX, 25_000)], 99, ["w0"]),
+        ([], [(INDEX, 30_000), (INDEX, 25_000)], None, []),
+    ],
+)
+def test_beside_generations_one_late_call_is_computed_after_a_long_pause(held, asked, ago_s, admitted):
+    plan = decided(held, asked, is_shared=True, last_pass_ago_s=ago_s)
+    assert admitted_and_rejected(plan)[0] == admitted
 
 
 def test_calls_of_other_models_do_not_count():
