@@ -83,7 +83,8 @@ class SimulatedTarget:
             else:
                 answer.decision = await self._generate(await self._generation(planned, origin), answer)
         except Rejected as rejected:
-            answer.status, answer.loss = 429, Outcome.REJECTED
+            answer.status = 429
+            answer.loss = Outcome.EVICTED if rejected.is_evicted else Outcome.REJECTED
             answer.decision, answer.error = "REJECT", str(rejected.reject.reason)
             return
         answer.status, answer.ended = 200, loop.time()
