@@ -45,7 +45,7 @@ CURRENT = frozenset(
         "fleet-conversations", "fleet-fairness", "fleet-kinds", "fleet-report-cost", "fleet-retry-storms",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "memory-splits", "mix-compute", "simulated-mix-prefill", "soak",
+        "matrix-sizes", "memory-splits", "mix-compute", "same-architecture", "simulated-mix-prefill", "soak",
         "tuning-on-engines", "workflow-engines",
     )
 )  # fmt: skip
