@@ -44,7 +44,8 @@ class EngineOptions:
     deadline left to meet) or `none`. For `fcfs`, `edf` and `least-slack`."""
     decode_pacing: float = 0.8
     """While an embedding pass is under way, delay a decode step up to this share of the tightest TPOT in the
-    running batch, so that fewer steps serve more requests; 0 never delays. At least 0, below 1."""
+    running batch, so that fewer steps serve more requests, as far as half of the memory suffices for it; 0
+    never delays. At least 0, below 1."""
     priority_head_start_ms: float = 1_000.0
     """Each unit of priority ranks a request as if it had arrived, or were due, this much earlier."""
     default_deadline_ms: float = 10_000.0
