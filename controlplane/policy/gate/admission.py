@@ -294,11 +294,10 @@ def _explored(
 
     Without it a time with long passes would reject all calls for good, since only a pass corrects the pace.
     """
-    if last_pass is None or any(job.name not in late for job in jobs):
+    if not jobs or last_pass is None or any(job.name not in late for job in jobs):
         return set()
-    smallest = min(jobs, key=lambda job: job.tokens, default=None)
-    is_due = smallest is not None and pace.is_old(last_pass, now, smallest.tokens)
-    return {smallest.name} if smallest is not None and is_due else set()
+    smallest = min(jobs, key=lambda job: job.tokens)
+    return {smallest.name} if pace.is_old(last_pass, now, smallest.tokens) else set()
 
 
 def fits_ahead(share: Share, look: LookAhead, footprint: Footprint) -> bool:
