@@ -101,8 +101,7 @@ class DecodeLoad:
     tpot_objectives: Floats
     priority: Floats
     unclaimed_bytes: float = inf
-    """Bytes that neither running nor forwarded requests need; a request whose first bytes exceed them waits
-    for memory and lengthens no step."""
+    """Bytes that neither running nor forwarded requests need."""
 
     @property
     def tightest(self) -> float | None:
@@ -136,16 +135,13 @@ class DecodeLoad:
         return Duration(round(0.5 * self.present_step + self.prompt_tokens_pending * self.per_prompt_token))
 
     def with_request(self, request: Request, footprint: Footprint) -> "DecodeLoad":
-        """The load with this request in the engine; it is unchanged while the request waits for memory."""
-        if footprint.base > self.unclaimed_bytes:
-            return self
+        """The load with this request in the engine, whether or not memory is free for it."""
         tokens = footprint.steps
         load = replace(
             self,
             sequences=self.sequences + request.sequences,
             cells=self.cells + request.sequences * request.prompt_tokens,
             prompt_tokens_pending=self.prompt_tokens_pending + request.prefill_tokens,
-            unclaimed_bytes=self.unclaimed_bytes - footprint.base,
         )
         if (tpot := request.slo.tpot) is None:
             return load

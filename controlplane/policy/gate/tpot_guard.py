@@ -11,7 +11,8 @@ request every step is longer, and its prompt must be prefilled too. It must not 
 Objectives of classes below that of the new request do not count; a client of a low class could hold back all
 higher ones by a TPOT that only an idle engine meets.
 
-A request for which no memory is free lengthens no step: the engine holds it back, and it is forwarded.
+A request counts also while no memory is free for it. The engine starts it in place of a larger one, and a full
+memory holds more small requests than large ones: so many that steps take longer than the objectives allow.
 
 Requests that miss their TPOT in any case hold back no other, nor does an objective that no step can meet:
 such a new request counts as one without a TPOT, whose completion is worth one met objective. The time that
@@ -31,7 +32,7 @@ def tpot_feasible(load: DecodeLoad, waiting: Waiting) -> bool:
     request = waiting.request
     load = load.to_classes_from(request.service_class.priority)
     load_with = load.with_request(request, waiting.footprint)
-    if load_with is load or load_with.tightest is None:
+    if load_with.tightest is None:
         return True
     step, alone_step = load.step_with(request), load.step(request.sequences, request.prompt_tokens)
     usable = 1.0 - load.prefill_share

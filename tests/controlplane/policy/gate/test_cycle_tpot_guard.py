@@ -112,14 +112,13 @@ def test_an_idle_engine_rejects_no_late_request() -> None:
     assert verdict_of(1, pending=99_999, width=0) == "in"
 
 
-def test_a_request_that_waits_for_memory_in_the_engine_is_not_held_back_for_tpot() -> None:
-    """It starts when another request leaves, so it lengthens no step."""
-    full = replace(one_more_at_a_time(1, priority=2), sequences=2)
+def test_a_request_is_held_back_for_tpot_also_where_the_memory_of_the_engine_is_full() -> None:
+    """The engine starts it in place of a larger one, and then runs more requests at once."""
     wish = {"footprint": Footprint(10, steps=5), "accepted": False, "undecided": True, "at": 2, "ago_ms": 0}
     engine = replace(share_of([Footprint(10, steps=400)]), engine_work_ahead=lambda waiting: 0.0)
-    for unclaimed, started in ((10.0, []), (9.0, ["w0"])):
-        share = replace(engine, decode_load=replace(full, unclaimed_bytes=unclaimed))
-        plan = run_cycle(view_of(share, [wish]), NOW, admission())
+    for running, started in ((1, ["w0"]), (2, [])):
+        load = replace(one_more_at_a_time(1, priority=2), sequences=running, unclaimed_bytes=0.0)
+        plan = run_cycle(view_of(replace(engine, decode_load=load), [wish]), NOW, admission())
         assert [name for name, _ in plan.dispatches] == started
 
 
