@@ -152,7 +152,8 @@ def _reason(each: BaselineComparison, lead: Lead) -> str:
     requests = round(abs(lead.points) / 100 * offered)
     size = f"{requests} of {offered:,.0f} requests{', ahead on some seeds' if lead.changes_sign else ''}"
     is_small = requests <= _FEW and -lead.points <= _LARGE_POINTS
-    unknown = _TOO_FEW if is_small else _NOT_EXAMINED
+    by_class = [f"{of_class.requests} {_signed(of_class.points)}" for of_class in each.class_leads(lead)]
+    unknown = _TOO_FEW if is_small else f"{_NOT_EXAMINED}; by class: {', '.join(by_class)}"
     return f"{size}; {REASONS.get((each.name, lead.load), unknown)}"
 
 

@@ -42,15 +42,18 @@ BEHIND = {
 LINK = "[mix-memory](#mix-memory)"
 
 
-def test_a_lost_cell_of_more_than_a_point_states_that_its_reason_was_not_examined() -> None:
+UNKNOWN = "not examined; by class: batch +10.0, interactive -10.0"
+
+
+def test_a_lost_cell_of_more_than_a_point_states_that_its_reason_was_not_examined_and_the_classes() -> None:
     (loss,) = comparison_tables.losses(compared(results(BEHIND)))
     assert loss[:2] == (LINK, "50 % load") and loss.points == pytest.approx(-2.0)
-    assert loss[3:] == ("-2.0 (-2.0 to -2.0)", "plain", "14 of 720 requests; not examined")
+    assert loss[3:] == ("-2.0 (-2.0 to -2.0)", "plain", f"14 of 720 requests; {UNKNOWN}")
 
 
 @pytest.mark.parametrize(
     ("requests", "share", "reason"),
-    [(240, 0.918, "too few to tell a reason"), (240, 0.912, "not examined"), (20, 0.9, "not examined")],
+    [(240, 0.918, "too few to tell a reason"), (240, 0.912, UNKNOWN), (20, 0.9, UNKNOWN)],
 )
 def test_only_a_loss_of_few_requests_and_at_most_a_point_is_too_small(
     requests: int, share: float, reason: str
@@ -69,7 +72,7 @@ def test_a_known_reason_is_stated_for_its_load_only(monkeypatch: pytest.MonkeyPa
     assert loss.reason == "14 of 720 requests; passes wait"
     monkeypatch.setattr(comparison_tables, "REASONS", {("mix-memory", 1.0): "passes wait"})
     (loss,) = comparison_tables.losses(compared(results(BEHIND)))
-    assert loss.reason == "14 of 720 requests; not examined"
+    assert loss.reason == f"14 of 720 requests; {UNKNOWN}"
 
 
 def test_a_cell_in_which_a_baseline_was_not_measured_is_marked_and_counted_apart() -> None:
