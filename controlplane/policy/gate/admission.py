@@ -43,6 +43,9 @@ from controlplane.policy.gate.tpot_guard import tpot_feasible
 Fits = Callable[[Share, LookAhead, Footprint], bool]
 
 _SHORTEST_RETRY = seconds(1)
+LONGEST_RETRY = seconds(59)
+"""Longest Retry-After of a rejection. OpenAI's clients ignore a longer one and retry within 8 s: the Python
+client above 60 s, the Node client from 60 s on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,5 +372,8 @@ def predicted_wait(share: Share, look: LookAhead, waiting: Waiting, *, ahead: fl
 
 
 def retry_after(wait: Duration | None) -> Duration:
-    """Returns `wait`, but at least one second, against retry storms; None counts as one second."""
-    return max(_SHORTEST_RETRY, wait or _SHORTEST_RETRY)
+    """Returns `wait`, but at least one second, against retry storms, and at most `LONGEST_RETRY`.
+
+    None counts as one second.
+    """
+    return max(_SHORTEST_RETRY, min(wait or _SHORTEST_RETRY, LONGEST_RETRY))

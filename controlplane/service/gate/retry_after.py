@@ -6,6 +6,7 @@ from dataclasses import replace
 from controlplane.core.clock import Duration, Instant, after, between, scaled, seconds
 from controlplane.core.decision import Reject
 from controlplane.core.request import Owner
+from controlplane.policy.gate.admission import LONGEST_RETRY
 
 # Retried requests compete with new arrivals, and drains take longer than predicted.
 _SAFETY_FACTOR = 3.0
@@ -19,6 +20,7 @@ class RetrySpacer:
 
     Each rejected request gets a slot of its own: not before the predicted drain, and not while a request
     rejected earlier would still be in service. A slot is as long as the request's predicted service time.
+    A request whose slot would begin later than `LONGEST_RETRY` from now gets that time and no slot.
     """
 
     def __init__(self) -> None:
@@ -37,12 +39,12 @@ class RetrySpacer:
         taken = self._taken.setdefault(owner, [])
         while taken and taken[0][1] <= now:
             taken.pop(0)
-        start = _take_first_gap(taken, earliest, length)
+        start = _take_first_gap(taken, earliest, length, after(now, LONGEST_RETRY))
         return replace(reject, retry_after=between(now, start))
 
 
-def _take_first_gap(taken: list[_Slot], earliest: Instant, length: Duration) -> Instant:
-    """Takes the first gap of `length` from `earliest` on and returns its begin.
+def _take_first_gap(taken: list[_Slot], earliest: Instant, length: Duration, latest: Instant) -> Instant:
+    """Takes the first gap of `length` from `earliest` on and returns its begin; `latest` if it begins later.
 
     `taken` ascends; its slots neither overlap nor touch, so under overload there are few of them.
     """
@@ -50,6 +52,8 @@ def _take_first_gap(taken: list[_Slot], earliest: Instant, length: Duration) -> 
     while at < len(taken) and between(start, taken[at][0]) < length:
         start = taken[at][1]
         at += 1
+    if start > latest:
+        return latest
     begin, end, first, last = start, after(start, length), at, at
     if at and taken[at - 1][1] == begin:
         begin, first = taken[at - 1][0], at - 1

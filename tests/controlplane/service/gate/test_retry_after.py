@@ -5,6 +5,7 @@ from itertools import pairwise
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.decision import Reason, Reject
 from controlplane.core.request import Owner
+from controlplane.policy.gate.admission import LONGEST_RETRY
 from controlplane.service.gate.retry_after import RetrySpacer
 
 WORK = milliseconds(100)
@@ -36,8 +37,17 @@ def test_rejections_without_retry_after_or_service_time_are_unchanged():
 
 def test_a_late_slot_does_not_delay_requests_with_a_shorter_drain():
     spacer = RetrySpacer()
-    assert retry_after(spacer, seconds(300)) > seconds(300)
+    assert retry_after(spacer, seconds(50)) > seconds(50)
     assert retry_after(spacer, seconds(2)) < seconds(10)
+
+
+def test_no_time_is_longer_than_clients_obey_and_those_beyond_take_no_slot():
+    spacer = RetrySpacer()
+    times = [retry_after(spacer, seconds(2), work=seconds(5)) for _ in range(6)]
+    assert times == [seconds(4), seconds(19), seconds(34), seconds(49), LONGEST_RETRY, LONGEST_RETRY]
+    # A minute later the slots are over, and none was taken beyond them.
+    assert retry_after(spacer, seconds(2), now=seconds(64)) == seconds(4)
+    assert retry_after(spacer, seconds(300)) == LONGEST_RETRY
 
 
 def test_a_slot_that_is_too_short_is_left_out():
