@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from backends.vllm.json_text import json_text
 from controlplane.core.errors import Refused
 from controlplane.core.generation import ChatPrompt
 from controlplane.core.text_limits import TextLimit
@@ -57,6 +58,9 @@ def render(
     _check_options(prompt, limit)
     limit.check(_least_characters(prompt), param="messages", where="the conversation")
     offered = None if prompt.tool_choice == "none" else [dict(tool) for tool in prompt.tools] or None
+    if offered is not None:
+        # Templates write them as JSON, more slowly and with the interpreter lock held.
+        limit.check(len(json_text(offered)), param="tools", where="the JSON text of the tools")
     apply = partial(tokenizer.apply_chat_template, tools=offered, tokenize=False, **options)
     text = _applied(apply, prompt, images)
     if not isinstance(text, str):

@@ -62,11 +62,12 @@ class GrammarProcess:
         if loading is None:
             return
         self._config.cancel()
-        self._kill()
+        # In a thread: a process that has loaded vLLM takes 50 ms and more to end.
+        await asyncio.to_thread(self._kill)
         # Its thread ends once the process has.
         with suppress(BackendFailed):
             await asyncio.shield(loading)
-        self._kill()
+        await asyncio.to_thread(self._kill)
 
     def _begin(self) -> None:
         self._loading = asyncio.create_task(asyncio.to_thread(self._load))

@@ -3,16 +3,15 @@
 As in `vllm serve`, the model's defaults apply where the request states no value.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import orjson
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
+from backends.vllm.json_text import json_text
 from controlplane.core.errors import Refused
 from controlplane.core.generation import Delta, Sampling, SamplingDefaults, TokenLogprob
 
@@ -39,7 +38,7 @@ def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputs
             return StructuredOutputsParams(json_object=True)
         case {"type": "json_schema", "schema": schema}:
             # A text, because vLLM copies the parameters deeply: 5 ms for a schema of 1,000 properties.
-            return StructuredOutputsParams(json=_json_text(schema))
+            return StructuredOutputsParams(json=json_text(schema))
         case {"type": "regex" | "grammar" | "choice" as kind, "value": value}:
             return StructuredOutputsParams(**{kind: list(value) if kind == "choice" else value})
     raise Refused(
@@ -47,16 +46,6 @@ def structured_outputs(structure: Mapping[str, Any] | None) -> StructuredOutputs
         "grammar or choice with a value",
         param="response_format",
     )
-
-
-def _json_text(schema: Any) -> str:
-    """The schema as JSON. It is made twice for a request, on the event loop."""
-    try:
-        # 90,000 objects take 1 ms instead of 7 to 29.
-        return orjson.dumps(schema).decode()
-    except orjson.JSONEncodeError:
-        # An integer of more than 64 bits.
-        return json.dumps(schema)
 
 
 def defaults_of(model_config: Any) -> tuple[Mapping[str, Any], SamplingDefaults]:

@@ -15,14 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from controlplane.api.errors import Problem, invalid_body
 from controlplane.api.memory_release import MemoryRelease
+from controlplane.api.protocol.requests import Objectives
 from controlplane.api.settings import BodyLimits
 from controlplane.service.fair_slots import FairSlots
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=Objectives)
 Positions = npt.NDArray[np.intp]
 
 # `[` and `{` differ in one bit, and so do `]` and `}`.
@@ -141,10 +142,13 @@ def _longest_name(quotes: Positions, colons: Positions) -> int:
     return int((quotes[closing] - quotes[closing - 1] - 1).max(initial=0))
 
 
-def check_structure(body: bytes, limits: BodyLimits, *, what: str = "the body") -> None:
+def check_structure(
+    body: bytes, limits: BodyLimits, *, what: str = "the body", has_token_ids: bool = False
+) -> None:
     """Raises Problem (400) naming the limit that the body, or another JSON text, exceeds.
 
-    A short text with few brackets and colons is within the limits whatever it contains.
+    A text that may not have token ids has no more values than `max_strings`. A short text with few brackets
+    and colons is within the limits whatever it contains.
     """
     is_short = len(body) <= min(limits.inline_body, limits.max_values, limits.max_strings)
     if (
@@ -153,19 +157,24 @@ def check_structure(body: bytes, limits: BodyLimits, *, what: str = "the body") 
         and body.count(b":") <= limits.max_members
     ):
         return
+    is_bounded_by_strings = not has_token_ids and limits.max_strings < limits.max_values
+    values_key = "max_strings" if is_bounded_by_strings else "max_values"
+    most_values = getattr(limits, values_key)
     for found in _structures(body):
         for name, text in _TEXTS.items():
-            value, limit = getattr(found, name), getattr(limits, name)
+            key = values_key if name == "max_values" else name
+            value, limit = getattr(found, name), getattr(limits, key)
             if value > limit:
-                rule = f"{text.format(found=value)}, and server.limits.{name} is {limit:,}"
+                where = "" if key == name else " where no token ids are taken"
+                rule = f"{text.format(found=value)}, and server.limits.{key} is {limit:,}{where}"
                 raise _too_complex(what, rule)
         # `max_values` counts an empty list or object twice.
         others = max(0, found.max_values - 2 * found.max_strings)
-        if found.max_strings / limits.max_strings + others / limits.max_values > 1:
+        if found.max_strings / limits.max_strings + others / most_values > 1:
             rule = (
                 f"it has {found.max_strings:,} or more strings, lists and objects and {others:,} or more "
                 f"other values; {limits.max_strings:,} of the former (server.limits.max_strings) leave room "
-                f"for none of the {limits.max_values:,} others (max_values), and half of them for half"
+                f"for none of the {most_values:,} others ({values_key}), and half of them for half"
             )
             raise _too_complex(what, rule)
 
@@ -187,7 +196,7 @@ def parse_json(body: bytes, limits: BodyLimits) -> Any:
 def parse_body(body: bytes, model: type[Body], limits: BodyLimits) -> Body:
     """Validates a body. Raises Problem (400) for its first fault."""
     body = body.removeprefix(BOM_UTF8)
-    check_structure(body, limits)
+    check_structure(body, limits, has_token_ids=model.takes_token_ids)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -47,8 +47,9 @@ _SHORT_CHUNKS, _CHUNK_BYTES = 4_096, 256
 # lingering_timeout). A socket closed with unread bytes resets the connection, and the client may lose the
 # response (RFC 9112, section 9.6).
 _LINGER_S, _LINGER_PAUSE_S = 30.0, 5.0
-# Between two reads of what a refused client sends. libuv reads up to 32 times 256 KiB of a connection in one
-# iteration, so that ten clients with headers of 66 MiB made others wait for 0.2 s.
+# Between two reads of what nobody uses: what a refused client sends, and a body after its response. libuv
+# reads up to 32 times 256 KiB of a connection in one iteration, so that ten clients with headers of 66 MiB
+# made others wait for 0.2 s.
 _LINGER_READ_S = 0.005
 # How long a connection that is idle while the server ends stays open. Its client may be sending a request at
 # that moment, which a closed connection would lose; one that uses it again gets `Connection: close`.
@@ -159,7 +160,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Ends the connection after a response that says so, or once it has been idle for a moment."""
         self._is_ending, self.timeout_keep_alive = True, _LAST_REQUEST_S  # type: ignore[assignment]
-        if self._is_refused:
+        if self._is_discarding():
             self.transport.close()
         elif self.cycle is not None and not self.cycle.response_complete:
             # A response that has begun did not say that the connection ends; the next one does.
@@ -178,8 +179,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parses the bytes, unless the request is refused before."""
         if self._is_refused:
             self._linger()
-            self.flow.pause_reading()
-            self.loop.call_later(_LINGER_READ_S, self._read_on)
+            self._read_later()
             return
         phase_before = self._phase
         if phase_before is _Phase.BETWEEN_REQUESTS:
@@ -192,8 +192,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._unparsed_bytes > self._limits.max_header_bytes:
             # A header or the end of a chunk that does not end.
             self._refuse(self._too_large())
-        elif self._phase is not phase_before or self._timer is None:
+            return
+        if self._phase is not phase_before or self._timer is None:
             self._time_phase()
+        if self._is_discarding():
+            self._read_later()
 
     def _begin(self) -> None:
         """Stamps a request by the time at which its first bytes reached the kernel."""
@@ -275,8 +278,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, self._expire, act)
 
     def _expire(self, act: Callable[[], None]) -> None:
-        """Acts unless bytes wait in the kernel: then the event loop is late, not the client."""
-        if self._has_unread():
+        """Acts unless bytes of use wait in the kernel: then the event loop is late, not the client."""
+        if self._has_unread() and not self._is_discarding():
             self._arm(_LATE_LOOP_S, act)
         else:
             act()
@@ -351,6 +354,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Reads on for a while what a refused client sends, so that its response is not lost."""
         left = self._lingers_until - self.loop.time()
         self._arm(max(0.0, min(_LINGER_PAUSE_S, left)), self.transport.abort)
+
+    def _is_discarding(self) -> bool:
+        """Whether nobody uses what comes: its client is refused, or the body goes on after its response."""
+        return self._is_refused or (self._phase is _Phase.BODY and self.cycle.response_complete)
+
+    def _read_later(self) -> None:
+        if not self.flow.read_paused:
+            self.flow.pause_reading()
+            self.loop.call_later(_LINGER_READ_S, self._read_on)
 
     def _read_on(self) -> None:
         if not self.transport.is_closing():

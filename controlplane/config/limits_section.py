@@ -51,8 +51,9 @@ class LimitsSection:
     max_members: Positive = 20_000
     """Members (name and value) of all objects of a body together."""
     max_values: Positive | None = None
-    """Members and list items of a body together, token ids included. By default 100,000 more than the
-    tokens that `max_body` is derived from."""
+    """Members and list items of a body together, token ids included; an empty list or object counts as two.
+    By default 100,000 more than the tokens that `max_body` is derived from. A body that takes no token ids,
+    as a chat, has at most `max_strings` of them."""
     max_strings: Positive = 100_000
     """Strings, lists and objects of a body together, names of members included. Building them keeps the event
     loop from all requests, for 40 ms with 380,000; token ids take a tenth of the time. A body that has a part

@@ -123,9 +123,18 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
         json='{"$ref":"#/a","a":[' + "[]," * 1_500_000 + "0]}"
     ),
     "schema of 400 levels in a text": lambda: _structured(json='{"a":' + "[" * 400 + "]" * 400 + "}"),
-    # The most objects of one list within the limits of a body and of a schema.
-    "schema of 90,000 objects": lambda: _schema({"default": [{}] * 90_000}),
+    # The most objects, lists and numbers that a chat may have, in fields that it keeps.
+    "schema of 49,000 objects": lambda: _schema({"default": [{}] * 49_000}),
+    "tool of 49,000 lists": lambda: (CHAT, _offered({"enum": [[]] * 49_000})),
+    "tool of 99,000 numbers": lambda: (CHAT, _offered({"enum": list(range(1_000, 100_000))})),
+    # More than that, where only `max_strings` or `max_values` would allow it.
     "tool of 90,000 lists": lambda: (CHAT, _offered({"enum": [[]] * 90_000})),
+    "tool of 390,000 numbers": lambda: (CHAT, _offered({"enum": list(range(1_000, 391_000))})),
+    # The most numbers in a body that may have token ids instead.
+    "schema of 390,000 numbers": lambda: (
+        TEXT,
+        _completion(structured_outputs={"json": {"enum": list(range(1_000, 391_000))}}, max_tokens=2),
+    ),
     "tools of 9,000 properties": lambda: (CHAT, _offered(*[_object(900)] * 10)),
     "4,000 thoughts": lambda: (MESSAGES, _thoughts(4_000, 1_100)),
     # Many templates write it after each message of the assistant.
@@ -140,12 +149,10 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
         CHAT,
         _chat("hi", max_tokens=400, ignore_eos=True, metadata={"a": ["value of metadata" * 2] * 99_000}),
     ),
-    # Within the limit of values and that of lists, but not in proportion.
+    # Within the limit of lists and that of values of other bodies, but not in proportion.
     "300,000 annotations": lambda: (CHAT, _annotated([[]] * 90_000 + list(range(1_000, 211_000)))),
     # The most objects that are accepted, where templates do not read them.
-    "90,000 annotations": lambda: (CHAT, _annotated([{}] * 90_000)),
-    # The most values that are accepted in a field that the request keeps.
-    "tool of 390,000 numbers": lambda: (CHAT, _offered({"enum": list(range(1_000, 391_000))})),
+    "49,000 annotations": lambda: (CHAT, _annotated([{}] * 49_000)),
     "380,000 strings": lambda: (CHAT, _chat("hi", metadata={"a": ["value"] * 380_000})),
     "echo for 128 choices": lambda: (TEXT, _echoed(128, 128)),
     "65 stop tokens": lambda: (CHAT, _chat("hi", min_tokens=1, max_tokens=2, stop_token_ids=list(range(65)))),

@@ -50,5 +50,7 @@ class CohereTokenizeRequest(Objectives):
 class CohereDetokenizeRequest(Objectives):
     """Body of POST /v1/detokenize."""
 
+    takes_token_ids = True
+
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
     model: Name

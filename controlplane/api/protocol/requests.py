@@ -7,7 +7,7 @@ that the SDK can import it.
 """
 
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
@@ -112,7 +112,12 @@ class SloFields(Strict):
 
 
 class Objectives(Strict):
-    """Tandem's own fields, in every body."""
+    """Tandem's own fields, in every body.
+
+    Only token ids come in hundreds of thousands; a body without them has fewer values.
+    """
+
+    takes_token_ids: ClassVar[bool] = False
 
     service_class: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     slo: SloFields | None = None
@@ -280,6 +285,8 @@ def listed(given: str | list[int] | list[str] | list[list[int]]) -> list[str] | 
 class CompletionRequest(Generation):
     """Body of POST /v1/completions."""
 
+    takes_token_ids = True
+
     prompt: Annotated[
         str
         | Tokens
@@ -330,6 +337,8 @@ EmbeddingInputs = Annotated[
 
 class EmbeddingRequest(Objectives):
     """Body of POST /v1/embeddings."""
+
+    takes_token_ids = True
 
     model: Name
     input: EmbeddingInputs

@@ -13,6 +13,8 @@ from controlplane.api.protocol.requests import EmbeddingInputs, Name, Objectives
 class TeiEmbedRequest(Objectives):
     """Body of POST /embed and /."""
 
+    takes_token_ids = True
+
     # Required only if several embedding models are served.
     model: Name | None = None
     inputs: EmbeddingInputs

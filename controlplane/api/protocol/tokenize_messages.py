@@ -56,6 +56,8 @@ class TokenizeRequest(Objectives):
 class DetokenizeRequest(Objectives):
     """Body of POST /detokenize."""
 
+    takes_token_ids = True
+
     model: Name | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 

@@ -35,10 +35,20 @@ def rendered():
 
     tokenizer = AutoTokenizer.from_pretrained(bundled_models.ensure_tiny_model())
 
-    def write(*messages, template=_AS_PUBLISHED, add_special_tokens=False, can_merge_system=False, **options):
+    def write(
+        *messages,
+        template=_AS_PUBLISHED,
+        add_special_tokens=False,
+        can_merge_system=False,
+        tools=(),
+        choice="auto",
+        **options,
+    ):
         tokenizer.chat_template = template
         prompt = ChatPrompt(
             messages,
+            tools=tools,
+            tool_choice=choice,
             template_options=options,
             add_special_tokens=add_special_tokens,
             can_merge_system=can_merge_system,
@@ -154,6 +164,20 @@ def test_a_conversation_that_cannot_fit_is_refused_before_the_template_reads_it(
     with pytest.raises(Refused, match=r"the conversation has 2,000,0\d\d characters") as caught:
         rendered(message, template="{{ raise_exception('the template was applied') }}")
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+
+
+@pytest.mark.parametrize("content", [["x" * 100] * 20_000, "x" * 2_000_000, [10**30] * 70_000])
+def test_tools_that_cannot_fit_are_refused_before_the_template_writes_them(rendered, content):
+    function = {"name": "f", "parameters": {"default": content}}
+    asked = {
+        "tools": [{"type": "function", "function": function}],
+        "template": "{{ raise_exception('applied') }}",
+    }
+    with pytest.raises(Refused, match=r"the JSON text of the tools has 2,\d\d\d,\d\d\d characters") as caught:
+        rendered(_HI, **asked)
+    assert (caught.value.param, caught.value.code) == ("tools", "context_length_exceeded")
+    with pytest.raises(Refused, match="applied"):
+        rendered(_HI, choice="none", **asked)
 
 
 def test_names_of_parts_are_no_text(rendered):

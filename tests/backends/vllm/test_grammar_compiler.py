@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,6 +155,31 @@ async def test_a_grammar_whose_engine_stops_meanwhile_finds_it_down(tmp_path, st
             await one.stop()
         with pytest.raises(BackendDown):
             await compiling
+
+
+class SlowToEnd:
+    """A process that ends once the event loop has run."""
+
+    def __init__(self) -> None:
+        self.may_end, self.has_ended = threading.Event(), False
+
+    def kill(self) -> None:
+        pass
+
+    def join(self) -> None:
+        self.has_ended = self.may_end.wait(5)
+
+
+async def test_the_event_loop_runs_while_the_process_ends(tmp_path):
+    """Other requests are served while an engine stops; the kernel takes a while to free its memory."""
+    one, process = Loaded(LIMITS), SlowToEnd()
+    one.start()
+    one.configure(str(tmp_path / "socket"))
+    await one.ready()
+    one._process = process
+    asyncio.get_running_loop().call_later(0.01, process.may_end.set)
+    await one.stop()
+    assert process.has_ended
 
 
 async def test_the_process_ends_with_its_parent(tmp_path):

@@ -6,6 +6,7 @@ import platform
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +28,7 @@ from controlplane.api.body_parsing import (
 from controlplane.api.errors import Problem
 from controlplane.api.memory_release import MemoryRelease
 from controlplane.api.openai.sampling import chat_prompt, chat_sampling
+from controlplane.api.post_endpoint import _Endpoint
 from controlplane.api.protocol.anthropic_messages import CountTokensRequest, MessagesRequest
 from controlplane.api.protocol.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from controlplane.api.protocol.responses_messages import ResponsesRequest
@@ -120,7 +122,7 @@ LIMITS = BodyLimits(inline_body=100, max_depth=3, max_members=5, max_values=20, 
 )
 def test_limit_is_named(text: bytes, limit: str):
     with pytest.raises(Problem, match=rf"server\.limits\.{limit} is") as problem:
-        check_structure(text, LIMITS)
+        check_structure(text, LIMITS, has_token_ids=True)
     assert problem.value.failure.status == 400
 
 
@@ -135,14 +137,28 @@ def test_limit_is_named(text: bytes, limit: str):
     ],
 )
 def test_body_within_the_limits(text: bytes):
-    check_structure(text, LIMITS)
+    check_structure(text, LIMITS, has_token_ids=True)
 
 
 def test_a_body_has_strings_and_other_values_in_proportion():
     """To build the most of both together would keep the interpreter lock twice as long."""
     with pytest.raises(Problem, match="5 or more strings, lists and objects and 10 or more other values"):
-        check_structure(b'["","","","",%b]' % b",".join([b"1"] * 16), LIMITS)
-    check_structure(b'["","","","",%b]' % b",".join([b"1"] * 8), LIMITS)
+        check_structure(b'["","","","",%b]' % b",".join([b"1"] * 16), LIMITS, has_token_ids=True)
+    check_structure(b'["","","","",%b]' % b",".join([b"1"] * 8), LIMITS, has_token_ids=True)
+
+
+def test_a_text_without_token_ids_has_no_more_values_than_strings():
+    for ids, limits in ((b"1,1,1,1,1,1,1,1,1", LIMITS), (b"1,1,1,1,1", replace(LIMITS, max_values=4))):
+        with pytest.raises(Problem, match=r"members and list items, and server\.limits\."):
+            check_structure(b"[%b]" % (ids + b" " * 100), limits)
+    check_structure(b"[1,1,1,1,1,1,1,1%b]" % (b" " * 100), LIMITS)
+
+
+async def test_only_bodies_with_token_ids_have_more():
+    async with staged() as stage:
+        endpoints = [(route.path, getattr(route, "endpoint", None)) for route in stage.app.routes]
+    found = {path for path, each in endpoints if isinstance(each, _Endpoint) and each.model.takes_token_ids}
+    assert found == {"/v1/completions", "/v1/embeddings", "/embed", "/", "/detokenize", "/v1/detokenize"}
 
 
 MAPPED = (ResponsesRequest, MessagesRequest, CountTokensRequest)
