@@ -129,7 +129,7 @@ class DecisionLog:
         try:
             row = self._request_row(ticket)
         except Exception as error:
-            self.writer.dropped += 1
+            self.writer.row_failed()
             self.health.failed(error)
         else:
             self.health.succeeded()
