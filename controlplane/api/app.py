@@ -102,7 +102,8 @@ def _add_middleware(app: FastAPI, service: Service, settings: SettingsSource, ac
     def load_header(router_key: bytes, current: ApiSettings) -> bytes | None:
         if not service.is_started or not is_router_key(router_key, current):
             return None
-        return service.load_reporter.text().encode()
+        report = service.load_reporter.header()
+        return None if report is None else report.encode()
 
     app.add_middleware(StartupMiddleware, service=service)
     app.add_middleware(RequestMiddleware, settings=settings, load_header=load_header, access_log=access_log)

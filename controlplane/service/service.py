@@ -119,7 +119,7 @@ class Service:
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
             require_small_reports(self.config, self.status.generators, self.encoders)
-            self.load_reporter = LoadReporter(
+            self.load_reporter = self.status.load_reporter = LoadReporter(
                 self.gate, self._classes_from_the_default, self.status.generators, self.encoders
             )
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
