@@ -128,6 +128,7 @@ class Service:
             )
             self.live = LiveFeed(self.status, self._version_shown(), self._faults)
             self.reconfiguration.listeners.append(self._configured)
+            self.reconfiguration.on_guard_end = self.live.guard_ended
             if (workers := self.reconfiguration.workers) is not None:
                 workers.on_change = self.live.worker_changed
             if self.quota_controller is not None:
