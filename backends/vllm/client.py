@@ -188,18 +188,17 @@ class VllmGenerator:
         engine.grammars = self._grammars
 
     async def stop(self) -> None:
-        """Shuts the engine down; open streams end with BackendDown.
-
-        Safe to call twice, and while `start` runs in another task.
-        """
+        """Shuts the engine down, also while `start` runs; open streams end with BackendDown. Idempotent."""
         if self._construction is not None:
             await self._abort_construction()
         engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.fail_pending()
-            await asyncio.to_thread(engine.shutdown)
-        if self._grammars is not None:
-            await self._grammars.stop()
+        try:
+            if engine is not None:
+                engine.fail_pending()
+                await asyncio.to_thread(engine.shutdown)
+        finally:
+            if self._grammars is not None:
+                await self._grammars.stop()
 
     async def check(self) -> None:
         """Makes a round trip through EngineCore's loop. Raises BackendDown if it fails or exceeds 15 s."""

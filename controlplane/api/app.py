@@ -7,7 +7,6 @@ from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,6 +16,7 @@ from controlplane.api.access_log import AccessLog
 from controlplane.api.anthropic import anthropic_routes
 from controlplane.api.auth import is_router_key
 from controlplane.api.cohere import cohere_routes
+from controlplane.api.cross_origin import with_cors
 from controlplane.api.error_dialects import response_of
 from controlplane.api.errors import Problem, failure_of
 from controlplane.api.middleware import RequestMiddleware
@@ -31,7 +31,6 @@ from controlplane.api.operations.dashboard import dashboard_routes
 from controlplane.api.operations.explain import explain_routes
 from controlplane.api.operations.health import status_routes
 from controlplane.api.post_endpoint import EndpointFactory
-from controlplane.api.protocol.requests import RESPONSE_HEADERS
 from controlplane.api.reranking import rerank_routes
 from controlplane.api.settings import ApiSettings, SettingsSource, live_settings, settings_for
 from controlplane.api.startup import StartupMiddleware
@@ -102,18 +101,12 @@ def _add_middleware(app: FastAPI, service: Service, settings: SettingsSource, ac
     def load_header(router_key: bytes, current: ApiSettings) -> bytes | None:
         if not service.is_started or not is_router_key(router_key, current):
             return None
-        return service.load_reporter.text().encode()
+        report = service.load_reporter.header()
+        return None if report is None else report.encode()
 
     app.add_middleware(StartupMiddleware, service=service)
     app.add_middleware(RequestMiddleware, settings=settings, load_header=load_header, access_log=access_log)
-    if origins := service.config.server.cors:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=RESPONSE_HEADERS,
-        )
+    app.add_middleware(with_cors, origins=service.config.server.cors)
 
 
 def _add_exception_handlers(app: FastAPI) -> None:

@@ -31,6 +31,7 @@ from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.openapi import model_schemas
 from controlplane.api.operations.health_listener import HealthListener
 from controlplane.api.settings import ApiSettings, SettingsSource, live_settings
+from controlplane.api.shed_answer import shed_answer
 from controlplane.api.unread_responses import UnreadResponses
 from controlplane.config import Config, ConfigError
 from controlplane.config.active_mechanisms import mechanisms
@@ -370,6 +371,7 @@ def _options(service: Service, config: Config, hosting: Hosting = PLAIN) -> uvic
             PipeliningProtocol,
             settings=settings,
             shedder=LoadShedder(partial(_count_shed, service, settings, ShedLines())),
+            shed_answer=shed_answer(settings, config.server.cors),
             unread=UnreadResponses(),
         ),
         # A connection that became a websocket would be beyond these limits.

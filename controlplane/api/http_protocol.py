@@ -14,21 +14,14 @@ import time
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from enum import Enum, auto
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from httptools import HttpParserError
-from uvicorn._types import (
-    ASGI3Application,
-    ASGIReceiveCallable,
-    ASGISendCallable,
-    HTTPResponseBodyEvent,
-    HTTPResponseStartEvent,
-    HTTPScope,
-)
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from controlplane.api.errors import Failure, overload_failure
+from controlplane.api.errors import Failure
 from controlplane.api.load_shedding import LoadShedder
 from controlplane.api.protocol.path_kinds import KIND_OF_PATH
 from controlplane.api.settings import ARRIVAL, SettingsSource
@@ -89,18 +82,6 @@ _SLOW_HEADERS = _slow("headers", "header_timeout_ms")
 _SLOW_BODY = _slow("body", "body_timeout_ms")
 
 
-@cache
-def _overload_messages(status: int) -> tuple[HTTPResponseStartEvent, HTTPResponseBodyEvent]:
-    """The response to a request that is shed; its connection may be used again."""
-    failure = overload_failure(status)
-    stated = {"content-type": "application/json", "content-length": str(len(failure.body)), **failure.headers}
-    headers = [(name.encode(), value.encode("latin-1")) for name, value in stated.items()]
-    return (
-        {"type": "http.response.start", "status": failure.status, "headers": headers, "trailers": False},
-        {"type": "http.response.body", "body": failure.body, "more_body": False},
-    )
-
-
 class _Phase(Enum):
     BETWEEN_REQUESTS = auto()
     HEADERS = auto()
@@ -110,7 +91,7 @@ class _Phase(Enum):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection.
 
-    Requests to paths of `KIND_OF_PATH` that `shedder` rejects get the overload status before their bodies are
+    Requests to paths of `KIND_OF_PATH` that `shedder` rejects get `shed_answer` before their bodies are
     read; health checks, metrics and administration take little and are needed most under overload.
     Each request is bounded by the limits in force at its first byte. `unread` is shared by all connections.
     """
@@ -120,13 +101,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         *arguments: Any,
         settings: SettingsSource,
         shedder: LoadShedder,
+        shed_answer: ASGI3Application,
         unread: UnreadResponses,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._settings = settings
         self._limits = settings().connection
-        self._shedder = shedder
+        self._shedder, self._shed_answer = shedder, shed_answer
         self._unread_responses = unread
         self._phase = _Phase.BETWEEN_REQUESTS
         self._timer: TimerHandle | None = None
@@ -391,11 +373,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         the kernel for long, the last ones for their turn among these.
         """
         now = Instant(time.monotonic_ns())
-        if not self._shedder.sheds(kind, between(since, now), now, self._limits.max_queue_delay):
-            await app(scope, receive, send)
-            return
-        for message in _overload_messages(self._settings().overload_status):
-            await send(message)
+        if self._shedder.sheds(kind, between(since, now), now, self._limits.max_queue_delay):
+            app = self._shed_answer
+        await app(scope, receive, send)
 
     def _too_large(self) -> bytes:
         limits = self._limits

@@ -229,6 +229,8 @@ def _described(event: Record) -> tuple[str, str]:
             return "quota", _moved(event)
         case "restart":
             return f"{event['part']} {event['state']}", event.get("text", "")
+        case "config" if "guard" in event:
+            return f"version {event['version']} {event['guard'].replace('_', ' ')}", event["text"]
         case "config":
             changes = "; ".join(f"{key}: {a} -> {b}" for key, (a, b) in event["changes"].items())
             return f"version {event['version']}", changes or "the configuration of the start"

@@ -17,6 +17,7 @@ from controlplane.core.slo import ServiceClass
 from controlplane.service.attainment_windows import TARGET, WINDOWS, Attained
 from controlplane.service.memory.quota_report import load_coverage
 from controlplane.service.prediction.length_training import calibration_of
+from controlplane.service.runtime.change_guard import ChangeGuard
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.runtime.timers import LoopTimer
 from controlplane.service.status import ServiceStatus
@@ -107,6 +108,11 @@ class LiveFeed:
         changes = dict(list(_differences(self._version.document, version.document))[:_MAX_CHANGES])
         self._version = version
         self._add("config", {"version": version.number, "changes": changes, "about": self._about()})
+
+    def guard_ended(self, guard: ChangeGuard) -> None:
+        """Records how the guard of a change ended, and why."""
+        fields = {"guard": guard.state.value, "text": guard.reason[:_MAX_TEXT]}
+        self._add("config", {"version": guard.version, "changes": {}, **fields})
 
     def worker_changed(self, model: str, state: str, text: str) -> None:
         """Records that a change of the configuration started or stopped a worker, or failed to start it."""

@@ -119,7 +119,8 @@ class Reconfiguration:
 
     `policies_of` builds the policies of a configuration and the number of its version. `workers` replaces
     those of embedding models and rerankers; without it a change of them needs a restart. `listeners` are
-    called with each new version, in the same step of the event loop; they must not raise. `overrides` are the
+    called with each new version, in the same step of the event loop; they must not raise. Nor must
+    `on_guard_end`, which is called with each guard that has ended. `overrides` are the
     keys of `server` that the command line states; every whole configuration takes their values. `fixed` are
     those that the host of the server needs; no change gives them other values.
     """
@@ -138,6 +139,7 @@ class Reconfiguration:
         self.overrides: Mapping[str, Any] = {}
         self.fixed: Mapping[str, Any] = {}
         self.guard: ChangeGuard | None = None
+        self.on_guard_end: Callable[[ChangeGuard], None] = lambda guard: None
         self._failure: Document | None = None
         self._policies_of = policies_of
         self._configurator = configurator
@@ -274,6 +276,7 @@ class Reconfiguration:
             parts.gate.clock.now,
             undo,
             is_temporary=asked.is_temporary,
+            on_end=self.on_guard_end,
         )
         self.guard.start()
 

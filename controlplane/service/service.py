@@ -119,7 +119,7 @@ class Service:
             parts = self._build()
             self.gate, self.intake, self.status = parts.gate, parts.intake, parts.status
             require_small_reports(self.config, self.status.generators, self.encoders)
-            self.load_reporter = LoadReporter(
+            self.load_reporter = self.status.load_reporter = LoadReporter(
                 self.gate, self._classes_from_the_default, self.status.generators, self.encoders
             )
             self.quota_controller, self.monitor = parts.quota_controller, parts.monitor
@@ -128,6 +128,7 @@ class Service:
             )
             self.live = LiveFeed(self.status, self._version_shown(), self._faults)
             self.reconfiguration.listeners.append(self._configured)
+            self.reconfiguration.on_guard_end = self.live.guard_ended
             if (workers := self.reconfiguration.workers) is not None:
                 workers.on_change = self.live.worker_changed
             if self.quota_controller is not None:

@@ -14,6 +14,7 @@ from controlplane.metrics import Metrics
 from controlplane.service.decision_log.decision_log import DecisionLog
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.dispatcher import Dispatcher
+from controlplane.service.gate.load_reporter import LoadReporter
 from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.quota_controller import QuotaController
 from controlplane.service.memory.quota_report import quota_readings, quota_state
@@ -66,6 +67,7 @@ class ServiceStatus:
         self.generators = {name: each.generator for name, each in self.supervisors.items()}
         self._clock = self.dispatcher.recorder.records.clock
         self._shed_at: Instant | None = None
+        self.load_reporter: LoadReporter | None = None
 
     def count_shed(self, kind: Kind) -> None:
         """Counts a request that was rejected before it was parsed."""
@@ -114,6 +116,7 @@ class ServiceStatus:
             "decision_log_rows": self.decision_log,
             "decision_log": None if self.decision_log is None else self.decision_log.writer,
             "tracing": self.traces.active,
+            "load_report": self.load_reporter,
         }
         return {name: work.health for name, work in repeated.items() if work is not None}
 

@@ -67,7 +67,9 @@ export class Panels {
     if (!this.classes.includes(this.view.focus)) this.view.focus = null;
     this.shown = this.classes.filter((name) => !this.view.focus || this.view.focus === name);
     this.marks = [
-      ...records.config.filter((one) => one.version > 1).map((one) => ({ time: one.time, label: `v${one.version}` })),
+      ...records.config.filter((one) => one.version > 1).map((one) => ({
+        time: one.time, label: `v${one.version}${one.guard ? ` ${one.guard.replace("_", " ")}` : ""}`, isBad: ["rolled_back", "failed"].includes(one.guard),
+      })),
       ...records.restart.map((one) => ({ time: one.time, label: `${one.part} ${one.state}`, isBad: ["down", "failed"].includes(one.state) })),
     ];
     // Groups keep their samples while the window moves, so that the lines do not flicker.

@@ -23,7 +23,7 @@ export class Tables {
       panel("decisions", "Decisions", "Why requests were deferred or rejected. A request opens its explanation.", filters),
       panel("preemptions", "Preemptions", "Requests that lost their memory, which request got it, and what computing it again costs."),
       panel("quotas", "Quota moves", "Merged by second, with the urgency that caused the largest move."),
-      panel("happenings", "Engines, configuration, faults", "Restarts, versions of the configuration, and impairments."),
+      panel("happenings", "Engines, configuration, faults", "Restarts, versions of the configuration and how their guards ended, and impairments."),
     );
   }
 
@@ -113,6 +113,7 @@ export class Tables {
   }
 
   happening(one) {
+    if (one.guard) return this.row(one, `version ${one.version} ${one.guard.replace("_", " ")}`, { kept: "good", rolled_back: "bad", failed: "bad" }[one.guard] ?? "mark", el("span", {}, one.text));
     if (one.type === "config") {
       const changes = Object.entries(one.changes ?? {}).map(([key, [was, now]]) => `${key}: ${was} → ${now}`);
       return this.row(one, `version ${one.version}`, "mark", el("span", {}, changes.join("; ") || "the configuration of the start"));

@@ -19,7 +19,7 @@ import orjson
 
 from controlplane.config import Config, ConfigError
 from controlplane.config.redacted import redacted_values
-from controlplane.core.clock import Clock, to_seconds
+from controlplane.core.clock import Clock, Instant, to_seconds
 from controlplane.core.decision import Outcome
 from controlplane.core.ports import Embedder, EmbeddingPass
 from controlplane.metric_series import Readings
@@ -86,7 +86,7 @@ class DecisionLog:
         self._llm: StepReports | None = None
         self._tenants: dict[str, str] = {}
         self._blocks = BlockNumbers()
-        self._rejected: OrderedDict[str, str] = OrderedDict()
+        self._rejected: OrderedDict[tuple[str, ...], tuple[str, Instant]] = OrderedDict()
         # By worker, since another worker of the same model may have another cost.
         self._ratios: WeakKeyDictionary[Embedder, deque[float]] = WeakKeyDictionary()
         self._costs: WeakKeyDictionary[Embedder, tuple[float, float, float]] = WeakKeyDictionary()
@@ -129,7 +129,7 @@ class DecisionLog:
         try:
             row = self._request_row(ticket)
         except Exception as error:
-            self.writer.dropped += 1
+            self.writer.row_failed()
             self.health.failed(error)
         else:
             self.health.succeeded()
@@ -137,20 +137,29 @@ class DecisionLog:
 
     def _request_row(self, ticket: Ticket) -> Row:
         request = ticket.request
-        client_id = request.id.rpartition("-")[0]
-        retry_of = self._rejected.pop(client_id, None)
-        if ticket.outcome is Outcome.REJECTED:
-            self._rejected[client_id] = request.id
-            if len(self._rejected) > _REMEMBERED_REJECTIONS:
-                self._rejected.popitem(last=False)
         return request_row(
             ticket,
             self._at(request.arrival),
             tenant=self._tenant(request.tenant),
             blocks=self._blocks.runs(ticket.prompt_blocks),
-            retry_of=retry_of,
+            retry_of=self._repeated(ticket),
             has_numbers=self._has_numbers(request.id),
         )
+
+    def _repeated(self, ticket: Ticket) -> str | None:
+        """The id of the rejected request that this one repeats; None if it repeats none."""
+        request, timeline, found = ticket.request, ticket.timeline, None
+        client_id = request.id.rpartition("-")[0]
+        key = (request.tenant, client_id, request.kind.value, request.name_of_model)
+        rejected = self._rejected.get(key)
+        # The prompts of one body have one client id too, and a client may send a request twice at once.
+        if rejected is not None and rejected[1] < request.arrival:
+            found, _ = self._rejected.pop(key)
+        if ticket.outcome is Outcome.REJECTED and timeline.finished is not None:
+            self._rejected[key] = request.id, timeline.finished
+            if len(self._rejected) > _REMEMBERED_REJECTIONS:
+                self._rejected.popitem(last=False)
+        return found
 
     def _record_models(self) -> None:
         passes = {}

@@ -24,19 +24,29 @@ class LogWriter:
 
     Attributes:
         written: rows written.
-        dropped: rows lost because the queue was full, a row could not be built, or the disk failed.
     """
 
     def __init__(
         self, files: SegmentFiles, *, capacity: int = QUEUED_ROWS, gather_seconds: float = _GATHER_SECONDS
     ) -> None:
-        self.written = self.dropped = 0
+        self.written = 0
+        # One counter for each thread: an addition in one would undo that of the other.
+        self._unqueued = self._unwritten = 0
         self.health = HealthTracker("writing the decision log failed", "the decision log is written again")
         self._files = files
         self._capacity, self._gather_seconds = capacity, gather_seconds
         self._is_awaited = threading.Event()
         self._queue: queue.SimpleQueue[Row | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Rows lost: the queue was full, a row could not be built, or the disk failed."""
+        return self._unqueued + self._unwritten
+
+    def row_failed(self) -> None:
+        """Counts a row that could not be built."""
+        self._unqueued += 1
 
     def start(self) -> None:
         """Starts the thread."""
@@ -51,7 +61,7 @@ class LogWriter:
         if self._queue.qsize() < self._capacity or row["row"] == "config":
             self._queue.put(row)
         else:
-            self.dropped += 1
+            self._unqueued += 1
 
     def flush(self, timeout: float) -> bool:
         """Whether all rows put so far were written within `timeout` seconds; call it in another thread."""
@@ -69,7 +79,7 @@ class LogWriter:
             self._is_awaited.set()
             thread.join(_STOP_SECONDS)
             if thread.is_alive():
-                self.dropped += self._queue.qsize() - 1
+                self._unqueued += self._queue.qsize() - 1
                 log.error(
                     "the decision log is not complete: its disk has not answered for %g s", _STOP_SECONDS
                 )
@@ -104,7 +114,7 @@ class LogWriter:
             self.health.failed(error)
         except Exception as error:
             # Whatever one row holds, the thread goes on: the rows are counted, and the log says why.
-            self.dropped += len(rows)
+            self._unwritten += len(rows)
             self.health.failed(error)
         else:
             self.written += len(rows)

@@ -308,8 +308,7 @@ class Dispatcher:
                 self.on_not_admitted(ticket.request.kind.owner, reject)
         for request_id, admit in plan.dispatches:
             with self.failing_on_error(ticket := self._tickets[request_id]):
-                self._record(ticket, admit, view, now)
-                self._dispatch(ticket, admit, now)
+                self._dispatch(ticket, admit, view, now)
         for request_id, defer in plan.deferrals:
             with self.failing_on_error(ticket := self._tickets[request_id]):
                 self._record(ticket, defer, view, now)
@@ -349,15 +348,16 @@ class Dispatcher:
             self._metrics.count_decision(ticket.request.kind, "DEFER", defer.reason)
             self.on_not_admitted(ticket.request.kind.owner, defer)
 
-    def _dispatch(self, ticket: Ticket, admit: Admit, now: Instant) -> None:
+    def _dispatch(self, ticket: Ticket, admit: Admit, view: PoolView, now: Instant) -> None:
         request = ticket.request
-        ticket.is_explored = admit.is_explored
         self._waiting.remove(request.id)
         if self.prefixes.renew(ticket) and self._engine_leases is None:
             # Another request freed blocks that this one would have shared: decided again with them.
             self._add_to_queue(ticket)
             self._timer.run_soon()
             return
+        self._record(ticket, admit, view, now)
+        ticket.is_explored = admit.is_explored
         ticket.pending_preemptions = tuple(
             self._preempt(victim.request_id, request.id) for victim in admit.victims
         )

@@ -9,6 +9,7 @@ event loop makes a new one every 50 ms.
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -26,6 +27,7 @@ from controlplane.fleet.load_report import LoadReport, ModelLoad, OwnerLoad, dat
 from controlplane.policy.gate.admission import predicted_wait
 from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.service.gate.gate import Gate
+from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import Ticket
 
 _PERIOD = milliseconds(50)
@@ -77,6 +79,7 @@ class LoadReporter:
         generators: Mapping[str, Generator],
         embedders: Mapping[str, Embedder],
     ) -> None:
+        self.health = HealthTracker("no load report can be made", "load reports are made again")
         self._gate = gate
         self._dispatcher = gate.dispatcher
         self._classes = classes
@@ -99,6 +102,13 @@ class LoadReporter:
         """
         made = self._kept_new()
         return dated(made.body, self._age(made))
+
+    def header(self) -> str | None:
+        """`text` for a header of an answer, which is right without it; None if no report can be made."""
+        with suppress(Exception):
+            # `health` has logged it.
+            return self.text()
+        return None
 
     def whole(self, *, has_tenants: bool, has_prefixes: bool) -> str:
         """The report of `text` with the parts that are asked for."""
@@ -140,8 +150,10 @@ class LoadReporter:
         """Makes the report of the next answers, and sets the timer again, while routers ask."""
         self._timer = None
         if between(self._asked_at, self._gate.clock.now()) < _ASKED_WITHIN:
-            self._make()
             self._start_timer()
+            with suppress(Exception):
+                # `health` has logged it.
+                self._make()
 
     def _at_most(self, age: Duration) -> _Made:
         """The last report if it is not older, else a new one."""
@@ -152,8 +164,13 @@ class LoadReporter:
 
     def _make(self) -> _Made:
         now = self._gate.clock.now()
-        report = self.report()
-        self._made = made = _Made(now, report, report.body())
+        try:
+            report = self.report()
+            self._made = made = _Made(now, report, report.body())
+        except Exception as error:
+            self.health.failed(error)
+            raise
+        self.health.succeeded()
         return made
 
     def report(self) -> LoadReport:

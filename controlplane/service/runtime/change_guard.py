@@ -41,6 +41,8 @@ class GuardState(Enum):
 class ChangeGuard:
     """Watches one change for `seconds`; `undo` puts the version before it in force again.
 
+    `on_end` is called once with the guard that has ended, after the undoing; a service that stops ends none.
+
     `classes` are the names of the version's classes. A class may lose `drop` percentage points, with None any
     number. A temporary change is undone at the end in any case.
     """
@@ -53,6 +55,7 @@ class ChangeGuard:
     now: Callable[[], Instant]
     undo: Callable[[str], Awaitable[object]]
     is_temporary: bool = False
+    on_end: Callable[["ChangeGuard"], None] = lambda guard: None
     state: GuardState = field(init=False, default=GuardState.WATCHING)
     reason: str = field(init=False, default="")
     _begin: Counts = field(init=False)
@@ -73,6 +76,7 @@ class ChangeGuard:
         if self.state is GuardState.WATCHING:
             self._end(GuardState.SUPERSEDED, "another change was applied")
             self.stop()
+            self.on_end(self)
 
     def stop(self) -> None:
         """Ends the task."""
@@ -134,6 +138,7 @@ class ChangeGuard:
             await self._undo(GuardState.EXPIRED, "; ".join([over, *verdict]))
         else:
             self._end(GuardState.KEPT, "; ".join(verdict))
+            self.on_end(self)
 
     async def _undo(self, state: GuardState, reason: str) -> None:
         # Set first, since the change that undoes this one would supersede the guard.
@@ -142,6 +147,7 @@ class ChangeGuard:
             await self.undo(reason)
         except Exception as error:
             self._end(GuardState.FAILED, f"{reason}; undoing the change failed: {error}")
+        self.on_end(self)
 
     def _lost(self, *, is_last: bool) -> str | None:
         """The class that lost too much; None if there is none."""

@@ -65,11 +65,12 @@ class RequestTracer:
 
     Attributes:
         exported: requests whose spans the receiver took.
-        dropped: requests whose spans were lost, because the queue was full or the receiver did not take them.
     """
 
     def __init__(self, section: TracingSection, endpoint: str, clock: Clock) -> None:
-        self.exported = self.dropped = 0
+        self.exported = 0
+        # One counter for each thread: an addition in one would undo that of the other.
+        self._unqueued = self._unsent = 0
         self._receiver = _Receiver(_url(endpoint), _resource(section))
         self._epoch_ns = time.time_ns() - clock.now()
         self._http = httpx.Client(headers=_headers(), timeout=_TIMEOUT_SECONDS)
@@ -79,6 +80,11 @@ class RequestTracer:
         self._wake = threading.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._export_queued, name="tracing", daemon=True)
+
+    @property
+    def dropped(self) -> int:
+        """Requests whose spans were lost: the queue was full, or the receiver did not take them."""
+        return self._unqueued + self._unsent
 
     @property
     def health(self) -> HealthTracker:
@@ -115,7 +121,7 @@ class RequestTracer:
         if trace is None or not (trace.is_sampled or is_remarkable(ticket)):
             return
         if len(self._kept) >= _QUEUED_REQUESTS:
-            self.dropped += 1
+            self._unqueued += 1
             return
         self._kept.append((ticket, passes))
         if len(self._kept) >= _BATCH_REQUESTS:
@@ -152,7 +158,7 @@ class RequestTracer:
             self._send(receiver.url, self._message(kept, receiver.resource))
         except Exception as error:
             # Whatever is wrong with these, the thread goes on: they are counted, and the log says why.
-            self.dropped += len(kept)
+            self._unsent += len(kept)
             receiver.health.failed(error)
         else:
             self.exported += len(kept)

@@ -103,6 +103,20 @@ async def test_a_request_that_is_shed_gets_the_overload_status_and_retry_after(m
         assert not host.stage.generator.runs
 
 
+async def test_a_page_of_a_listed_origin_may_read_that_a_request_was_shed(offered: list[Kind]):
+    ours, other = b"https://app.example.com", b"https://else.example"
+    allowed = []
+    async with hosted(cors=[ours.decode()]) as host, host.wire() as wire:
+        for origin in (b"origin: " + ours, b"origin: " + other, b"x-none: 1"):
+            wire.send(post({}, origin))
+            reply = await wire.reply()
+            assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+            allowed.append(reply.headers.get("access-control-allow-origin"))
+            if origin.endswith(ours):
+                assert "retry-after" in reply.headers["access-control-expose-headers"]
+    assert allowed == [ours.decode(), None, None]
+
+
 async def test_the_turn_among_requests_that_were_read_together_counts(monkeypatch):
     """A late event loop reads all kept-alive connections that are ready before it runs the first of them."""
     delays: list[int] = []

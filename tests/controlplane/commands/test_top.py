@@ -120,6 +120,7 @@ EVENTS: list[dict[str, Any]] = [
      "moves": 3, "urgency": {"llm": 1.5, "embedding": 0.25}},
     {"type": "restart", "part": "engine", "model": "m", "state": "down", "text": "it died"},
     {"type": "config", "version": 2, "changes": {"log.level": ["info", "debug"]}},
+    {"type": "config", "version": 2, "changes": {}, "guard": "rolled_back", "text": "class c lost 5 points"},
     {"type": "fault", "part": "quotas", "state": "began", "text": "they stand"},
 ]  # fmt: skip
 
@@ -137,6 +138,7 @@ def test_every_event_is_described():
         "quota": "+1.0 MiB for LLM in 3 moves, urgency LLM 1.50, embeddings 0.25",
         "engine down": "it died",
         "version 2": "log.level: info -> debug",
+        "version 2 rolled back": "class c lost 5 points",
         "fault began": "they stand",
     }
 

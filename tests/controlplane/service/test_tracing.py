@@ -1,13 +1,17 @@
 """Traces of requests: what a receiver gets over OTLP, and which requests are kept."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backends.testing.scripted import ScriptedGenerator
 from controlplane.config import ConfigError, parse
+from controlplane.config.tracing_section import TracingSection
+from controlplane.core.errors import BackendDown
 from controlplane.service.request_trace import trace_of
+from controlplane.service.runtime.timers import MonotonicClock
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -183,6 +187,25 @@ async def test_a_full_queue_drops_and_counts(receiver, monkeypatch):
         metrics = (await stage.http.get("/metrics")).text
     assert 'tandem_traced_requests_total{what="dropped"} 2.0' in metrics
     assert (tracer.exported, tracer.dropped) == (1, 2)
+
+
+def test_requests_that_two_threads_drop_at_once_are_all_counted(monkeypatch):
+    """The event loop may drop one while the thread adds those of an export that has failed."""
+    monkeypatch.setattr(request_tracer, "_QUEUED_REQUESTS", 0)
+    tracer = request_tracer.RequestTracer(TracingSection(), "http://localhost:4318", MonotonicClock())
+    ended = SimpleNamespace(request=SimpleNamespace(id="a"), trace=SimpleNamespace(is_sampled=True))
+
+    class Interrupted(list):
+        def __len__(self) -> int:
+            tracer.request_ended(ended)
+            return super().__len__()
+
+    def refuse(url: str, message: bytes) -> None:
+        raise BackendDown("refused")
+
+    monkeypatch.setattr(tracer, "_send", refuse)
+    tracer._export(Interrupted([(SimpleNamespace(trace=None), ())] * 3))
+    assert tracer.dropped == 4
 
 
 async def test_passes_of_requests_that_never_end_are_bounded(receiver, monkeypatch):

@@ -373,6 +373,12 @@ async def test_a_guarded_change_is_undone_if_a_class_loses_too_much():
         assert [each["source"] for each in versions] == [
             "start", "tandem apply", "PUT /admin/config", "PUT /admin/config", "guard",
         ]  # fmt: skip
+        feed = (await stage.http.get("/admin/live", headers=ADMIN)).json()["records"]
+        changes = [(one["version"], one.get("guard")) for one in feed if one["type"] == "config"]
+        assert changes == [
+            (1, None), (2, None), (2, "superseded"), (3, None), (4, None), (5, None), (4, "rolled_back"),
+        ]  # fmt: skip
+        assert "class standard lost 100.0 points" in feed[-1]["text"]
 
 
 async def test_the_configuration_needs_the_admin_key():

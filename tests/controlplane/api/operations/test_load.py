@@ -9,7 +9,8 @@ from controlplane.api.settings import ApiSettings
 from controlplane.config import ConfigError
 from controlplane.core.prefix_index import block_hashes
 from controlplane.core.request import Owner
-from controlplane.fleet.load_report import HEADER_LOAD, MAX_REPORT_BYTES, parse_report
+from controlplane.fleet.load_report import HEADER_LOAD, MAX_REPORT_BYTES, LoadReport, parse_report
+from controlplane.service.gate.load_reporter import LoadReporter
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, staged, until
 
 ROUTER = {"authorization": "Bearer router"}
@@ -69,6 +70,22 @@ async def test_only_answers_to_a_router_carry_the_load() -> None:
     async with staged() as stage:
         off = await stage.http.post("/v1/completions", json=BODY, headers=ROUTED)
         assert HEADER_LOAD not in off.headers
+
+
+async def test_an_answer_is_given_without_a_load_that_cannot_be_reported(monkeypatch) -> None:
+    def broken(reporter: LoadReporter) -> LoadReport:
+        raise RuntimeError("no model")
+
+    async with staged(SETTINGS) as stage:
+        with monkeypatch.context() as patched:
+            patched.setattr(LoadReporter, "report", broken)
+            answer = await stage.http.post("/v1/completions", json=BODY, headers=ROUTED)
+            assert (answer.status_code, HEADER_LOAD in answer.headers) == (200, False)
+            faults = stage.service.status.faults()
+            assert faults["load_report"] == "no load report can be made: no model"
+        answer = await stage.http.post("/v1/completions", json=BODY, headers=ROUTED)
+        assert (answer.status_code, HEADER_LOAD in answer.headers) == (200, True)
+        assert "load_report" not in stage.service.status.faults()
 
 
 async def test_a_report_is_kept_for_a_moment_and_states_its_age() -> None:

@@ -141,6 +141,28 @@ def test_a_preemption_names_who_got_the_memory(tmp_path: Path) -> None:
     assert urgent.startswith("urgent-1gold")
 
 
+def test_the_end_of_a_guard_is_shown_as_a_change_of_the_configuration(tmp_path: Path) -> None:
+    ended = {"type": "config", "version": 2, "changes": {}}
+    records = [
+        {**ended, "seq": 1, "at": 1.0, "guard": "kept", "text": "no class lost more than 3 points"},
+        {**ended, "seq": 2, "at": 2.0, "guard": "rolled_back", "text": "class gold lost 5 points"},
+        {"seq": 3, "at": 3.0, "type": "sample", "classes": {}},
+    ]
+    about = {"target": 0.9, "models": {}, "classes": {"gold": {}}}
+    answer = {"instance": "a", "now": 3.0, "next": 3, "more": False, "records": records, "about": about}
+    script = """
+        const { Feed } = await import("./feed.js");
+        const { Tables } = await import("./tables.js");
+        const feed = new Feed(() => {}, () => {}), tables = new Tables(feed, { focus: null });
+        feed.take(given.answer);
+        tables.update();
+        shown = page.part("tables").querySelector('[id="rows-happenings"]').children.map((row) => row.textContent);
+    """
+    undone, kept = shown_by(tmp_path, script, answer=answer)
+    assert "version 2 rolled back" in undone and "class gold lost 5 points" in undone
+    assert "version 2 kept" in kept and "no class lost more than 3 points" in kept
+
+
 def test_a_request_of_the_decision_log_is_explained_without_what_its_row_lacks(tmp_path: Path) -> None:
     row = {
         "id": "a-1", "at": 0, "outcome": "met", "kind": "generate", "class": "batch", "model": "m",

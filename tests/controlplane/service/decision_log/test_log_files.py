@@ -341,6 +341,21 @@ def test_a_full_disk_is_counted_and_writing_goes_on(caplog):
     assert (writer.written, writer.health.fault) == (1, None)
 
 
+def test_rows_that_two_threads_drop_at_once_are_all_counted():
+    """The event loop may drop one while the thread adds those that the disk did not take."""
+    writer = LogWriter(FullDisk(), capacity=0)
+    writer.start()
+
+    class Interrupted(list):
+        def __len__(self):
+            writer.put(request(0))
+            return super().__len__()
+
+    writer._write(Interrupted([{}] * 3))
+    assert writer.dropped == 4
+    writer.close()
+
+
 def test_a_write_that_fails_begins_another_segment(tmp_path):
     log = files(tmp_path)
     log.write([request(0)])

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from backends.testing.scripted import Script, ScriptedGenerator
+from controlplane.core.decision import Admit, Defer
 from controlplane.core.request import Owner
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.scripted_bench import read
+from tests.controlplane.service.test_live_feed import records
 
 BLOCK = 16 * 1_024
 PREFIX = "p" * 160
@@ -26,6 +28,7 @@ def caching(**options) -> ScriptedGenerator:
 
 
 CONFIG = {"scheduling": {"engine": "off"}, "admission": {"length_predictor": "max-tokens"}}
+ALONE = {"admission": {"length_predictor": "max-tokens", "engine_queue": 0}}
 
 
 def test_a_shared_prefix_is_leased_once_and_passes_to_the_next_reader(bench):
@@ -118,6 +121,26 @@ def test_a_victim_frees_and_recomputes_only_what_no_other_request_uses(bench):
         await asyncio.gather(*reading)
 
     bench(scenario, generator=caching(), **CONFIG)
+
+
+def test_a_request_that_is_decided_again_has_only_the_admission_that_held(bench):
+    """Its prefix is not in use any more when it is its turn, so it needs more than it was decided on."""
+
+    async def scenario(b):
+        first = await b.ask(PREFIX + "first", max_tokens=2)
+        waiting = asyncio.create_task(b.ask(PREFIX + "other", max_tokens=2))
+        await asyncio.sleep(0)
+        shared = b.service.gate.tickets()[-1].shared_bytes
+        await read(first)
+        second = await waiting
+        assert (shared, second.ticket.shared_bytes) == (10 * BLOCK, 0)
+        assert [type(event.decision) for event in second.ticket.history] == [Defer, Admit]
+        assert second.ticket.history[-1].basis.entry.footprint == second.ticket.footprint
+        admitted = [one["id"] for one in records(b.service, "admission")]
+        assert admitted == [first.ticket.request.id, second.ticket.request.id]
+        await read(second)
+
+    bench(scenario, generator=caching(max_running=1), **CONFIG | ALONE)
 
 
 def test_each_model_has_a_digest_of_its_own_prefixes():

@@ -29,6 +29,10 @@ def watched(
 ) -> tuple[ChangeGuard, list[str], float]:
     """The guard after its end, what it undid, and the seconds that it took."""
     undone: list[str] = []
+    ended: list[tuple[ChangeGuard, GuardState, int]] = []
+
+    def end(guard: ChangeGuard) -> None:
+        ended.append((guard, guard.state, len(undone)))
 
     async def undo(reason: str) -> None:
         undone.append(reason)
@@ -39,13 +43,17 @@ def watched(
         clock, history = LoopClock(), AttainmentWindows()
         counted(history, *before, clock.now())
         await asyncio.sleep(30)
-        guard = ChangeGuard(2, 60.0, drop, classes, history, clock.now, undo, is_temporary=is_temporary)
+        guard = ChangeGuard(
+            2, 60.0, drop, classes, history, clock.now, undo, is_temporary=is_temporary, on_end=end
+        )
         guard.start()
         begin = clock.now()
         await asyncio.sleep(0.5)
         counted(history, *after, clock.now())
         assert guard._task is not None
         await guard._task
+        # Once, after the undoing and with what came of it.
+        assert ended == [(guard, guard.state, len(undone))]
         return guard, undone, (clock.now() - begin) / 1e9
 
     return run(main())
