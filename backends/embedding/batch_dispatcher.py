@@ -178,35 +178,18 @@ class BatchDispatcher:
                 return None
         elif not may_be_small and not self._queue.is_worth_a_pass(budget.tokens):
             return None
-        choose_size = partial(self._fitting_size, budget, cost, now)
+        choose_size = partial(self._size, budget.time, cost, now)
         batch = self._queue.next_batch(budget.max_inputs, now, self._rate.ns_per_token, choose_size)
         if batch is None:
             return None
         pass_bytes = budget.memory.pass_bytes(len(batch.items), batch.items[0].tokens)
-        if not self._fits(budget, pass_bytes):
-            # Only of a pass that has failed: the size of any other one was chosen to fit.
+        if not budget.fits_with([sent.bytes for sent in self._in_flight.values()], pass_bytes):
             self._queue.requeue([batch])
             return None
         is_ahead = len(self._in_flight) >= budget.lanes
         took = budget.time.seconds(len(batch.items), batch.items[0].tokens)
         priced = None if cost is None else seconds(took)
         return self._mark_sent(_InFlight(batch, pass_bytes, now, is_ahead, priced=priced))
-
-    def _fits(self, budget: PassBudget, pass_bytes: int) -> bool:
-        return budget.fits_with([sent.bytes for sent in self._in_flight.values()], pass_bytes)
-
-    def _fitting_size(
-        self,
-        budget: PassBudget,
-        cost: PauseCost | None,
-        now: Instant,
-        calls: Sequence[QueuedCall[PendingCall]],
-        items: Sequence[Item[PendingCall]],
-    ) -> int:
-        """`_size`, or 0 while no memory is free for so many inputs; they then compete with later arrivals."""
-        size = self._size(budget.time, cost, now, calls, items)
-        longest = max((item.tokens for item in items[:size]), default=0)
-        return size if self._fits(budget, budget.memory.pass_bytes(size, longest)) else 0
 
     def _size(
         self,

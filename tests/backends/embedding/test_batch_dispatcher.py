@@ -225,21 +225,6 @@ def test_batches_wait_until_the_byte_budget_allows_them():
     assert harness.dispatcher.budget.bytes >= 10 * 10 + 8
 
 
-def test_inputs_that_wait_for_bytes_are_no_retry_and_let_a_more_urgent_call_pass():
-    harness = Harness(40, lanes=2)
-    harness.submit([10] * 4)
-    harness.send()
-    # The pass in flight takes more than is left after the cut.
-    harness.dispatcher.budget.bytes = 120
-    harness.submit([20], Instant(2_000_000_000))
-    harness.send()
-    assert len(harness.sent) == 1
-    assert harness.dispatcher.has_withheld_calls
-    harness.submit([20], Instant(1_000_000_000))
-    harness.answer(1)
-    assert harness.dispatcher.next_batch(None, Instant(0))[1][0][0] == 200
-
-
 def test_fail_all_completes_every_call():
     harness = Harness(10)
     harness.submit([10] * 3)
