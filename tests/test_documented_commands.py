@@ -30,9 +30,9 @@ from tests.test_docs import PAGES, ROOT, is_whole
 
 _EXPERIMENT = r"\S+ python -m benchmark_control_plane\.experiments\."
 HERE: Mapping[str, str] = {
-    r"(README|docs/operator-guide).md tandem (init .*|check my.yaml)": "",
+    r"(README|docs/first-day-on-a-gpu).md tandem (init .*|check my.yaml)": "",
     r"docs/configuration.md tandem check FILE": "",
-    r"docs/operator-guide.md tandem capacity .*": "--requests 100 --steps 0",
+    r"docs/first-day-on-a-gpu.md tandem capacity .*": "--requests 100 --steps 0",
     r"docs/operator-guide.md tandem predictor .*": "--max-examples 200",
     r"docs/operator-guide.md printf .*": "",
     r"docs/fleet.md tandem fleet plan .*": "--requests 60 --steps 0",
@@ -59,7 +59,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"docs/operator-tasks.md (tandem|curl|export) .*": (
         f"{_API}/operations/test_operator_tasks.py::test_the_commands_of_the_page_answer_the_ten_tasks"
     ),
-    r"(README|docs/(api|embeddings|fleet|operator-guide)).md curl .*": (
+    r"(README|docs/(api|embeddings|first-day-on-a-gpu|fleet|operator-guide)).md curl .*": (
         f"{_API}/test_readme_examples.py::test_curl_requests_succeed"
     ),
     r"docs/operator-guide.md (export|tandem (diff|apply|rollback)) .*": (
@@ -78,11 +78,11 @@ ELSEWHERE: Mapping[str, str] = {
     r"\S+ tandem top --server URL --once": (
         f"{_COMMANDS}/test_top.py::test_once_prints_classes_memory_and_what_went_wrong"
     ),
-    r"docs/operator-guide.md tandem explain .*": (
+    r"docs/(first-day-on-a-gpu|operator-guide).md tandem explain .*": (
         f"{_COMMANDS}/test_request_explanation.py::test_a_preemption_and_a_rejection_are_explained"
     ),
     r"\S+ tandem completion bash": f"{_COMMANDS}/test_commands.py::test_bash_completes_words",
-    r"(README|docs/operator-guide).md tandem serve my.yaml": (
+    r"(README|docs/first-day-on-a-gpu).md tandem serve my.yaml": (
         "tests/test_quick_start.py::test_the_readme_answers_from_the_documentation"
     ),
     r"docs/operator-guide.md tandem serve my.yaml --watch": (

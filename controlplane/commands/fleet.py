@@ -36,7 +36,9 @@ def _serve(options: argparse.Namespace) -> int:
         raise ConfigError(f"--port={options.port}: should be a number from 1 to 65535")
     _require_free(options.port)
     if find_spec("ray") is None:
-        raise ConfigError("the package ray is not installed; install the extra ray")
+        raise ConfigError(
+            "the package ray is not installed; install the extra ray; in a clone: pip install '.[ray]'"
+        )
     from controlplane.fleet_on_ray.local_cluster import serve_fleet
 
     return serve_fleet(read, port=options.port)

@@ -14,7 +14,7 @@ _LIVE = "/admin/live"
 
 def add_top_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the parser of the command."""
-    text = "show what a running server does and why, live; needs the extra [top]"
+    text = "show what a running server does and why, live; without --once it needs the extra [top]"
     top = commands.add_parser("top", help=text, description=f"{text[0].upper()}{text[1:]}.")
     add_server(top)
     top.add_argument("--once", action="store_true", help="print the present state as text and end")

@@ -21,7 +21,8 @@ def test_serve_names_the_extra_that_is_missing(tmp_path, monkeypatch, capsys, mo
     file = tmp_path / "my.yaml"
     file.write_text(f"models: {models}\n", encoding="utf-8")
     assert main(["serve", str(file)]) == 2
-    assert f"the package {package} is not installed; install the extra {extra}" in capsys.readouterr().err
+    remedy = f"install the extra {extra}; in a clone: pip install '.[{extra}]'"
+    assert f"the package {package} is not installed; {remedy}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from controlplane.api.settings import ApiSettings
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, RERANK_MODEL, listening, staged
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("README.md", "docs/api.md", "docs/operator-guide.md")
+PAGES = ("README.md", "docs/api.md", "docs/first-day-on-a-gpu.md", "docs/operator-guide.md")
 TEXT = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 KEY = "the operator's"
 SETTINGS = ApiSettings(admin_key_sha256=hashlib.sha256(KEY.encode()).hexdigest())
@@ -28,7 +28,7 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 def here(example: str, url: str) -> str:
     names = {"http://127.0.0.1:8000": url, "http://ADDRESS": url, "$ADMIN_KEY": KEY}
     names |= {"tiny-llama": CHAT_MODEL, "minilm": EMBED_MODEL, "tiny-reranker": RERANK_MODEL}
-    names |= {"qwen2.5-7b-instruct": CHAT_MODEL}
+    names |= {"qwen2.5-7b-instruct": CHAT_MODEL, "bge-m3": EMBED_MODEL}
     for shown, ours in names.items():
         example = example.replace(shown, ours)
     return example
