@@ -257,7 +257,7 @@ def _completion(options: argparse.Namespace) -> int:
 
 def _serve(file: ConfigFile, config: Config, options: argparse.Namespace, came: Sequence[int]) -> NoReturn:
     """Serves until a signal and exits; `came` has the early ones. Raises ConfigError before engines start."""
-    from controlplane.api.early_answers import PLANNING, EarlyAnswers
+    from controlplane.api.early_probes import PLANNING, EarlyAnswers
     from controlplane.api.listening_sockets import listening
 
     _require_engines(config)

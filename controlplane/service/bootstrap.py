@@ -41,9 +41,9 @@ from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.pool import ledger_of, shared_pool
 from controlplane.service.memory.quota_controller import quota_controller
 from controlplane.service.memory.worker_reserve import PoolReserve, WorkerReserve, WorkspaceQuota
+from controlplane.service.prediction.backend_observer import RateObserver
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor
 from controlplane.service.prediction.length_training import LengthTraining, require_writable_file
-from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.preflight import plan_of
 from controlplane.service.reconfiguration import Reconfiguration
 from controlplane.service.request_recorder import RequestRecorder

@@ -28,7 +28,7 @@ from controlplane.service.gate.cycle_timer import CycleTimer
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
-from controlplane.service.gate.pause_costs import pause_costs
+from controlplane.service.gate.pause_pricing import pause_costs
 from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter

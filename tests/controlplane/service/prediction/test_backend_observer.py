@@ -12,8 +12,8 @@ from controlplane.core.ports import EmbeddingPass, PauseCost
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.prediction.backend_observer import RateObserver
 from controlplane.service.prediction.fail_open import FailOpen
-from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.runtime.timers import MonotonicClock
 from predictors.timing.online_step_time import ObservedPace
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from controlplane.api.early_answers import PLANNING, RETRY_SECONDS, EarlyAnswers
+from controlplane.api.early_probes import PLANNING, RETRY_SECONDS, EarlyAnswers
 from controlplane.api.errors import starting_failure
 from controlplane.api.graceful_server import Hosting
 from controlplane.api.listening_sockets import listening

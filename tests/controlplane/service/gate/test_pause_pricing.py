@@ -9,7 +9,7 @@ from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner, Timeline
 from controlplane.core.slo import Slo
-from controlplane.service.gate.pause_costs import pause_costs
+from controlplane.service.gate.pause_pricing import pause_costs
 from controlplane.service.ticket import Ticket
 from tests.example_requests import a_request
 
