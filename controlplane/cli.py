@@ -131,9 +131,9 @@ def _run_check(options: argparse.Namespace) -> int:
 def _run_serve(options: argparse.Namespace) -> int:
     overrides = {"host": options.host, "port": options.port, "open": options.open}
     stated = {key: value for key, value in overrides.items() if value is not None}
-    with early_signals() as came:
+    with early_signals() as received:
         file = ConfigFile(config_path(options.config), stated)
-        _serve(file, file.load(), options, came)
+        _serve(file, file.load(), options, received)
 
 
 def _port(given: str) -> int:
@@ -255,9 +255,12 @@ def _completion(options: argparse.Namespace) -> int:
     return ExitStatus.DONE
 
 
-def _serve(file: ConfigFile, config: Config, options: argparse.Namespace, came: Sequence[int]) -> NoReturn:
-    """Serves until a signal and exits; `came` has the early ones. Raises ConfigError before engines start."""
-    from controlplane.api.early_answers import PLANNING, EarlyAnswers
+def _serve(file: ConfigFile, config: Config, options: argparse.Namespace, signals: Sequence[int]) -> NoReturn:
+    """Serves until a signal and exits. Raises ConfigError before engines start.
+
+    `signals` were received before and reload the configuration once the service has started.
+    """
+    from controlplane.api.early_probes import PLANNING, EarlyProbeServer
     from controlplane.api.listening_sockets import listening
 
     _require_engines(config)
@@ -265,7 +268,7 @@ def _serve(file: ConfigFile, config: Config, options: argparse.Namespace, came: 
     if config.server.health_port is not None:
         for probe in listening(config.server.host, config.server.health_port, key="server.health_port"):
             probe.close()
-    with EarlyAnswers(sockets).given() as early:
+    with EarlyProbeServer(sockets).serving() as early:
         # They take longer than all before them, so that they are imported once the port is bound.
         from controlplane.api.config_reload import WATCH_SECONDS
         from controlplane.api.graceful_server import Hosting, host_forever
@@ -279,7 +282,7 @@ def _serve(file: ConfigFile, config: Config, options: argparse.Namespace, came: 
         service = assemble(config)
     needs_key = config.server.admin_key_sha256 is None and config.server.is_local()
     watch_seconds, start_key = WATCH_SECONDS if options.watch else None, StartKey() if needs_key else None
-    hosting = Hosting(file, watch_seconds, start_display, start_key, sockets, early.kept, came)
+    hosting = Hosting(file, watch_seconds, start_display, start_key, sockets, early.kept, signals)
     _end(host_forever(service, config, hosting))
 
 

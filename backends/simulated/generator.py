@@ -323,7 +323,7 @@ class SimulatedGenerator:
             use_ceiling_bytes=None if policy is None else policy.use_ceiling * size,
             ceded_bytes=0 if policy is None else policy.ceded * size,
             held_bytes=held,
-            pace=None if policy is None else policy.observed.pace,
+            pace=None if policy is None else policy.pace_estimator.pace,
             recompute_tokens=engine.recompute_tokens + self._gate_recompute_tokens,
             preempted=() if policy is None else policy.preempted,
         )

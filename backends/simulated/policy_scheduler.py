@@ -32,7 +32,7 @@ from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.registry import engine_policy
 from predictors.timing.online_step_time import ObservedPace, StepWork
 
-_UNKNOWN_RATE = Pace(Duration(0), Duration(0))
+_UNKNOWN_PACE = Pace(Duration(0), Duration(0))
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +78,7 @@ class PolicyScheduler(RankedScheduler[P]):
         quota: blocks up to which sequences start.
         use_ceiling: blocks up to which running sequences grow.
         ceded: blocks that are neither held nor written by the step in flight, beyond quota and use.
-        observed: model of the step time, fed by the steps.
+        pace_estimator: model of the step time, fed by the steps.
         preempted: the last preemptions, the oldest first.
     """
 
@@ -95,7 +95,7 @@ class PolicyScheduler(RankedScheduler[P]):
         self.options = options
         self.quota = self.use_ceiling = blocks
         self.ceded = 0
-        self.observed = ObservedPace()
+        self.pace_estimator = ObservedPace()
         self.preempted: tuple[EnginePreemption, ...] = ()
         self._policy = engine_policy(options)
         self._withheld = 0
@@ -128,7 +128,7 @@ class PolicyScheduler(RankedScheduler[P]):
         """Learns from the step that ended `waited` before `now`; `is_alone` if no embedding pass ran."""
         if self._previous_schedule is not None and self._work is not None and self.running:
             took = Duration(now - self._previous_schedule - waited)
-            self.observed.observe_work(self._work, took, is_alone=is_alone)
+            self.pace_estimator.observe_work(self._work, took, is_alone=is_alone)
 
     def paced_start(self, now: Instant) -> Instant:
         """Earliest start of the next step while an embedding pass is under way; at once if requests wait."""
@@ -141,8 +141,8 @@ class PolicyScheduler(RankedScheduler[P]):
             now,
             self.options.decode_pacing,
             free_share=max(0.0, 1.0 - self.used_blocks / self.quota),
-            longest_step=self.observed.longest_step,
-            step=(self.observed.pace or _UNKNOWN_RATE).step,
+            longest_step=self.pace_estimator.longest_step,
+            step=(self.pace_estimator.pace or _UNKNOWN_PACE).step,
         )
 
     def arrange(self, now: Instant) -> None:
@@ -234,7 +234,7 @@ class PolicyScheduler(RankedScheduler[P]):
             self._hold()
         return EngineView(
             now=now,
-            pace=self.observed.pace or _UNKNOWN_RATE,
+            pace=self.pace_estimator.pace or _UNKNOWN_PACE,
             block_tokens=self.block_tokens,
             quota=self.quota,
             used=self.used_blocks,

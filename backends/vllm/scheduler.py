@@ -49,7 +49,7 @@ from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
 from predictors.timing.online_step_time import ObservedPace, StepWork
 
-_UNKNOWN_RATE = Pace(Duration(0), Duration(0))
+_UNKNOWN_PACE = Pace(Duration(0), Duration(0))
 
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         self._previous_step_start: Instant | None = None
         self._steps_in_flight: deque[StepWork] = deque()
         self._finished_steps: list[StepWork] = []
-        self._is_device_shared = False
+        self._is_pass_under_way = False
         self._passes_begun = 0
         self._previous_used = 0
         self._preemption_order: list[Any] = []
@@ -145,7 +145,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         asynchronous scheduling vLLM reads the output of the step in flight only after this call, so there is
         no delay where that step ends every request.
         """
-        if not self._is_device_shared or self._previous_step_start is None or len(self.waiting):
+        if not self._is_pass_under_way or self._previous_step_start is None or len(self.waiting):
             return Duration(0)
         if all(map(is_ending, self.running)):
             return Duration(0)
@@ -160,7 +160,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
                 now,
                 self.options.decode_pacing,
                 free_share=max(0.0, 1.0 - self.balloon.used / self.quota),
-                longest_step=self.observed.longest_step,
+                longest_step=self.pace_estimator.longest_step,
                 step=self._pace.step,
             )
             if begin <= now:
@@ -176,9 +176,9 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         """Whether an embedding pass was under way at any time since the last call."""
         if (state := self._shared_state) is None:
             return False
-        was_shared, times, self._passes_begun = self._is_device_shared, self._passes_begun, state.passes_begun
-        self._is_device_shared = state.is_device_shared
-        return was_shared or self._is_device_shared or times != self._passes_begun
+        was_under_way, begun = self._is_pass_under_way, self._passes_begun
+        self._passes_begun, self._is_pass_under_way = state.passes_begun, state.is_device_shared
+        return was_under_way or self._is_pass_under_way or begun != self._passes_begun
 
     def _is_pass_over(self) -> bool:
         return self._shared_state is None or not self._shared_state.is_device_shared
@@ -202,12 +202,12 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
 
     def set_step_cost(self, cost: StepCost | None) -> None:
         """Sets the prior of the step-time model, which applies until enough steps were measured."""
-        self.observed = ObservedPace(prior=cost)
-        self._pace = self.observed.pace or _UNKNOWN_RATE
+        self.pace_estimator = ObservedPace(prior=cost)
+        self._pace = self.pace_estimator.pace or _UNKNOWN_PACE
 
     def _observe(self, work: StepWork, took: Duration, *, is_alone: bool) -> None:
-        self.observed.observe_work(work, took, is_alone=is_alone)
-        self._pace = self.observed.pace or _UNKNOWN_RATE
+        self.pace_estimator.observe_work(work, took, is_alone=is_alone)
+        self._pace = self.pace_estimator.pace or _UNKNOWN_PACE
 
     def _stamp(self, now: Instant) -> None:
         self._tracker.stamp(self.running, now, is_in_flight=bool(self._steps_in_flight))

@@ -1,4 +1,4 @@
-"""Bounds the memory of bodies that are being read and of requests that wait or run, also by tenant.
+"""Bounds the memory of bodies that are being read and of requests that wait or run, in total and by tenant.
 
 `max_body` bounds one body and `admission.max_waiting` the requests, but not what they hold together: a rerank
 request of 12 KB makes 310,000 tokens, and each request keeps its body until it ends.
@@ -14,13 +14,13 @@ from controlplane.core.request import Kind
 
 
 class BodiesTooLarge(Problem):
-    """A request that is refused because others take the memory for it; it has the overload status."""
+    """The memory of bodies has no room for a request; it has the overload status."""
 
 
 class BodyMemory:
-    """The bytes that are held, by tenant; those of requests with up to `inline_body` are not counted.
+    """Counts the bytes that requests hold, by tenant.
 
-    Small requests are then bounded by `admission.max_waiting`.
+    A request of at most `inline_body` bytes is not counted: `admission.max_waiting` bounds the small ones.
     """
 
     def __init__(self, on_shed: Callable[[Kind], None]) -> None:
@@ -28,17 +28,17 @@ class BodyMemory:
         self._held: Counter[str] = Counter()
         self._on_shed = on_shed
 
-    def part(self, tenant: str, kind: Kind, settings: ApiSettings) -> "BodyPart":
-        """What one request of `tenant` holds until it calls `free`."""
-        return BodyPart(self._held, tenant, settings, partial(self._on_shed, kind))
+    def account(self, tenant: str, kind: Kind, settings: ApiSettings) -> "MemoryAccount":
+        """Opens the account of one request of `tenant`; its owner calls `free` at the end."""
+        return MemoryAccount(self._held, tenant, settings, partial(self._on_shed, kind))
 
 
-# What was tokenized here has four bytes for each token, the prompt of a generation two more for the hashes of
-# blocks, and inputs that are computed four more.
+# A token id takes four bytes; the hashes of a prompt's blocks take two more per token of a generation, and
+# the inputs of a pass four more per token of an embedding call.
 _BYTES_PER_TOKEN = 8
 
 
-class BodyPart:
+class MemoryAccount:
     """The bytes that one request holds."""
 
     def __init__(
@@ -51,17 +51,17 @@ class BodyPart:
         self._bytes = self._body_bytes = 0
 
     def hold_body(self, size: int) -> None:
-        """Holds so many bytes of a parsed body, instead of those that were read. Raises BodiesTooLarge."""
+        """Replaces the bytes that were read by the `size` of the parsed body. Raises BodiesTooLarge."""
         self._body_bytes = size
-        self._hold_besides(0)
+        self._replace(size)
 
     def hold_tokens(self, tokens: int) -> None:
-        """Holds the inputs of a request, which waits or is computed. Raises BodiesTooLarge."""
-        self._hold_besides(_BYTES_PER_TOKEN * tokens)
+        """Adds the token ids of a request that waits or is computed to its body. Raises BodiesTooLarge."""
+        self._replace(self._body_bytes + _BYTES_PER_TOKEN * tokens)
 
-    def _hold_besides(self, size: int) -> None:
+    def _replace(self, size: int) -> None:
         self.free()
-        self.grow(self._body_bytes + size)
+        self.grow(size)
 
     @property
     def is_counted(self) -> bool:
@@ -69,14 +69,14 @@ class BodyPart:
         return self._bytes > 0
 
     def free(self) -> None:
-        """Holds nothing any more."""
+        """Gives all bytes back. Idempotent."""
         self._held[self._tenant] -= self._bytes
         self._bytes = 0
         if not self._held[self._tenant]:
             del self._held[self._tenant]
 
     def grow(self, size: int) -> None:
-        """Holds `size` bytes from now on.
+        """Raises the held bytes to `size`.
 
         A tenant has at most half of `server.limits.body_memory`; a request that is the only one of its tenant
         is always accepted. Raises BodiesTooLarge.

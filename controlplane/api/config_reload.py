@@ -33,15 +33,15 @@ class ConfigReload:
         self._digest = None if file is None else _digest_of(file)
 
     @contextmanager
-    def on_signals(self, came: Collection[int] = ()) -> Iterator[None]:
-        """Handles the signals, which would otherwise end the process; one that comes early waits.
+    def on_signals(self, early: Collection[int] = ()) -> Iterator[None]:
+        """Handles the signals, which would otherwise end the process; one before `running` is kept for it.
 
-        `came` has those that came before (`early_signals`); new ones may be added until this call.
+        `early` holds those received before this call (`early_signals`), which may still grow until then.
         """
         loop = asyncio.get_running_loop()
         for number in RELOADING:
             loop.add_signal_handler(number, self._asked.set)
-        if came:
+        if early:
             self._asked.set()
         try:
             yield

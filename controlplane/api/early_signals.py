@@ -19,19 +19,19 @@ RELOADING = (signal.SIGHUP, signal.SIGUSR1)
 
 @contextmanager
 def early_signals() -> Iterator[list[int]]:
-    """While the block runs, `ENDING` ends the process with status 0; yields which of `RELOADING` have come.
+    """Yields the list of received `RELOADING` signals; while the block runs, `ENDING` ends with status 0.
 
     Must be used before an engine starts: the process ends at once and cleans nothing up.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def keep(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
 
     actions = dict.fromkeys(ENDING, _end) | dict.fromkeys(RELOADING, keep)
     former = {number: signal.signal(number, action) for number, action in actions.items()}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

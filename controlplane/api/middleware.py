@@ -35,10 +35,9 @@ Headers = Sequence[tuple[bytes, bytes]]
 class RequestMiddleware:
     """Stores `request_id` in the scope and the response headers, and limits the body while it is read.
 
-    Anthropic's clients read it from a header of another name.
-
-    The settings in force when a request begins are stored in its scope too, and at its end the access log
-    gets a line. Answers to a router of the fleet carry the load of the box.
+    Responses of Anthropic's protocol carry the id in `request-id` too. The settings in force when a request
+    begins are stored in its scope. The access log gets a line at its end. Responses to a router of the fleet
+    carry the load of the box.
     """
 
     def __init__(

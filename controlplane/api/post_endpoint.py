@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from controlplane.api.auth import caller_of
-from controlplane.api.body_memory import BodyMemory, BodyPart
+from controlplane.api.body_memory import BodyMemory, MemoryAccount
 from controlplane.api.body_parsing import BodyParser
 from controlplane.api.memory_release import MemoryRelease
 from controlplane.api.middleware import request_id_of
@@ -53,14 +53,14 @@ class ParsedRequest(Generic[Body]):
     body: Body
     settings: ApiSettings
     headers: RawHeaders
-    memory: BodyPart
+    memory: MemoryAccount
 
 
 Reply = Callable[[ParsedRequest[Body], Send], Awaitable[None]]
 """Serves one parsed request and sends the response."""
 
 
-# A trim holds up the allocator, and an answer of less than so many times `inline_body` leaves little.
+# Trimming blocks the allocator, so only answers of more than this multiple of `inline_body` cause it.
 _LARGE_ANSWER = 16
 
 
@@ -83,27 +83,27 @@ class EndpointFactory:
         settings = settings_for(request)
         caller = caller_of(request.headers, settings)
         kind = KIND_OF_PATH.get(request.scope["path"], Kind.GENERATE)
-        part = self._memory.part(caller.tenant, kind, settings)
+        account = self._memory.account(caller.tenant, kind, settings)
         headers = request.scope["headers"]
         try:
-            content = await _content(request, part)
+            content = await _content(request, account)
             body, size = await self._bodies.parse(content, model, settings.limits, tenant=caller.tenant)
-            part.hold_body(size)
+            account.hold_body(size)
             arrival = request.scope["state"].get(ARRIVAL)
             origin = RequestOrigin(request_id_of(request), caller, hints_of(headers, body), arrival)
         except BaseException:
-            part.free()
+            account.free()
             raise
-        return ParsedRequest(origin, body, settings, headers, part)
+        return ParsedRequest(origin, body, settings, headers, account)
 
 
-async def _content(request: Request, part: BodyPart) -> bytes:
+async def _content(request: Request, account: MemoryAccount) -> bytes:
     """Reads the body. Raises Problem, and ClientDisconnect if it ends too early."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        part.grow(size)
+        account.grow(size)
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -127,7 +127,7 @@ class _Endpoint(Generic[Body]):
             message = "request %s: client disconnected after %d chunks; request aborted"
             log.debug(message, parsed.origin.request_id, watch.chunks)
         finally:
-            # What its templates, tokens and log probabilities took is free by now, and kept by the allocator.
+            # Templates, tokens and log probabilities are free by now, but the allocator keeps their memory.
             large = _LARGE_ANSWER * parsed.settings.limits.inline_body
             if parsed.memory.is_counted or watch.sent_bytes > large:
                 self.endpoints.release.schedule()

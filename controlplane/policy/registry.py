@@ -25,7 +25,7 @@ from typing import TypeVar, cast
 from controlplane.core.clock import Duration, milliseconds
 from controlplane.core.plugins import load_plugin, plugin_names, plugin_source
 from controlplane.policy.engine.apt_serve import AptServe
-from controlplane.policy.engine.cutoff_at_gate import EngineCutoff, EnginePrecedence, by_rank, by_size
+from controlplane.policy.engine.engine_precedence import EngineCutoff, EnginePrecedence, by_rank, by_size
 from controlplane.policy.engine.interface import EnginePolicy
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.engine.srmt import ShortestRemainingMemoryTime

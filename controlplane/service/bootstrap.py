@@ -41,9 +41,9 @@ from controlplane.service.memory.monitor import MemoryMonitor
 from controlplane.service.memory.pool import ledger_of, shared_pool
 from controlplane.service.memory.quota_controller import quota_controller
 from controlplane.service.memory.worker_reserve import PoolReserve, WorkerReserve, WorkspaceQuota
+from controlplane.service.prediction.backend_observer import BackendObserver
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor
 from controlplane.service.prediction.length_training import LengthTraining, require_writable_file
-from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.preflight import plan_of
 from controlplane.service.reconfiguration import Reconfiguration
 from controlplane.service.request_recorder import RequestRecorder
@@ -209,8 +209,8 @@ def _parts(
         clock, ledger, policies, generators, encoders, lengths, metrics, rates,
         TenantQueues(policies.tenant_weights), RequestRecorder(clock, remembered=policies.explained_requests),
     )  # fmt: skip
-    observer = RateObserver(
-        clock, dispatcher.pace_estimators, dispatcher.pause_costs, encoders, metrics, fail_open
+    observer = BackendObserver(
+        clock, dispatcher.pace_estimators, dispatcher.pause_cost, encoders, metrics, fail_open
     )
     observer.attach(generators)
     timeouts = StartTimeouts(dispatcher, clock, policies.admission.options.max_wait)
@@ -243,7 +243,7 @@ def _parts(
 
 def _record(
     dispatcher: Dispatcher,
-    observer: RateObserver,
+    observer: BackendObserver,
     decision_log: DecisionLog | None,
     traces: TraceExport,
 ) -> None:

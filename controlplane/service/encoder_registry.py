@@ -35,7 +35,7 @@ class EncoderRegistry(Mapping[str, Embedder]):
         self.on_added: list[Callable[[Embedder], None]] = []
         self._bound: Counter[Embedder] = Counter()
         self._unbound = asyncio.Event()
-        self._of_stopped = WorkerCounts()
+        self._counts_of_stopped = WorkerCounts()
 
     def __getitem__(self, model: str) -> Embedder:
         found = self.embedders.get(model)
@@ -56,7 +56,7 @@ class EncoderRegistry(Mapping[str, Embedder]):
     @property
     def counts(self) -> WorkerCounts:
         """Counts of all workers, stopped ones included."""
-        totals = [self._of_stopped, *map(_counts_of, self.running)]
+        totals = [self._counts_of_stopped, *map(_counts_of, self.running)]
         return WorkerCounts(*map(sum, zip(*totals, strict=True)))
 
     @contextmanager
@@ -104,8 +104,8 @@ class EncoderRegistry(Mapping[str, Embedder]):
 
     def stopped(self, worker: Embedder) -> None:
         """Forgets a leaving worker but for its counts."""
-        self._of_stopped = WorkerCounts(
-            *(a + b for a, b in zip(self._of_stopped, _counts_of(worker), strict=True))
+        self._counts_of_stopped = WorkerCounts(
+            *(a + b for a, b in zip(self._counts_of_stopped, _counts_of(worker), strict=True))
         )
         self.leaving.remove(worker)
 

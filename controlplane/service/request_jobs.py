@@ -64,8 +64,9 @@ class RequestOrigin:
 class GenerateJob:
     """A generation request with its prompt as token ids and its sampling parameters.
 
-    A prompt that was tokenized here is an array of four bytes a token, a ninth of a list: many may wait.
-    `charged_tokens` were charged to its tenant's rate limits before it was tokenized; None if nothing was.
+    A `prompt` that the server tokenized is an array of 4 bytes per token: many requests may wait, and a list
+    takes nine times as much. `charged_tokens` were charged to its tenant's rate limits before it was
+    tokenized; None if nothing was.
     """
 
     request: Request

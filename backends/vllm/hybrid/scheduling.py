@@ -150,7 +150,7 @@ class HybridScheduling(_Base):
     def _set_rows_per_block(self, name: str) -> None:
         """Sets the tokens per block with which the policy counts the request's blocks."""
         on_hidden = name in self.hybrid_cache.hidden
-        self.requests[name].tandem.per_block = self.layout.rows_per_block if on_hidden else None
+        self.requests[name].tandem.block_tokens = self.layout.rows_per_block if on_hidden else None
 
     # --- cost of hidden states -----------------------------------------------------------------
 

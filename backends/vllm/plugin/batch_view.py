@@ -61,7 +61,7 @@ class BatchTracker:
 
     Args:
         block_tokens: tokens of a block of keys and values.
-        has_packed: whether requests may have `per_block` other than `block_tokens`.
+        has_packed: whether requests may have `block_tokens` of their own.
         runs_ahead: whether more tokens may be scheduled than are known (draft tokens, or a step in flight).
         takes_back: whether the number of computed tokens may fall while a request runs (rejected drafts, or a
             failed KV transfer).
@@ -136,7 +136,7 @@ class BatchTracker:
             self._numbers.append(self._next_number)
             self._number_of[state] = self._next_number
             self._next_number += 1
-            state.held = -(-computed // (state.per_block or self._block_tokens))
+            state.held = -(-computed // (state.block_tokens or self._block_tokens))
             if self._sharing is not None:
                 self._sharing.start(request, state, self._states)
                 self._is_stale |= bool(self._sharing)
@@ -225,5 +225,5 @@ class BatchTracker:
         """Blocks that hold `tokens` of the requests in the slice `index`."""
         size: Ints | int = self._block_tokens
         if self._has_packed:
-            size = np.array([request.tandem.per_block or size for request in self._requests[index]], np.int64)
+            size = np.array([r.tandem.block_tokens or size for r in self._requests[index]], np.int64)
         return (tokens + (size - 1)) // size

@@ -115,7 +115,7 @@ class AnnouncingTarget:
         if reserve.time:
             self._dispatcher.snapshots = _AnnouncingSnapshots(plain, lambda: list(self._announced.values()))
             for embedder in plain.encoders.values():
-                embedder.pause_cost = self._pause_costs
+                embedder.pause_cost = self._pause_cost
 
     async def send(self, planned: PlannedRequest, answer: PartialResponse) -> None:
         """Sends a request, and announces the answer of its workflow once its reranking is admitted."""
@@ -172,9 +172,9 @@ class AnnouncingTarget:
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
 
-    def _pause_costs(self) -> PauseCost | None:
+    def _pause_cost(self) -> PauseCost | None:
         """What a pass costs the generations in the engine and the announced ones."""
-        cost, pace = self._dispatcher.pause_costs(), self._dispatcher.pace_estimators[Owner.LLM].pace
+        cost, pace = self._dispatcher.pause_cost(), self._dispatcher.pace_estimators[Owner.LLM].pace
         if cost is None or pace is None or not self._announced:
             return cost
         now, waiting = self._target.service.gate.clock.now(), []

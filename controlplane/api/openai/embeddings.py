@@ -64,9 +64,10 @@ async def computed_vectors(
     dimensions: int | None,
     takes_any_ids: bool = False,
 ) -> tuple[EmbedJob, Embedded, Vectors]:
-    """Admits and computes the inputs of `request`; the vectors have so many `dimensions` if any are stated.
+    """Admits and computes the inputs of `request`; returns the job, its ticket, and vectors [inputs, n].
 
-    Raises Problem, Refused, Rejected, BackendDown, BackendFailed.
+    n is `dimensions`, or the model's dimension if that is None. Raises Problem, Refused, Rejected,
+    BackendDown, BackendFailed.
     """
     job = await service.intake.embeddings(
         request.origin,

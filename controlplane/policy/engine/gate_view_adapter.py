@@ -29,7 +29,7 @@ def footprint_of(state: RequestState, block_tokens: int) -> Footprint:
 def lease_table(batch: RunningBatch, view: EngineView) -> LeaseTable:
     """The running batch as a lease table in tokens."""
     # A request with more tokens per block takes less than one token of cache per token.
-    slope = np.full(len(batch), view.block_tokens / view.per_block(batch))
+    slope = np.full(len(batch), view.block_tokens / view.block_tokens_of(batch))
     base = slope * batch.tokens.astype(np.float64) + view.block_tokens - 1
     if view.has_shared:
         # A shared block is part of one lease.

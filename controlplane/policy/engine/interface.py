@@ -87,19 +87,19 @@ class EngineView:
                 return plan.offer[:count]
         return plan.offer
 
-    def per_block(self, states: Iterable[RequestState]) -> Ints | int:
+    def block_tokens_of(self, states: Iterable[RequestState]) -> Ints | int:
         """Tokens per block of each request: int64 [n], or one int if all are equal."""
         if not self.has_packed:
             return self.block_tokens
-        return np.array([state.per_block or self.block_tokens for state in states], np.int64)
+        return np.array([state.block_tokens or self.block_tokens for state in states], np.int64)
 
     def need(self, state: RequestState) -> int:
         """Blocks that a waiting request takes from the free ones until its next token is computed."""
-        return state.tokens // (state.per_block or self.block_tokens) + 1 - state.shared
+        return state.tokens // (state.block_tokens or self.block_tokens) + 1 - state.shared
 
     def needs(self, tokens: Ints, states: Iterable[RequestState]) -> Ints:
         """`need` of requests that have these tokens, both int64 [n]."""
-        needs: Ints = tokens // self.per_block(states) + 1
+        needs: Ints = tokens // self.block_tokens_of(states) + 1
         if self.has_shared:
             needs -= np.fromiter((state.shared for state in states), np.int64, len(needs))
         return needs

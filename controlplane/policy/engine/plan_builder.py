@@ -41,11 +41,11 @@ class Ranking:
 class PlanBuilder:
     """A plan under construction.
 
-    A request may also be required to fit for `settle` more steps, as if no other started. `rank` is called
-    only if a request must be preempted.
+    A request may also be required to fit for `settle` more steps, as if no other started. `make_ranking` is
+    called only if a request must be preempted.
     """
 
-    def __init__(self, view: EngineView, rank: Callable[[EngineView], Ranking], settle: int) -> None:
+    def __init__(self, view: EngineView, make_ranking: Callable[[EngineView], Ranking], settle: int) -> None:
         self.view = view
         self.preempt: list[RequestState] = []
         self.beneficiaries: list[RequestState | None] = []
@@ -54,26 +54,26 @@ class PlanBuilder:
         self.slots = view.free_slots
         self._settle = settle
         self._growth = settle / view.block_tokens
-        self._later: float | None = None
-        self._rank = rank
-        self._ranks: Ranking | None = None
+        self._cached_at_horizon: float | None = None
+        self._make_ranking = make_ranking
+        self._cached_ranking: Ranking | None = None
         self._offered: set[str] = set()
         self._look: LookAhead | None = None
 
     @property
     def ranked(self) -> list[RequestState]:
         """The last `RANKED` requests by rank; empty if no ranking was needed."""
-        ranks = self._ranks
-        return [] if ranks is None else ranks.batch.requests(ranks.order[-RANKED:])
+        ranking = self._cached_ranking
+        return [] if ranking is None else ranking.batch.requests(ranking.order[-RANKED:])
 
     def need_at_end(self, state: RequestState) -> int:
         """Blocks that a waiting request takes from the free ones until its predicted end."""
         return self.view.need(state) + state.remaining() // self.view.block_tokens
 
     def _ranking(self) -> Ranking:
-        if self._ranks is None:
-            self._ranks = self._rank(self.view)
-        return self._ranks
+        if self._cached_ranking is None:
+            self._cached_ranking = self._make_ranking(self.view)
+        return self._cached_ranking
 
     def plan(self) -> StepPlan:
         """The plan as it is now."""
@@ -84,18 +84,18 @@ class PlanBuilder:
 
         False if there is none left.
         """
-        ranks = self._ranking()
-        if not ranks.order:
+        ranking = self._ranking()
+        if not ranking.order:
             return False
-        self._preempt(ranks.batch[ranks.order.pop()], beneficiary)
+        self._preempt(ranking.batch[ranking.order.pop()], beneficiary)
         return True
 
     def _preempt(self, victim: RequestState, beneficiary: RequestState | None) -> None:
         self.preempt.append(victim)
         self.beneficiaries.append(beneficiary)
         self.free += victim.held
-        if self._later is not None:
-            self._later += self._held_later(victim)
+        if self._cached_at_horizon is not None:
+            self._cached_at_horizon += self._held_at_horizon(victim)
         self.slots += 1
         self._look = None
 
@@ -112,8 +112,8 @@ class PlanBuilder:
         self._offered.add(request_id)
         self.offer.append(state)
         self.free -= need
-        if self._later is not None:
-            self._later -= self._needed_later(state)
+        if self._cached_at_horizon is not None:
+            self._cached_at_horizon -= self._need_at_horizon(state)
         self.slots -= 1
         self._look = None
         return True
@@ -121,20 +121,20 @@ class PlanBuilder:
     @property
     def free_at_horizon(self) -> float:
         """Blocks free after `settle` steps; never more than now."""
-        if self._later is None:
+        if self._cached_at_horizon is None:
             running = self.view.running
             done: list[int] = running.held[running.remaining_tokens() <= self._settle].tolist()
             # Shared blocks are in no request's `held`, and stay in use.
-            later = self.view.used - sum(done) + self._growth * (len(running) - len(done))
-            later -= sum(map(self._held_later, self.preempt))
-            self._later = self.view.quota - later - sum(map(self._needed_later, self.offer))
-        return min(self._later, self.free)
+            used = self.view.used - sum(done) + self._growth * (len(running) - len(done))
+            used -= sum(map(self._held_at_horizon, self.preempt))
+            self._cached_at_horizon = self.view.quota - used - sum(map(self._need_at_horizon, self.offer))
+        return min(self._cached_at_horizon, self.free)
 
     def fits_for_horizon(self, state: RequestState) -> bool:
         """Whether no preemption is expected within `settle` steps of its start; or it runs alone."""
         if self._settle == 0 or self.is_idle:
             return True
-        return self._needed_later(state) <= self.free_at_horizon
+        return self._need_at_horizon(state) <= self.free_at_horizon
 
     def many_fit_for_horizon(self, needs: Ints, to_come: Ints) -> Bools:
         """`fits_for_horizon` of many requests at once, bool [n].
@@ -148,11 +148,11 @@ class PlanBuilder:
         left = self.free_at_horizon
         return (needs + self._growth <= left) | ((to_come <= self._settle) & (left >= 0))
 
-    def _held_later(self, state: RequestState) -> float:
+    def _held_at_horizon(self, state: RequestState) -> float:
         is_done = state.remaining() <= self._settle
         return 0.0 if is_done else state.held + self._growth
 
-    def _needed_later(self, state: RequestState) -> float:
+    def _need_at_horizon(self, state: RequestState) -> float:
         return 0.0 if state.remaining() <= self._settle else self.view.need(state) + self._growth
 
     def start_by_preempting(self, state: RequestState, size: float) -> bool:
@@ -161,11 +161,11 @@ class PlanBuilder:
         Only requests of a later lane or with a memory-time over weight above `size` are preempted. Returns
         whether it started.
         """
-        need, gained, count, ranks = self.view.need(state), 0, 0, self._ranking()
-        for index in reversed(ranks.order):
-            if self.free + gained >= need or ranks.sizes[index] <= size:
+        need, gained, count, ranking = self.view.need(state), 0, 0, self._ranking()
+        for index in reversed(ranking.order):
+            if self.free + gained >= need or ranking.sizes[index] <= size:
                 break
-            gained += int(ranks.batch.held[index])
+            gained += int(ranking.batch.held[index])
             count += 1
         if self.free + gained < need:
             return False
@@ -181,13 +181,13 @@ class PlanBuilder:
         """
         if state.request.id in self._offered:
             return True
-        ranks, need = self._ranking(), self.view.need(state)
-        weights, held = ranks.batch.weight, ranks.batch.held
-        may = (weights < state.weight) & (ranks.batch.memory_time() > size * weights)
+        ranking, need = self._ranking(), self.view.need(state)
+        weights, held = ranking.batch.weight, ranking.batch.held
+        may = (weights < state.weight) & (ranking.batch.memory_time() > size * weights)
         may &= need <= self.free + held
-        for place in reversed(range(len(ranks.order))):
-            if may[ranks.order[place]]:
-                self._preempt(ranks.batch[ranks.order.pop(place)], state)
+        for place in reversed(range(len(ranking.order))):
+            if may[ranking.order[place]]:
+                self._preempt(ranking.batch[ranking.order.pop(place)], state)
                 return self.start(state)
         return False
 
@@ -200,9 +200,9 @@ class PlanBuilder:
         """Starts the request if it and all others fit until their predicted ends, or if it runs alone."""
         if self.slots <= 0 or self.free < self.view.need(state):
             return False
-        return (self.is_idle or self._stays(state)) and self.start(state)
+        return (self.is_idle or self._fits_to_end(state)) and self.start(state)
 
-    def _stays(self, state: RequestState) -> bool:
+    def _fits_to_end(self, state: RequestState) -> bool:
         if self._look is None:
             batch = self.view.running.without(self.preempt)
             for offered in self.offer:

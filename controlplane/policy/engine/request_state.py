@@ -31,8 +31,8 @@ class RequestState:
     """There is no forecast: `predicted` is max_tokens."""
     is_missed: bool = False
     """The first token was late, or a gap was longer than allowed."""
-    per_block: int | None = None
-    """Tokens per block; None for the block size of the KV cache."""
+    block_tokens: int | None = None
+    """Tokens that it stores per block; None for the block size of the KV cache."""
     held: int = 0
     """Blocks that preempting it frees, at the last update of the running batch; undefined while waiting."""
     shared: int = 0

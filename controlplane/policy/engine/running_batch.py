@@ -27,18 +27,19 @@ _LONG_PAST = -2 * _NEVER
 # An hour a token. With a million tokens it still fits int64 when added to `_NEVER`.
 _LONGEST_TPOT = 3_600_000_000_000
 
-# Integer columns; those that nearly every step changes come first. After the first token `_FIRST_DUE` is
-# `_LONG_PAST`, before it `_LAST` is: the later deadline counts. `_PACED_FROM` plus TPOT per token, the prompt
-# included, is the TPOT deadline; it is `_NEVER` before the first token and without a TPOT. `_FEWEST` and
-# `_LIKELY` are the tokens before the last one at the likely totals, the prompt included.
-_FACTS = 18
-_NOW = slice(3)
+# Integer columns; those that nearly every step changes, `_LATEST`, come first. After the first token
+# `_FIRST_DUE` is `_LONG_PAST`, before it `_LAST` is: the later deadline counts. `_PACED_FROM` plus TPOT per
+# token, the prompt included, is the TPOT deadline; it is `_NEVER` before the first token and without a TPOT.
+# `_NUMBER` is 1 if only a number of output tokens is predicted. `_FEWEST` and `_LIKELY` are the tokens before
+# the last one at the likely totals, the prompt included.
+_INTEGER_COLUMNS = 18
+_LATEST = slice(3)
 _TOKENS, _HELD, _LAST, _PROMPT, _MOST, _BY_ID, _PRIORITY, _GAP = range(8)
 _FIRST_DUE, _MISSED, _PACED_FROM, _TPOT, _E2E_DUE = range(8, 13)
-_GUESS, _NUMBER, _UNTIL, _FEWEST, _LIKELY = range(13, _FACTS)
+_GUESS, _NUMBER, _UNTIL, _FEWEST, _LIKELY = range(13, _INTEGER_COLUMNS)
 # Float columns: the piece of the forecast, valid below `_UNTIL` tokens, and the class's weight.
-_PIECE = 5
-_END, _HALF_DENSITY, _BEYOND, _EXCESS, _WEIGHT = range(_PIECE)
+_FLOAT_COLUMNS = 5
+_END, _HALF_DENSITY, _BEYOND, _EXCESS, _WEIGHT = range(_FLOAT_COLUMNS)
 _NO_PIECE = (0.0, 0.0, 1.0, 0.0)
 
 
@@ -52,9 +53,9 @@ class RunningBatch:
     def __init__(self, states: Iterable[RequestState] = ()) -> None:
         self._all = list(states)
         self.ids = [state.request.id for state in self._all]
-        self._facts = ColumnStore(_FACTS, np.int64, [_facts(state) for state in self._all])
-        self._pieces = ColumnStore(_PIECE, np.float64, [_unknown(state) for state in self._all])
-        self._to_come: Floats | None = None
+        self._integers = ColumnStore(_INTEGER_COLUMNS, np.int64, [_integer_row(state) for state in self._all])
+        self._floats = ColumnStore(_FLOAT_COLUMNS, np.float64, [_float_row(state) for state in self._all])
+        self._remaining: Floats | None = None
         self._has_outrun = False
         self._sort_ids()
 
@@ -62,15 +63,15 @@ class RunningBatch:
         return len(self._all)
 
     def __getitem__(self, index: int) -> RequestState:
-        return _up_to_date(self._all[index], *self._facts.filled[_NOW, index].tolist())
+        return _up_to_date(self._all[index], *self._integers.filled[_LATEST, index].tolist())
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self.at(range(len(self._all))))
 
     def at(self, places: Sequence[int]) -> list[RequestState]:
         """The requests at these positions, brought up to date."""
-        now = self._facts.filled[_NOW, places].T.tolist()
-        return [_up_to_date(self._all[index], *facts) for index, facts in zip(places, now, strict=True)]
+        latest = self._integers.filled[_LATEST, places].T.tolist()
+        return [_up_to_date(self._all[index], *row) for index, row in zip(places, latest, strict=True)]
 
     def requests(self, places: Sequence[int]) -> list[RequestState]:
         """The requests at these positions, as of their last update."""
@@ -85,21 +86,21 @@ class RunningBatch:
         index, name = len(self._all), state.request.id
         self._all.append(state)
         self.ids.append(name)
-        self._facts.put(index, _facts(state))
-        self._pieces.put(index, _unknown(state))
+        self._integers.put(index, _integer_row(state))
+        self._floats.put(index, _float_row(state))
         self.by_id[index] = place = bisect_left(self._sorted_ids, name)
         self._sorted_ids.insert(place, name)
         self.by_id[:index] += self.by_id[:index] >= place
-        self._to_come = None
+        self._remaining = None
 
     def pop(self, index: int) -> RequestState:
         """Removes the request at this position and returns it, brought up to date."""
         state, place = self[index], int(self.by_id[index])
         del self._all[index], self.ids[index], self._sorted_ids[place]
-        self._facts.drop(index)
-        self._pieces.drop(index)
+        self._integers.drop(index)
+        self._floats.drop(index)
         np.subtract(self.by_id, self.by_id > place, out=self.by_id)
-        self._to_come = None
+        self._remaining = None
         return state
 
     def without(self, gone: Collection[RequestState]) -> "RunningBatch":
@@ -109,7 +110,7 @@ class RunningBatch:
         left = RunningBatch()
         left._all = [self._all[index] for index in kept]
         left.ids = [self.ids[index] for index in kept]
-        left._facts, left._pieces = self._facts.select(kept), self._pieces.select(kept)
+        left._integers, left._floats = self._integers.select(kept), self._floats.select(kept)
         left._has_outrun = self._has_outrun
         left._sort_ids()
         return left
@@ -122,74 +123,74 @@ class RunningBatch:
     def set_forecast(self, state: RequestState) -> None:
         """Rereads the forecast of a request after it changed."""
         index = self._all.index(state)
-        self._facts.filled[_GUESS:, index] = _facts(state)[_GUESS:]
-        self._pieces.filled[:, index] = _unknown(state)
-        self._to_come = None
+        self._integers.filled[_GUESS:, index] = _integer_row(state)[_GUESS:]
+        self._floats.filled[:, index] = _float_row(state)
+        self._remaining = None
 
     def stamp(self, tokens: Ints, now: Instant) -> None:
         """Sets the tokens of each request, int64 [n], in the cache or to be computed in this step.
 
         A request with more tokens than before produced them at `now`.
         """
-        facts = self._facts.filled
-        last, grown = facts[_LAST], tokens != facts[_TOKENS]
+        integers = self._integers.filled
+        last, grown = integers[_LAST], tokens != integers[_TOKENS]
         # The few requests with their first token, or with a late one, need more than the vector update.
-        for index in (grown & (last + facts[_GAP] < now)).nonzero()[0].tolist():
+        for index in (grown & (last + integers[_GAP] < now)).nonzero()[0].tolist():
             state = self[index]
             state.stamp(now, int(tokens[index]) - state.tokens)
-            facts[_MISSED, index], facts[_FIRST_DUE, index] = state.is_missed, _LONG_PAST
-            facts[_PACED_FROM, index] = _paced_from(state)
-        facts[_TOKENS] = tokens
+            integers[_MISSED, index], integers[_FIRST_DUE, index] = state.is_missed, _LONG_PAST
+            integers[_PACED_FROM, index] = _paced_from(state)
+        integers[_TOKENS] = tokens
         np.putmask(last, grown, now)
-        self._to_come = None
+        self._remaining = None
 
     @property
     def tokens(self) -> Ints:
         """Tokens of each request, int64 [n]."""
-        return self._facts.column(_TOKENS)
+        return self._integers.column(_TOKENS)
 
     @property
     def held(self) -> Ints:
         """Blocks held by each request, int64 [n]; writable."""
-        return self._facts.column(_HELD)
+        return self._integers.column(_HELD)
 
     @property
     def priority(self) -> Ints:
         """Priority of each request's class, int64 [n]."""
-        return self._facts.column(_PRIORITY)
+        return self._integers.column(_PRIORITY)
 
     @property
     def weight(self) -> Floats:
         """Weight of each request's class, float64 [n]."""
-        return self._pieces.column(_WEIGHT)
+        return self._floats.column(_WEIGHT)
 
     @property
     def is_guess(self) -> Bools:
         """Whether each request has no forecast but max_tokens, bool [n]."""
-        return np.not_equal(self._facts.column(_GUESS), 0)
+        return np.not_equal(self._integers.column(_GUESS), 0)
 
     @property
     def by_id(self) -> Ints:
         """Position of each request in the order of request ids, int64 [n]."""
-        return self._facts.column(_BY_ID)
+        return self._integers.column(_BY_ID)
 
     def has_token_of(self, now: Instant) -> Bools:
         """Whether the last token of each request appeared at `now`, bool [n]."""
-        return np.equal(self._facts.column(_LAST), now)
+        return np.equal(self._integers.column(_LAST), now)
 
     def is_lost(self, now: Instant, step: Duration) -> Bools:
         """`RequestState.cannot_meet_slo` of each request without further work, bool [n]."""
         # Updates the likely totals.
         self.remaining_tokens()
-        facts = self._facts.filled
-        tokens, tpot = facts[_TOKENS], facts[_TPOT]
+        integers = self._integers.filled
+        tokens, tpot = integers[_TOKENS], integers[_TPOT]
         # As `core.deadlines.last_chance`.
-        due = np.maximum(facts[_FIRST_DUE], facts[_LAST] + facts[_GAP])
-        regained = np.maximum(tpot - step, 0) * np.maximum(facts[_LIKELY] - tokens, 0)
-        paced = facts[_PACED_FROM] + tpot * tokens + regained
-        whole = facts[_E2E_DUE] - step * np.maximum(facts[_FEWEST] - tokens, 0)
+        due = np.maximum(integers[_FIRST_DUE], integers[_LAST] + integers[_GAP])
+        regained = np.maximum(tpot - step, 0) * np.maximum(integers[_LIKELY] - tokens, 0)
+        paced = integers[_PACED_FROM] + tpot * tokens + regained
+        whole = integers[_E2E_DUE] - step * np.maximum(integers[_FEWEST] - tokens, 0)
         due = np.minimum(np.minimum(due, paced), whole)
-        is_lost: Bools = (due < now) | (facts[_MISSED] != 0)
+        is_lost: Bools = (due < now) | (integers[_MISSED] != 0)
         return is_lost
 
     def memory_time(self) -> Floats:
@@ -199,36 +200,36 @@ class RunningBatch:
 
     def remaining_tokens(self) -> Floats:
         """`RequestState.remaining` of each request, in whole tokens, float64 [n]."""
-        if self._to_come is None:
-            self._to_come = self._expected()
-        return self._to_come
+        if self._remaining is None:
+            self._remaining = self._expected()
+        return self._remaining
 
     def _expected(self) -> Floats:
-        facts, pieces = self._facts.filled, self._pieces.filled
-        tokens = facts[_TOKENS]
-        for index in (tokens >= facts[_UNTIL]).nonzero()[0].tolist():
+        integers, floats = self._integers.filled, self._floats.filled
+        tokens = integers[_TOKENS]
+        for index in (tokens >= integers[_UNTIL]).nonzero()[0].tolist():
             piece = _piece(self._all[index], int(tokens[index]))
             if piece is None:
-                facts[_UNTIL, index], pieces[:_WEIGHT, index], self._has_outrun = _NEVER, _NO_PIECE, True
+                integers[_UNTIL, index], floats[:_WEIGHT, index], self._has_outrun = _NEVER, _NO_PIECE, True
             else:
-                facts[_UNTIL, index], pieces[:_WEIGHT, index] = ceil(piece[0]), piece
-            facts[_FEWEST : _LIKELY + 1, index] = _likely(self._all[index], int(tokens[index]))
+                integers[_UNTIL, index], floats[:_WEIGHT, index] = ceil(piece[0]), piece
+            integers[_FEWEST : _LIKELY + 1, index] = _likely(self._all[index], int(tokens[index]))
         # As `LengthForecast.expected_remaining`.
-        left = pieces[_END] - tokens
-        half = pieces[_HALF_DENSITY] * left
-        later = half + pieces[_BEYOND]
-        mean = (later * left + pieces[_EXCESS]) / (later + half)
+        left = floats[_END] - tokens
+        half = floats[_HALF_DENSITY] * left
+        later = half + floats[_BEYOND]
+        mean = (later * left + floats[_EXCESS]) / (later + half)
         if self._has_outrun:
-            mean = np.where(facts[_UNTIL] == _NEVER, self._of_outrun(), mean)
-        expected: Floats = np.maximum(1.0, np.minimum(np.rint(mean), facts[_MOST] - tokens))
+            mean = np.where(integers[_UNTIL] == _NEVER, self._of_outrun(), mean)
+        expected: Floats = np.maximum(1.0, np.minimum(np.rint(mean), integers[_MOST] - tokens))
         return expected
 
     def _of_outrun(self) -> Floats:
         """Expected remaining tokens beyond the forecast; same formulae as for one request."""
-        facts = self._facts.filled
-        done = facts[_TOKENS] - facts[_PROMPT]
+        integers = self._integers.filled
+        done = integers[_TOKENS] - integers[_PROMPT]
         of_number, of_forecast = np.maximum(16, done // 4), (1.0 + np.maximum(1.0, done / 2)) / 2
-        mean: Floats = np.where(facts[_NUMBER], of_number, of_forecast)
+        mean: Floats = np.where(integers[_NUMBER], of_number, of_forecast)
         return mean
 
 
@@ -239,7 +240,7 @@ def _up_to_date(state: RequestState, tokens: int, held: int, last: int) -> Reque
     return state
 
 
-def _facts(state: RequestState) -> tuple[int, ...]:
+def _integer_row(state: RequestState) -> tuple[int, ...]:
     """The integer column of a request; the position by id is set by the caller."""
     request, slo = state.request, state.request.slo
     gap = _NEVER if slo.gap is None else slo.gap
@@ -274,7 +275,7 @@ def _likely(state: RequestState, tokens: int) -> tuple[int, int]:
     return prompt + fewest - 1, prompt + most - 1
 
 
-def _unknown(state: RequestState) -> tuple[float, ...]:
+def _float_row(state: RequestState) -> tuple[float, ...]:
     """The float column of a request before its piece of the forecast is known."""
     return (*_NO_PIECE, state.weight)
 

@@ -51,7 +51,7 @@ Age = tuple[int, str]
 Key = tuple[float, int, str]
 """Size (remaining memory-time plus prefill cost, over the class's weight), arrival, request id."""
 
-# Checks that are kept of requests that do not wait any more, until the time of each.
+# Checks of requests that do not wait any more are dropped once there are more of them.
 _MOST_CHECKS = 65_536
 # Most slots are free in time without a preemption, which costs the victim's prefill (decision 0067).
 _SLOT_URGENCY = 0.75
@@ -75,8 +75,10 @@ class ShortestRemainingMemoryTime:
         self._prefill_price = 0.0
         self._lost: list[tuple[Age, RequestState]] = []
         self._lost_by_size = WaitingIndex[Key]()
-        self._due: list[tuple[int, str]] = []
-        self._is_lost: dict[str, bool] = {}
+        # Time and id of each timely request's next check for lateness, a heap.
+        self._checks: list[tuple[int, str]] = []
+        # Of all waiting requests: whether they are in the lost lane.
+        self._is_lost_by_id: dict[str, bool] = {}
         self._aged = AgedShare(options.aged_share)
         self._new: list[RequestState] = []
         self._steps = 0
@@ -84,12 +86,12 @@ class ShortestRemainingMemoryTime:
     def enqueue(self, state: RequestState) -> None:
         """Adds the request; the next plan puts it into its lane."""
         self._new.append(state)
-        self._is_lost[state.request.id] = False
+        self._is_lost_by_id[state.request.id] = False
 
     def dequeue(self, state: RequestState) -> None:
         """Removes the request."""
         request_id = state.request.id
-        is_lost = self._is_lost.pop(request_id)
+        is_lost = self._is_lost_by_id.pop(request_id)
         if state in self._new:
             self._new.remove(state)
         elif is_lost:
@@ -100,7 +102,7 @@ class ShortestRemainingMemoryTime:
 
     def waiting(self) -> int:
         """Number of waiting requests."""
-        return len(self._is_lost)
+        return len(self._is_lost_by_id)
 
     def _index_of(self, state: RequestState) -> WaitingIndex[Key] | WaitingIndex[tuple[int, str]]:
         """The index that holds a waiting timely request."""
@@ -124,8 +126,7 @@ class ShortestRemainingMemoryTime:
             index.resort(lambda state: self._key(state, state.remaining()))
 
     def _sort_new(self, view: EngineView) -> None:
-        """Puts each new request into its lane, and moves those that became late to the lost lane."""
-        self._update_prefill_price(view)
+        """Puts each new request into its lane."""
         for state in self._new:
             left = state.remaining()
             key = self._key(state, left)
@@ -143,54 +144,60 @@ class ShortestRemainingMemoryTime:
                 self._paused.add(state, (state.last_token or 0, state.request.id), left, state.deadline(step))
             self._check_at_last_chance(state, view)
         self._new.clear()
-        while self._due and self._due[0][0] < view.now:
-            _, request_id = heappop(self._due)
-            if self._is_lost.get(request_id, True):
+
+    def _move_late(self, view: EngineView) -> None:
+        """Moves the timely requests whose last chance has passed to the lost lane."""
+        while self._checks and self._checks[0][0] < view.now:
+            _, request_id = heappop(self._checks)
+            if self._is_lost_by_id.get(request_id, True):
                 continue
             found = self._unstarted.find(request_id) or self._paused.find(request_id)
             if found is None:
                 continue
-            if self._has_lost(found, view):
+            if self._is_late(found, view):
                 self._index_of(found).drop(request_id)
                 self._mark_lost(found)
             else:
                 # More of its prompt is cached than when it was sorted, or the engine has become faster.
                 self._check_at_last_chance(found, view)
-        if len(self._due) > _MOST_CHECKS + 2 * len(self._is_lost):
-            self._due = [check for check in self._due if self._is_lost.get(check[1]) is False]
-            heapify(self._due)
+        if len(self._checks) > _MOST_CHECKS + 2 * len(self._is_lost_by_id):
+            self._checks = [check for check in self._checks if self._is_lost_by_id.get(check[1]) is False]
+            heapify(self._checks)
 
     def _check_at_last_chance(self, state: RequestState, view: EngineView) -> None:
         if (chance := state.last_chance(view.pace.step)) is not None:
-            heappush(self._due, (chance - state.prefill(view.pace), state.request.id))
+            heappush(self._checks, (chance - state.prefill(view.pace), state.request.id))
         else:
             # Without an objective left to miss its wait would never end.
-            heappush(self._due, (state.pending_since + self._patience, state.request.id))
+            heappush(self._checks, (state.pending_since + self._patience, state.request.id))
 
-    def _has_lost(self, state: RequestState, view: EngineView) -> bool:
+    def _is_late(self, state: RequestState, view: EngineView) -> bool:
+        """Whether a request cannot meet its SLO, or has none left to meet and waited for `starvation_ms`."""
         if state.cannot_meet_slo(view.now, state.prefill(view.pace), view.pace.step):
             return True
         has_no_end = state.last_chance(view.pace.step) is None
         return has_no_end and state.pending_since + self._patience < view.now
 
     def _mark_lost(self, state: RequestState) -> None:
-        self._is_lost[state.request.id] = True
+        self._is_lost_by_id[state.request.id] = True
         insort(self._lost, (_age(state), state), key=_first)
         left = state.remaining()
         self._lost_by_size.add(state, self._key(state, left), left, None)
 
     def plan(self, view: EngineView) -> StepPlan:
         """Preempts for a shortage, then starts aged, preempted, unstarted and lost requests in this order."""
+        self._update_prefill_price(view)
         self._sort_new(view)
+        self._move_late(view)
         self._aged.account(view)
         if self._cutoff is not None:
             memory, use = view.quota * view.block_tokens, view.used / max(1, view.quota)
             self._cutoff.update(view.now, memory, view.pace.step, use)
-        if not self._is_lost and view.free >= 0:
+        if not self._is_lost_by_id and view.free >= 0:
             # None waits, and none must be preempted.
             self._steps += 1
             return StepPlan()
-        builder = PlanBuilder(view, self._ranked, self._options.settle_steps)
+        builder = PlanBuilder(view, self._ranking, self._options.settle_steps)
         while builder.free < 0 and builder.preempt_last():
             pass
         self._start_aged(builder)
@@ -205,7 +212,7 @@ class ShortestRemainingMemoryTime:
     def _is_oversized(self, state: RequestState, size: float) -> bool:
         return self._cutoff is not None and size > self._cutoff.size and not state.is_guess
 
-    def _ranked(self, view: EngineView) -> Ranking:
+    def _ranking(self, view: EngineView) -> Ranking:
         running = view.running
         is_lost, weights = running.is_lost(view.now, view.pace.step), running.weight
         sizes = running.memory_time() / weights

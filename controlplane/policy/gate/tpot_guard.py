@@ -11,8 +11,8 @@ request every step is longer, and its prompt must be prefilled too. It must not 
 Objectives of classes below that of the new request do not count; a client of a low class could hold back all
 higher ones by a TPOT that only an idle engine meets.
 
-A request counts also while no memory is free for it. The engine starts it in place of a larger one, and a full
-memory holds more small requests than large ones: so many that steps take longer than the objectives allow.
+A request counts also while no memory is free for it: the engine starts it in place of a larger one, and a
+full memory holds so many small requests that steps take longer than the objectives allow (decision 0095).
 
 Requests that miss their TPOT in any case hold back no other, nor does an objective that no step can meet:
 such a new request counts as one without a TPOT, whose completion is worth one met objective. The time that

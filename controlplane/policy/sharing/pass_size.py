@@ -284,10 +284,10 @@ def inputs_to_compute(
         # A longer pass costs no less, so none is worth its cost. Most that wait end here.
         return 0
     sizes = list(_sizes(len(values)))
-    pauses = [to_seconds(took(size)) for size in sizes]
+    passes = [to_seconds(took(size)) for size in sizes]
     net = [
-        worth[size - 1] - (0.0 if pause <= free else price)
-        for size, pause, price in zip(sizes, pauses, cost(pauses), strict=True)
+        worth[size - 1] - (0.0 if seconds <= free else price)
+        for size, seconds, price in zip(sizes, passes, cost(passes), strict=True)
     ]
     best = max(range(len(net)), key=net.__getitem__)
     return sizes[best] if net[best] > 0.0 else 0

@@ -68,7 +68,7 @@ class Accounting:
         self._pace_estimator = pace_estimator
         self._ttft = ttft
         self._generators = generators
-        self._rate_guard = lengths.fail_open[Subject.PACE]
+        self._pace_guard = lengths.fail_open[Subject.PACE]
         self._length_guard = lengths.fail_open[Subject.REMAINING_LENGTH]
 
     def set_policies(self, policies: Policies) -> None:
@@ -88,11 +88,11 @@ class Accounting:
         """Records `steps` new tokens of the longest sequence, and grows the lease by them."""
         timeline = ticket.timeline
         if ticket.phase is _PREFILL:
-            with self._rate_guard:
+            with self._pace_guard:
                 self._observe_first_token(ticket, now)
             ticket.move(Phase.DECODE)
         elif self._pace_estimator.is_timed_by_tokens and ticket.phase is Phase.DECODE:
-            with self._rate_guard:
+            with self._pace_guard:
                 self._observe_gap(timeline, now, steps)
         timeline.stamp_tokens(now, steps)
         if ticket.lease is not None:

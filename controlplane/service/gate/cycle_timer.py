@@ -7,7 +7,7 @@ from controlplane.core.clock import Duration, Instant, to_seconds
 
 
 class CycleTimer:
-    """Calls `decide`, which runs a cycle and calls `cycle_begins` first."""
+    """Calls `decide`, which runs a cycle and calls `cancel` first."""
 
     def __init__(self, decide: Callable[[], None]) -> None:
         self._decide = decide
@@ -25,8 +25,8 @@ class CycleTimer:
             due = to_seconds(Duration(min(known)))
             self._later = asyncio.get_running_loop().call_at(due, self._decide)
 
-    def cycle_begins(self) -> None:
-        """Cancels the cycles that were asked for, since the one that begins now replaces them."""
+    def cancel(self) -> None:
+        """Cancels the scheduled cycles; call it at the begin of each cycle, which replaces them."""
         for handle in (self._soon, self._later):
             if handle is not None:
                 handle.cancel()

@@ -1,4 +1,4 @@
-"""Signals to the LLM engines that an embedding pass is under way on the device that they share."""
+"""Tells the LLM engines of embedding passes on their device, for `decode_pacing`."""
 
 from collections.abc import Collection
 from functools import partial

@@ -28,7 +28,7 @@ from controlplane.service.gate.cycle_timer import CycleTimer
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
-from controlplane.service.gate.pause_costs import pause_costs
+from controlplane.service.gate.pause_pricing import price_pause
 from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
@@ -131,10 +131,10 @@ class Dispatcher:
         """The waiting requests of `owner`, by rank."""
         return self._waiting.queued(owner)
 
-    def pause_costs(self) -> PauseCost | None:
+    def pause_cost(self) -> PauseCost | None:
         """What an embedding pass costs the generations in the engine now; None if there are none."""
         pace, now = self.pace_estimators[Owner.LLM], self._clock.now()
-        return pause_costs(self._tickets.values(), self.ledger, pace, now, self._engine_leases)
+        return price_pause(self._tickets.values(), self.ledger, pace, now, self._engine_leases)
 
     def set_policies(self, policies: Policies) -> None:
         """Replaces the policies; waiting requests are ranked and decided again."""
@@ -278,7 +278,7 @@ class Dispatcher:
 
     def decide(self) -> None:
         """Runs one cycle. Raises nothing, since its caller may be an unrelated request."""
-        self._timer.cycle_begins()
+        self._timer.cancel()
         now = self._clock.now()
         queues = self._waiting.take_undecided(now)
         undecided = [waiting for queue in queues.values() for waiting in queue.undecided]

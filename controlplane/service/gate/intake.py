@@ -22,7 +22,9 @@ from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.chat_rendering import ChatRendering, rendering_length
 from controlplane.service.gate.pair_intake import PairIntake
 from controlplane.service.gate.policies import terms_of
-from controlplane.service.gate.prompt_limits import (
+from controlplane.service.gate.prompt_preparation import GrammarChecks, PromptTokenizer
+from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
+from controlplane.service.gate.request_limits import (
     answer_limit,
     bounded_texts,
     check_prompt_logprobs,
@@ -31,8 +33,6 @@ from controlplane.service.gate.prompt_limits import (
     text_limit,
     truncation_limit,
 )
-from controlplane.service.gate.prompt_preparation import GrammarChecks, PromptTokenizer
-from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
 from controlplane.service.gate.text_tokenization import TextTokenization
 from controlplane.service.prediction.fail_open import FailOpen, GuardedLengthPredictor, Subject
 from controlplane.service.prediction.prompt_vector_cache import PromptVectorCache

@@ -14,9 +14,9 @@ from controlplane.core.request import Kind
 from controlplane.core.text_limits import TextLimit
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.fair_slots import FairSlots
-from controlplane.service.gate.prompt_limits import bounded_texts, least_embed_job, truncation_limit
 from controlplane.service.gate.prompt_preparation import PromptTokenizer
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
+from controlplane.service.gate.request_limits import bounded_texts, least_embed_job, truncation_limit
 from controlplane.service.request_jobs import EmbedJob, RequestOrigin, TextPairs, TruncationRequest
 
 # Joining so many tokens takes about a millisecond; more are joined in a thread.

@@ -14,9 +14,9 @@ from controlplane.core.generation import ChatPrompt
 from controlplane.core.ports import Generator
 from controlplane.core.text_limits import LONG_TEXT_CHARACTERS, check_expansion
 from controlplane.service.gate.chat_rendering import ChatRendering, rendering_length
-from controlplane.service.gate.prompt_limits import text_limit
 from controlplane.service.gate.prompt_preparation import PromptTokenizer
 from controlplane.service.gate.request_builder import RequestBuilder, named_backend
+from controlplane.service.gate.request_limits import text_limit
 from controlplane.service.request_jobs import Caller
 
 # English has about four characters per token.

@@ -1,4 +1,4 @@
-"""Counts the time of the device by owner."""
+"""Splits the time of the device between the owners, for the metric of device time."""
 
 from collections import deque
 from typing import NamedTuple
@@ -6,12 +6,12 @@ from typing import NamedTuple
 from controlplane.core.clock import Duration, Instant
 from controlplane.core.request import Owner
 
-# Steps beside the longest pass; of more only the newest are seen.
+# Works of each owner that are remembered: more than the steps during the longest pass.
 _KEPT = 1_000
 
 
 class CountedWork(NamedTuple):
-    """A step or pass that took the time from `began` to `ended`, and what of it was counted."""
+    """A step or pass from `began` to `ended` (instants), of which `counted` ns went to its owner."""
 
     began: int
     ended: int
@@ -19,17 +19,23 @@ class CountedWork(NamedTuple):
 
 
 class DeviceTime:
-    """Counts each step and pass at most with the part of its time that the other owner's work left.
+    """Counts for each step and pass its predicted time alone, up to what the other owner's work has left.
 
-    What a step or a pass is expected to take alone is a prediction: without this bound the two together could
-    exceed the time that has passed.
+    Without this bound the counted times of both owners, which are predictions, could exceed the elapsed time.
     """
 
     def __init__(self) -> None:
         self._counted: dict[Owner, deque[CountedWork]] = {owner: deque(maxlen=_KEPT) for owner in Owner}
 
     def count(self, owner: Owner, ended: Instant, took: Duration, alone: Duration) -> Duration:
-        """The counted time of work that ended now, took `took`, and takes `alone` without other work."""
+        """The time counted for a step or pass.
+
+        Args:
+            owner: of the work.
+            ended: its end.
+            took: its measured time.
+            alone: its predicted time without other work on the device.
+        """
         began = ended - took
         others = 0
         for other, work in self._counted.items():
@@ -45,5 +51,5 @@ class DeviceTime:
 
 
 def _within(one: CountedWork, began: int, ended: int) -> int:
-    """The most that counted work may have between two instants."""
+    """Upper bound of the counted time of `one` between two instants, in ns."""
     return min(one.counted, max(0, min(one.ended, ended) - max(one.began, began)))

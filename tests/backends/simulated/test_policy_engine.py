@@ -188,7 +188,7 @@ def test_embedding_batches_extend_steps_but_not_the_learned_step_time(inputs, la
         for number in range(5):
             await token_times(generator, request(f"r{number}"))
         embedding.cancel()
-        return steps, generator._policy.observed.own_step
+        return steps, generator._policy.pace_estimator.own_step
 
     steps, own_step = run_scenario(scenario, step=0.01)
     assert steps[-1].took == pytest.approx(milliseconds(last))

@@ -236,7 +236,7 @@ def test_prefill_time_is_learned_from_observed_steps(engine):
         engine.add(f"r{number}", random.randint(50, 200), random.randint(10, 30), extra={})
         for _ in range(random.randrange(12)):
             step(engine)
-    predict = scheduler.observed.steps.predict
+    predict = scheduler.pace_estimator.steps.predict
     decode_only, with_prefill = StepLoad(decodes=8, cells=8 * 150), StepLoad(100, 100 * 100, 8, 8 * 150)
     assert predict(StepWork(0, 8, 8 * 150)) == pytest.approx(OPT_13B_A100_80G(decode_only), rel=0.02)
     assert predict(StepWork(100, 8, 8 * 150)) == pytest.approx(OPT_13B_A100_80G(with_prefill), rel=0.05)
@@ -365,7 +365,7 @@ def test_backlogged_tenants_share_the_engine_by_weight(engine, ordering, prompt,
     served = {"heavy": 0, "light": 0}
     for number in range(900):
         for tenant in served if number % every == 0 else ():
-            now, pace = Instant(engine.now_ns), scheduler.observed.pace
+            now, pace = Instant(engine.now_ns), scheduler.pace_estimator.pace
             name = f"{tenant}{number}"
             request = Request(
                 name, Kind.GENERATE, "m", tenant, service_class, service_class.slo, now, prompt, output

@@ -156,7 +156,8 @@ def test_the_end_of_a_guard_is_shown_as_a_change_of_the_configuration(tmp_path: 
         const feed = new Feed(() => {}, () => {}), tables = new Tables(feed, { focus: null });
         feed.take(given.answer);
         tables.update();
-        shown = page.part("tables").querySelector('[id="rows-happenings"]').children.map((row) => row.textContent);
+        const rows = page.part("tables").querySelector('[id="rows-happenings"]');
+        shown = rows.children.map((row) => row.textContent);
     """
     undone, kept = shown_by(tmp_path, script, answer=answer)
     assert "version 2 rolled back" in undone and "class gold lost 5 points" in undone

@@ -142,7 +142,7 @@ def similar_states(
         state = progress(f"{name}{number}", life, is_running=True)
         if state.last_token is not None and random.random() < 0.8:
             state.last_token = NOW
-        state.per_block = random.choice([None, 2 * BLOCK]) if has_packed else None
+        state.block_tokens = random.choice([None, 2 * BLOCK]) if has_packed else None
         state.shared = random.choice([0, 1]) if has_shared else 0
         running.append(state)
     return running

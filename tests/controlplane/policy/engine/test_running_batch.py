@@ -120,11 +120,11 @@ def test_columns_equal_the_state_of_each_request(random):
 @pytest.mark.parametrize("packed", [None, 32])
 def test_lease_table_has_present_and_predicted_tokens(packed):
     running = [newcomer(f"r{at}", Random(at)) for at in range(20)]
-    running[3].per_block = packed
+    running[3].block_tokens = packed
     batch = RunningBatch(running)
     view = EngineView(Instant(0), Pace(Duration(0), Duration(0)), 16, 100, 0, 0, 64, batch)
     table = lease_table(batch, view)
-    slopes = [16 / (one.per_block or 16) for one in running]
+    slopes = [16 / (one.block_tokens or 16) for one in running]
     assert table.ids == tuple(one.request.id for one in running)
     assert table.per_step.tolist() == slopes
     assert table.base.tolist() == [

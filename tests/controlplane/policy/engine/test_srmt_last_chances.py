@@ -39,8 +39,8 @@ def test_checks_of_requests_that_have_ended_do_not_add_up_until_their_deadlines(
         policy.enqueue(state := waits(f"ended-{number}"))
         policy.plan(full_at(Instant(0)))
         policy.dequeue(state)
-        assert len(policy._due) <= 100 + 2 * (len(kept) + 1)
-    assert {state.request.id for state in kept} <= {name for _, name in policy._due}
+        assert len(policy._checks) <= 100 + 2 * (len(kept) + 1)
+    assert {state.request.id for state in kept} <= {name for _, name in policy._checks}
 
 
 def test_a_waiting_request_is_found_late_although_others_have_ended(policy):
@@ -50,6 +50,6 @@ def test_a_waiting_request_is_found_late_although_others_have_ended(policy):
         policy.enqueue(state := waits(f"ended-{number}"))
         policy.plan(full_at(Instant(0)))
         policy.dequeue(state)
-    assert not policy._is_lost["urgent"]
+    assert not policy._is_lost_by_id["urgent"]
     policy.plan(full_at(Instant(seconds(3))))
-    assert policy._is_lost["urgent"]
+    assert policy._is_lost_by_id["urgent"]

@@ -23,7 +23,7 @@ Key = tuple[float, int, str]
 def random_state(name: str, random: Random) -> RequestState:
     arrival, prompt, predicted = Instant(random.randrange(9)), random.randint(1, 200), random.randint(1, 40)
     one = RequestState(a_request(name, prompt, 100, arrival=arrival), predicted)
-    one.per_block = random.choice([None, None, 32])
+    one.block_tokens = random.choice([None, None, 32])
     one.is_guess = random.random() < 0.2
     return one
 

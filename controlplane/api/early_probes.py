@@ -23,60 +23,60 @@ _MOST_BYTES = 65_536
 _MOST_KEPT = 256
 
 
-class EarlyAnswers:
-    """The answers on `sockets`, which listen.
+class EarlyProbeServer:
+    """Answers probes on `sockets`, which listen, and keeps all other connections.
 
     Attributes:
-        stage: what the start is at.
-        kept: connections for the server.
+        stage: the present stage of the start, for the response to `/ready`.
+        kept: the accepted connections, for the server.
     """
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self.stage = IMPORTING
         self.kept: list[socket.socket] = []
         self._sockets = sockets
-        self._began = time.monotonic()
+        self._started = time.monotonic()
 
     @contextmanager
-    def given(self) -> Iterator["EarlyAnswers"]:
-        """Answers while the block runs."""
-        ending, ended = socket.socketpair()
-        with ending, ended:
-            thread = threading.Thread(target=self._serve, args=(ended,), name="early answers")
+    def serving(self) -> Iterator["EarlyProbeServer"]:
+        """Serves while the block runs."""
+        stop, stopped = socket.socketpair()
+        with stop, stopped:
+            thread = threading.Thread(target=self._serve, args=(stopped,), name="early probes")
             thread.start()
             try:
                 yield self
             finally:
-                ending.send(b"\0")
+                stop.send(b"\0")
                 thread.join()
 
-    def _serve(self, ended: socket.socket) -> None:
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(ended, selectors.EVENT_READ)
-            for one in self._sockets:
-                one.setblocking(False)
-                waiting.register(one, selectors.EVENT_READ, one)
+    def _serve(self, stopped: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(stopped, selectors.EVENT_READ)
+            for listener in self._sockets:
+                listener.setblocking(False)
+                selector.register(listener, selectors.EVENT_READ, listener)
             while len(self.kept) < _MOST_KEPT:
-                ready = [key.data for key, _ in waiting.select()]
+                ready = [key.data for key, _ in selector.select()]
                 if None in ready:
                     return
-                for one in ready:
+                for listener in ready:
                     # A client may leave before it is accepted, or during its answer.
                     with suppress(OSError):
-                        self._take(one.accept()[0])
+                        self._answer_or_keep(listener.accept()[0])
 
-    def _take(self, connection: socket.socket) -> None:
+    def _answer_or_keep(self, connection: socket.socket) -> None:
         connection.settimeout(_CONNECTION_SECONDS)
         try:
-            begin = connection.recv(max(map(len, _PROBES)), socket.MSG_PEEK)
+            first_bytes = connection.recv(max(map(len, _PROBES)), socket.MSG_PEEK)
         except TimeoutError:
-            begin = None
-        if begin is None or (begin and not begin.startswith(_PROBES)):
+            first_bytes = None
+        if first_bytes is None or (first_bytes and not first_bytes.startswith(_PROBES)):
             connection.setblocking(False)
             self.kept.append(connection)
             return
         with connection:
-            if begin:
+            if first_bytes:
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
@@ -92,7 +92,7 @@ class EarlyAnswers:
         """The response to `/ready`, or else to `/health`; with `connection: close`."""
         if not is_ready:
             return _http(b"200 OK", b'{"status":"alive"}')
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self._started
         message = f"the server is starting ({self.stage} for {seconds:.1f} s); retry after {RETRY_SECONDS} s"
         error = {"message": message, "type": "server_error", "param": None, "code": "starting"}
         body = {"status": "starting", "seconds": round(seconds, 1), "parts": {}, "error": error}

@@ -1,4 +1,4 @@
-"""Feeds the step and pass times that the backends report to the rate models."""
+"""Feeds the step and pass times that the backends report to the pace estimators and the metrics."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,17 +15,17 @@ from predictors.timing.embedding_pace import ModelPaces
 from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepWork
 
 
-class RateObserver:
-    """Observes every engine step and embedding pass, and has the embedders price their passes.
+class BackendObserver:
+    """Observes every engine step and embedding pass, and gives each embedder the price of a pause.
 
-    An exception in a rate model never reaches a backend, where it would end the engine.
+    An exception in a pace estimator never reaches a backend, where it would end the engine.
     """
 
     def __init__(
         self,
         clock: Clock,
         pace_estimators: Mapping[Owner, ObservedPace | ReportedPace],
-        pause_costs: Callable[[], PauseCost | None],
+        pause_cost: Callable[[], PauseCost | None],
         encoders: EncoderRegistry,
         metrics: Metrics,
         fail_open: FailOpen,
@@ -33,7 +33,7 @@ class RateObserver:
         self._clock = clock
         self._device_time = DeviceTime()
         self._pace_estimators = pace_estimators
-        self._pause_costs = pause_costs
+        self._pause_cost = pause_cost
         self._encoders = encoders
         self._metrics = metrics
         self._guard = fail_open[Subject.PACE]
@@ -54,7 +54,7 @@ class RateObserver:
 
     def _priced_pause(self) -> PauseCost | None:
         with self._guard:
-            return self._pause_costs()
+            return self._pause_cost()
         return None
 
     def _added(self, embedder: Embedder) -> None:
@@ -71,7 +71,7 @@ class RateObserver:
             self._has_pass_ended = False
             estimator = self._pace_estimators[Owner.LLM]
             busy = Duration(done.took - done.waited)
-            # A step beside an embedding pass is longer; the difference is the time of the embeddings.
+            # An embedding pass makes a step longer; the difference is counted as time of the embeddings.
             alone = Duration(min(busy, seconds(estimator.steps.predict(work)))) if is_shared else busy
             self._count(Owner.LLM, done.took, alone)
             estimator.observe_work(work, done.took, waited=done.waited, is_alone=not is_shared)
@@ -82,7 +82,7 @@ class RateObserver:
 
     @staticmethod
     def _alone(embedder: Embedder, done: EmbeddingPass) -> Duration:
-        """The time of a pass without what engine steps beside it add."""
+        """The time of a pass without the delay by engine steps."""
         inputs = max(1, done.inputs)
         expected = embedder.batch_time([done.tokens // inputs] * inputs)
         return min(done.elapsed, expected) if expected else done.elapsed
@@ -94,7 +94,7 @@ class RateObserver:
             self._count(Owner.EMBEDDING, done.elapsed, self._alone(embedder, done))
             self._metrics.handover_time += to_seconds(done.handover)
             estimator = self._pace_estimators[Owner.EMBEDDING]
-            # Of a worker that is leaving only the rate over all models learns.
+            # A leaving worker teaches only the pace of all models together, not that of its model.
             model = embedder.model if self._encoders.get(embedder.model) is embedder else None
             estimator.observe_prefill(done.tokens, done.elapsed, model=model, ended=self._clock.now())
             if done.priced is not None:

@@ -9,7 +9,7 @@ from controlplane.core.decision import Admit, Reason, Reject
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace, Share, Waiting
 from controlplane.core.slo import Slo
-from controlplane.policy.engine.cutoff_at_gate import EngineCutoff
+from controlplane.policy.engine.engine_precedence import EngineCutoff
 from controlplane.policy.engine.gate_view_adapter import lease_table
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.running_batch import RunningBatch

@@ -12,8 +12,8 @@ from controlplane.core.ports import EmbeddingPass, PauseCost
 from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
+from controlplane.service.prediction.backend_observer import BackendObserver
 from controlplane.service.prediction.fail_open import FailOpen
-from controlplane.service.prediction.rate_observer import RateObserver
 from controlplane.service.runtime.timers import MonotonicClock
 from predictors.timing.online_step_time import ObservedPace
 
@@ -25,13 +25,13 @@ PASS = EmbeddingPass(16, 1_000, 1_024, milliseconds(300))
 class Bench:
     """An engine and an embedding model under observation; 40 steps of 10 ms have ended."""
 
-    def __init__(self, pause_costs: Callable[[], PauseCost | None] = lambda: None) -> None:
+    def __init__(self, pause_cost: Callable[[], PauseCost | None] = lambda: None) -> None:
         self.model, metrics = ObservedPace(), Metrics()
         self.generator, self.embedder = ScriptedGenerator(), ScriptedEmbedder()
-        observer = RateObserver(
+        observer = BackendObserver(
             MonotonicClock(),
             {Owner.LLM: self.model, Owner.EMBEDDING: ObservedPace()},
-            pause_costs,
+            pause_cost,
             EncoderRegistry([self.embedder]),
             metrics,
             FailOpen(metrics),

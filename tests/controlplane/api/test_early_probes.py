@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from controlplane.api.early_answers import PLANNING, RETRY_SECONDS, EarlyAnswers
+from controlplane.api.early_probes import PLANNING, RETRY_SECONDS, EarlyProbeServer
 from controlplane.api.errors import starting_failure
 from controlplane.api.graceful_server import Hosting
 from controlplane.api.listening_sockets import listening
@@ -62,7 +62,7 @@ def test_the_time_to_retry_is_that_of_the_server():
 async def test_other_connections_are_answered_by_the_server_with_what_they_have_sent():
     sockets = listening("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
-    with EarlyAnswers(sockets).given() as early:
+    with EarlyProbeServer(sockets).serving() as early:
         asking = socket.create_connection(("127.0.0.1", port), timeout=10)
         asking.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         silent = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -89,7 +89,7 @@ def received(connection: socket.socket) -> bytes:
 
 def test_a_client_that_never_asks_does_not_stop_the_start():
     sockets = listening("127.0.0.1", 0)
-    with EarlyAnswers(sockets).given(), socket.create_connection(sockets[0].getsockname()) as slow:
+    with EarlyProbeServer(sockets).serving(), socket.create_connection(sockets[0].getsockname()) as slow:
         slow.sendall(b"GET /ready HTTP/1.1\r\n")
         assert get(sockets[0].getsockname()[1], "/health")[0] == 200
     for one in sockets:
@@ -113,7 +113,7 @@ def test_a_client_that_sends_a_byte_at_a_time_does_not_stop_the_start():
                 return
 
     sender = threading.Thread(target=dribble)
-    with EarlyAnswers(sockets).given():
+    with EarlyProbeServer(sockets).serving():
         sender.start()
         assert get(sockets[0].getsockname()[1], "/health")[0] == 200
     sender.join(20)

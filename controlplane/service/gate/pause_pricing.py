@@ -15,7 +15,7 @@ from predictors.timing.online_step_time import ObservedPace, ReportedPace
 _MAX_STRETCH = 20.0
 
 
-def pause_costs(
+def price_pause(
     tickets: Iterable[Ticket],
     ledger: MemoryLedger,
     estimator: ObservedPace | ReportedPace,

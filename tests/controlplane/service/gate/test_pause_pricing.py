@@ -9,7 +9,7 @@ from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner, Timeline
 from controlplane.core.slo import Slo
-from controlplane.service.gate.pause_costs import pause_costs
+from controlplane.service.gate.pause_pricing import price_pause
 from controlplane.service.ticket import Ticket
 from tests.example_requests import a_request
 
@@ -43,14 +43,14 @@ class Bench:
 
     def cost(self, *pauses_ms: float) -> list[float]:
         engine = SimpleNamespace(has_started=lambda ticket: ticket not in self.waiting)
-        found = pause_costs(self.tickets, self.ledger, self.estimator, NOW, engine)
+        found = price_pause(self.tickets, self.ledger, self.estimator, NOW, engine)
         assert found is not None
         return found([pause / 1e3 for pause in pauses_ms])
 
 
 def test_nothing_that_runs_means_no_cost():
     bench = Bench()
-    assert pause_costs(bench.tickets, bench.ledger, bench.estimator, NOW, None) is None
+    assert price_pause(bench.tickets, bench.ledger, bench.estimator, NOW, None) is None
 
 
 def test_a_first_token_needs_its_prompt_and_those_before_it():
