@@ -85,20 +85,20 @@ class RankedSrmt(ShortestRemainingMemoryTime):
         super().__init__(options)
         self._rank_of = rank
 
-    def _ranked(self, view: EngineView) -> Ranking:
+    def _ranking(self, view: EngineView) -> Ranking:
         running = view.running
         place = {name: index for index, name in enumerate(running.ids)}
         order = [place[one.request_id] for one in in_preemption_order(preemptible_of(view), self._rank_of)]
         sizes = np.empty(len(order))
-        sizes[order] = np.sort(super()._ranked(view).sizes)[::-1]
+        sizes[order] = np.sort(super()._ranking(view).sizes)[::-1]
         return Ranking(running, sizes, spared=self._aged.running)
 
 
 class SrmtWithoutSlack(ShortestRemainingMemoryTime):
     """SRMT that does not preempt lost requests before others."""
 
-    def _ranked(self, view: EngineView) -> Ranking:
-        sizes = super()._ranked(view).sizes
+    def _ranking(self, view: EngineView) -> Ranking:
+        sizes = super()._ranking(view).sizes
         sizes = np.where(sizes >= LOST_LANE, sizes - LOST_LANE, sizes)
         return Ranking(view.running, sizes, spared=self._aged.running)
 
