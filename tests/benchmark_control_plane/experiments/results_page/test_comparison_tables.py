@@ -42,7 +42,7 @@ BEHIND = {
 LINK = "[mix-memory](#mix-memory)"
 
 
-UNKNOWN = "not examined; by class: batch +10.0, interactive -10.0"
+UNKNOWN = "not examined; by class: interactive -10.0, batch +10.0"
 
 
 def test_a_lost_cell_of_more_than_a_point_states_that_its_reason_was_not_examined_and_the_classes() -> None:

@@ -80,7 +80,7 @@ def test_a_sheddable_request_above_the_cutoff_is_rejected_at_once(steps, sheddab
     assert isinstance(verdict, Reject if rejected else Admit)
     if isinstance(verdict, Reject):
         assert verdict.reason is Reason.SLO_UNATTAINABLE
-        assert verdict.retry_after == PATIENCE
+        assert verdict.wait == PATIENCE
     patient = replace(new, request=replace(new.request, slo=Slo(ttft=seconds(120))))
     assert isinstance(ADMISSION.try_forward(share, LookAhead(share.leases), patient, now), Admit)
 
