@@ -172,7 +172,7 @@ def decode_load(
     tokens: list[float] = []
     tpots: list[Duration] = []
     priority: list[int] = []
-    started, free_bytes = _started_generations(tickets, leases, free_bytes, planned)
+    started, unclaimed_bytes = _started_generations(tickets, leases, free_bytes, planned)
     for ticket, remaining in started:
         request, timeline = ticket.request, ticket.timeline
         done, first, copies = timeline.output_tokens, timeline.first_token, request.sequences
@@ -201,30 +201,31 @@ def decode_load(
         tokens=np.array(tokens, dtype=np.float64),
         tpot_objectives=np.array(tpots, dtype=np.float64),
         priority=np.array(priority, dtype=np.float64),
-        unclaimed_bytes=max(0.0, free_bytes),
+        unclaimed_bytes=max(0.0, unclaimed_bytes),
     )
 
 
 def _started_generations(
     tickets: Iterable[Ticket], leases: LeaseTable, free_bytes: int, planned: Instant | None
 ) -> tuple[list[tuple[Ticket, int]], int]:
-    """Generations that the next step computes, each with its remaining steps; and the bytes that stay free.
+    """Generations that the next step computes, each with its remaining steps; and the bytes that none needs.
 
     An engine with Tandem's scheduler starts requests itself: those without blocks count as long as they fit,
     since they start in the next step; the others wait for memory and lengthen no step. Nor does a request
     without blocks that was forwarded before `planned`: the engine has planned a step with it and does not
-    start it.
+    start it. The bytes that none needs are negative if the requests without blocks need more than is free.
     """
     # In columns, since this runs in every cycle and a lookup in the ledger per lease takes five times as
     # long.
     columns = zip(leases.base.tolist(), leases.steps.tolist(), strict=True)
     states = dict(zip(leases.ids, columns, strict=True))
-    started, generate = [], Kind.GENERATE
+    started, unclaimed_bytes, generate = [], free_bytes, Kind.GENERATE
     for ticket in tickets:
         if ticket.lease is None or ticket.request.kind is not generate:
             continue
         held, remaining = states[ticket.request.id]
         if not held:
+            unclaimed_bytes -= ticket.footprint.base
             forwarded = ticket.timeline.dispatched
             if planned is not None and forwarded is not None and forwarded < planned:
                 continue
@@ -232,7 +233,7 @@ def _started_generations(
             if free_bytes < 0:
                 continue
         started.append((ticket, remaining))
-    return started, free_bytes
+    return started, unclaimed_bytes
 
 
 def service_time(

@@ -79,8 +79,12 @@ def test_a_prompt_that_the_engine_does_not_start_is_no_backlog(bench, is_ticking
         found = []
         for _ in range(5):
             dispatcher.sync_engine_leases()
-            load = dispatcher.snapshots.share(Owner.LLM, 0, dispatcher._clock.now()).decode_load
+            share = dispatcher.snapshots.share(Owner.LLM, 0, dispatcher._clock.now())
+            load = share.decode_load
             found.append((load.sequences, load.prompt_tokens_pending))
+            # Its bytes are needed, whether or not the next step has it.
+            needed = share.ceiling - share.held - load.unclaimed_bytes
+            assert needed == waiting.ticket.footprint.base > 0
             await anext(running)
         # It counts until the engine has planned a step with it.
         assert (found[0], found[-1]) == ((2, 8), (1, 0))
