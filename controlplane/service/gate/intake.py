@@ -16,7 +16,7 @@ from controlplane.core.forecast import LengthForecast
 from controlplane.core.generation import ChatPrompt, Sampling, SamplingDefaults
 from controlplane.core.memory_ledger import Footprint, generate_footprint
 from controlplane.core.ports import Embedder, Generator, LengthPredictor, Vectors
-from controlplane.core.request import Kind, Timeline
+from controlplane.core.request import Kind, PromptFeatures, Timeline
 from controlplane.core.text_limits import content_length
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.chat_rendering import ChatRendering, rendering_length
@@ -28,7 +28,8 @@ from controlplane.service.gate.request_limits import (
     answer_limit,
     bounded_texts,
     check_prompt_logprobs,
-    least_embed_job,
+    embed_job_to_charge,
+    generate_job_to_charge,
     require_special_tokens,
     text_limit,
     truncation_limit,
@@ -110,12 +111,14 @@ class Intake:
         (token_ids, prompt), charged = await self._tokenizer.tokenize(
             rendering_length(prompt),
             partial(self._chats.render, generator, prompt, choices=sampling.n),
-            partial(self._least_generate_job, fields, generator, content_length(prompt), sampling),
+            partial(
+                generate_job_to_charge, self._requests, fields, generator, content_length(prompt), sampling
+            ),
         )
         token_ids = array("I", token_ids)
-        features = chat_features(prompt.messages) if self._keeps_features else None
-        if features is not None and self._prompt_vectors is not None:
-            features = self._prompt_vectors.with_vector(features, last_user_text(prompt.messages))
+        features = None
+        if self._keeps_features:
+            features = self._with_vector(chat_features(prompt.messages), last_user_text(prompt.messages))
         fields = replace(fields, features=features, charged_tokens=charged)
         return await self._generate_job(fields, generator, token_ids, max_tokens, sampling, prompt)
 
@@ -136,21 +139,20 @@ class Intake:
         """
         generator = self._generator(model)
         fields = self._requests.fields(origin, _adapter(model, generator))
-        charged = None
+        charged, features = None, None
         token_ids: Sequence[int]
         if isinstance(prompt, str):
             text_limit(generator).check(len(prompt), param="prompt")
             token_ids, charged = await self._tokenizer.tokenize(
                 len(prompt),
                 partial(generator.tokenize, prompt),
-                partial(self._least_generate_job, fields, generator, len(prompt), sampling),
+                partial(generate_job_to_charge, self._requests, fields, generator, len(prompt), sampling),
             )
             token_ids = array("I", token_ids)
+            if self._keeps_features:
+                features = self._with_vector(prompt_features(prompt), prompt)
         else:
             token_ids = prompt
-        features = prompt_features(prompt) if self._keeps_features and isinstance(prompt, str) else None
-        if features is not None and self._prompt_vectors is not None and isinstance(prompt, str):
-            features = self._prompt_vectors.with_vector(features, prompt)
         fields = replace(fields, features=features, charged_tokens=charged)
         return await self._generate_job(
             fields,
@@ -215,7 +217,7 @@ class Intake:
             token_ids, charged = await self._tokenizer.tokenize(
                 sum(map(len, bounded)) + len(prefix) * len(bounded),
                 partial(embedder.tokenize, bounded, prompt=prompt),
-                partial(least_embed_job, self._requests, fields, embedder, bounded),
+                partial(embed_job_to_charge, self._requests, fields, embedder, bounded),
             )
         if truncation is not None and limit is not None:
             token_ids = [embedder.truncate(ids, limit, truncation.side) for ids in token_ids]
@@ -232,16 +234,9 @@ class Intake:
         with self._fail_open[Subject.PROMPT_VECTORS]:
             self._prompt_vectors.store(job.request.model, job.texts, vectors)
 
-    def _least_generate_job(
-        self, fields: RequestFields, generator: Generator, characters: int, sampling: Sampling
-    ) -> GenerateJob:
-        """A stand-in for the job of a text that is not tokenized yet, to charge its tenant before.
-
-        It has the least prompt tokens that the text can have, and one output token.
-        """
-        least = text_limit(generator).least_tokens(characters)
-        request = self._requests.build(fields, Kind.GENERATE, generator.model, least, 1, sampling.n)
-        return GenerateJob(request, range(least), sampling)
+    def _with_vector(self, features: PromptFeatures, text: str) -> PromptFeatures:
+        """`features` with the vector of `text` if that was embedded before."""
+        return features if self._prompt_vectors is None else self._prompt_vectors.with_vector(features, text)
 
     async def _generate_job(
         self,

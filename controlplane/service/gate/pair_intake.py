@@ -16,7 +16,7 @@ from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.fair_slots import FairSlots
 from controlplane.service.gate.prompt_preparation import PromptTokenizer
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
-from controlplane.service.gate.request_limits import bounded_texts, least_embed_job, truncation_limit
+from controlplane.service.gate.request_limits import bounded_texts, embed_job_to_charge, truncation_limit
 from controlplane.service.request_jobs import EmbedJob, RequestOrigin, TextPairs, TruncationRequest
 
 # Joining so many tokens takes about a millisecond; more are joined in a thread.
@@ -77,7 +77,7 @@ class PairIntake:
         token_ids, charged = await self._tokenizer.tokenize(
             sum(map(len, bounded)),
             partial(reranker.tokenize, bounded),
-            partial(least_embed_job, self._requests, fields, reranker, bounded),
+            partial(embed_job_to_charge, self._requests, fields, reranker, bounded),
         )
         count = len(texts.queries)
         queries = [ids[: texts.query_tokens] for ids in token_ids[:count]]

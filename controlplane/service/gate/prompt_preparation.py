@@ -26,16 +26,16 @@ class PromptTokenizer:
         self,
         characters: int,
         work: Callable[[], Awaitable[Tokens]],
-        least_job: Callable[[], GenerateJob | EmbedJob],
+        job_to_charge: Callable[[], GenerateJob | EmbedJob],
     ) -> tuple[Tokens, int | None]:
         """Runs `work`, which tokenizes so many characters; returns its tokens, and the tokens charged before.
 
-        A long text is charged by the job that `least_job` returns, which has a lower bound of its tokens; for
-        a short one nothing (None) is charged. Raises Refused, Rejected.
+        For a long text the job that `job_to_charge` returns, with a lower bound of its tokens, is charged; for
+        a short one nothing (None). Raises Refused, Rejected.
         """
         if characters <= LONG_TEXT_CHARACTERS:
             return await work(), None
-        job = least_job()
+        job = job_to_charge()
         self._charge(job)
         found = await self.slots.run(job.request.tenant, work)
         return found, job.request.prompt_tokens

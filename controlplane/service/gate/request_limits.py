@@ -1,4 +1,8 @@
-"""Limits of a request besides memory: lengths of texts, truncation, and numbers of values in the answer."""
+"""Limits of a request besides memory: lengths of texts, truncation, and numbers of values in the answer.
+
+A long text is charged to its tenant's rate limits before it is tokenized, by a job of the fewest tokens that
+it can have.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +12,7 @@ from controlplane.core.ports import Embedder, Generator
 from controlplane.core.request import Kind
 from controlplane.core.text_limits import TextLimit
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields
-from controlplane.service.request_jobs import EmbedJob, TruncationRequest
+from controlplane.service.request_jobs import EmbedJob, GenerateJob, TruncationRequest
 
 # Special tokens, and tokens that a cut of the text changes.
 _CUT_TOKENS = 64
@@ -46,10 +50,19 @@ def truncation_limit(truncation: TruncationRequest, embedder: Embedder) -> int:
     return most if truncation.tokens is None else truncation.tokens
 
 
-def least_embed_job(
+def generate_job_to_charge(
+    requests: RequestBuilder, fields: RequestFields, generator: Generator, characters: int, sampling: Sampling
+) -> GenerateJob:
+    """A job of the fewest prompt tokens that so many characters can have, and of one output token."""
+    least = text_limit(generator).least_tokens(characters)
+    request = requests.build(fields, Kind.GENERATE, generator.model, least, 1, sampling.n)
+    return GenerateJob(request, range(least), sampling)
+
+
+def embed_job_to_charge(
     requests: RequestBuilder, fields: RequestFields, embedder: Embedder, texts: Sequence[str]
 ) -> EmbedJob:
-    """A stand-in for the job of texts that are not tokenized yet: with the least tokens they can have."""
+    """A job of the fewest tokens that the texts can have together."""
     least = -(-sum(map(len, texts)) // embedder.max_token_characters)
     request = requests.build(fields, Kind.EMBED, embedder.model, least, 0, len(texts))
     return EmbedJob(request, embedder, (range(least),))
