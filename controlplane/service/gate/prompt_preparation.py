@@ -30,7 +30,7 @@ class PromptTokenizer:
     ) -> tuple[Tokens, int | None]:
         """Runs `work`, which tokenizes so many characters; returns its tokens, and the tokens charged before.
 
-        For a long text the job that `job_to_charge` returns, with a lower bound of its tokens, is charged; for
+        For a long text the job that `job_to_charge` returns, of the fewest tokens it can have, is charged; for
         a short one nothing (None). Raises Refused, Rejected.
         """
         if characters <= LONG_TEXT_CHARACTERS:
