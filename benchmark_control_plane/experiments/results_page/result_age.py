@@ -18,7 +18,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     ),
     "0058": ("plugin-cost",),
     "0060": ("one-gpu",),
-    "0061": ("admission", "forecast", "memory-pressure", "retry-after", "tpot"),
+    "0061": ("admission", "forecast", "memory-pressure", "tpot"),
     "0066": (
         "cancellation", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
     ),
@@ -27,7 +27,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0082": ("victims",),
     "0084": ("embed-many",),
     "0090": ("quota", "traces-code", "workflow", "workflow-trace"),
-    "0092": ("mix-memory",),
+    "0095": ("memory-splits",),
 }  # fmt: skip
 """Results by the number of the first decision on admission, order or embedding passes that they precede."""
 INDEPENDENT = frozenset(
@@ -45,7 +45,7 @@ CURRENT = frozenset(
         "fleet-conversations", "fleet-fairness", "fleet-kinds", "fleet-report-cost", "fleet-retry-storms",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "matrix-sizes", "memory-splits", "mix-compute", "same-architecture", "simulated-mix-prefill", "soak",
+        "matrix-sizes", "mix-compute", "mix-memory", "retry-after", "same-architecture", "simulated-mix-prefill", "soak",
         "tuning-on-engines", "workflow-engines",
     )
 )  # fmt: skip

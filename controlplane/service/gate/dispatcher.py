@@ -18,7 +18,7 @@ from controlplane.core.pool_view import PoolView, Waiting
 from controlplane.core.ports import Generator, PauseCost
 from controlplane.core.request import Kind, Owner, Phase
 from controlplane.metrics import Metrics
-from controlplane.policy.gate.admission import wait_bound
+from controlplane.policy.gate.admission import retry_after, wait_bound
 from controlplane.policy.gate.preemption import choose_victims
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.service.decision_history import Basis, Decided, basis_of
@@ -217,7 +217,8 @@ class Dispatcher:
         self.sync_engine_leases()
         ticket, leases = self._tickets.get(request_id), self._engine_leases
         if ticket is not None and leases is not None and not leases.has_started(ticket):
-            self.evict(ticket, Reject(Reason.QUEUE_TIMEOUT, self._policies.admission.options.max_wait))
+            waited = self._policies.admission.options.max_wait
+            self.evict(ticket, Reject(Reason.QUEUE_TIMEOUT, retry_after(waited)))
 
     async def wait_for_grant(self, ticket: Ticket) -> None:
         """Returns once the request is admitted. Raises Rejected or DecisionFailed."""

@@ -30,8 +30,8 @@ class PromptTokenizer:
     ) -> tuple[Tokens, int | None]:
         """Runs `work`, which tokenizes so many characters; returns its tokens, and the tokens charged before.
 
-        For a long text the job that `job_to_charge` returns, of the fewest tokens it can have, is charged; for
-        a short one nothing (None). Raises Refused, Rejected.
+        For a long text the job that `job_to_charge` returns, of the fewest tokens possible, is charged; for a
+        short one nothing (None). Raises Refused, Rejected.
         """
         if characters <= LONG_TEXT_CHARACTERS:
             return await work(), None
