@@ -62,4 +62,4 @@ async def test_curl_requests_succeed(curl):
 
 
 def test_examples_were_found():
-    assert (len(CURLS), len(PROGRAMS)) == (8, 6)
+    assert (len(CURLS), len(PROGRAMS)) == (11, 6)
