@@ -30,6 +30,7 @@ from benchmark_control_plane.judge.experiment_file import (
     merge,
 )
 from benchmark_control_plane.judge.experiment_schema import Arrivals
+from benchmark_control_plane.judge.http_target import HttpTarget
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, Read, metrics_reader
 from benchmark_control_plane.judge.open_loop_client import (
     Clock,
@@ -244,9 +245,8 @@ async def _run_with_sampler(
     tick: Tick,
 ) -> RunResult:
     window = bench.experiment.plan.window
-    prepare = getattr(target, "prepare", None)
-    if prepare is not None:
-        prepare(requests, seed)
+    if isinstance(target, HttpTarget):
+        target.prepare(requests, seed)
     sampling = None
     if read is not None:
         origin = clock() + window.warmup_s

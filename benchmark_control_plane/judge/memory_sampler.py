@@ -18,7 +18,7 @@ Sample = Mapping[str, float]
 `queries`, `hits` and `busy_seconds` of the device as totals since the start of the server."""
 Read = Callable[[], Awaitable[Sample]]
 
-_TANDEM = {"held_bytes": "held", "quota_bytes": "quota", "engine_used_bytes": "used"}
+GAUGES = {"held_bytes": "held", "quota_bytes": "quota", "engine_used_bytes": "used"}
 _LINE = re.compile(rb"^([a-zA-Z_:]+)(?:\{([^}]*)\})? ([-+0-9.eE]+)$", re.MULTILINE)
 _OWNER = re.compile(rb'owner="(\w+)"')
 TOTALS = {
@@ -141,8 +141,8 @@ def parse_metrics(text: bytes, kv_bytes: int | None) -> Sample:
     for name, labels, value in _LINE.findall(text):
         owner = _OWNER.search(labels)
         short = name.removeprefix(b"tandem_").decode()
-        if owner is not None and name.startswith(b"tandem_") and short in _TANDEM:
-            sample[f"{_TANDEM[short]}:{owner[1].decode()}"] = float(value)
+        if owner is not None and name.startswith(b"tandem_") and short in GAUGES:
+            sample[f"{GAUGES[short]}:{owner[1].decode()}"] = float(value)
         elif (total := TOTALS.get(name)) is not None:
             sample[total] = sample.get(total, 0.0) + float(value)
         elif name == b"vllm:kv_cache_usage_perc" and kv_bytes is not None:

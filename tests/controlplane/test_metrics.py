@@ -5,7 +5,7 @@ from math import inf
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmark_control_plane.judge.memory_sampler import TOTALS
+from benchmark_control_plane.judge.memory_sampler import GAUGES, TOTALS
 from controlplane.config.limits_section import LimitsSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.decision import Outcome, Reason
@@ -127,10 +127,12 @@ def test_the_largest_request_that_is_served_is_within_a_token_bucket():
     assert [bound for bound, count in counts.items() if count] == [4**11, inf]
 
 
-def test_totals_that_the_judge_reads_exist():
+def test_totals_and_gauges_that_the_judge_reads_exist():
     exposition = Metrics().exposition({}).decode()
     read = {name.decode() for name in TOTALS if name.startswith(b"tandem_")}
     assert read and {name for name in read if f"# TYPE {name} counter" in exposition} == read
+    gauges = {f"tandem_{name}" for name in GAUGES}
+    assert gauges and {name for name in gauges if f"# TYPE {name} gauge" in exposition} == gauges
 
 
 async def test_an_answer_with_too_long_a_pause_ends_late():

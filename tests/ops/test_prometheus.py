@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import httpx
 import pytest
 import yaml
 
+from benchmark_control_plane.common.servers import free_port
 from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, listening, staged
 from tests.programs import required
 
@@ -24,12 +24,6 @@ ABSENT = (
 )  # fmt: skip
 
 pytestmark = pytest.mark.long
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

@@ -148,6 +148,8 @@ class ReplayResult:
 class _Counts:
     """Sums over the steps of a run; `held` is the held share of the memory times seconds, in the window."""
 
+    has_plugin: bool
+    """Whether the scheduler is Tandem's; vLLM's own has no hook."""
     steps: int = 0
     hook_ns: int = 0
     held: float = 0.0
@@ -166,7 +168,8 @@ class _Counts:
     def stepped(self, scheduler: Any, seconds: float) -> None:
         """Counts one step of the scheduler."""
         self.steps += 1
-        self.hook_ns += getattr(scheduler, "hook_ns", 0)
+        if self.has_plugin:
+            self.hook_ns += scheduler.hook_ns
         self.held += scheduler.kv_cache_manager.usage * seconds
 
 
@@ -187,7 +190,7 @@ def play(
     records: dict[str, _RequestTimes] = {}
     last_at = math.inf
     upcoming = next(offers)
-    counts, idle = _Counts(), 0
+    counts, idle = _Counts(variant.options is not None), 0
     counts.watch(scheduler)
     pending: set[str] = set()
     while True:

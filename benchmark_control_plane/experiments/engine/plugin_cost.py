@@ -62,7 +62,8 @@ def measure(
         start = perf_counter_ns()
         output = inner(*args, **kwargs)
         durations.append(perf_counter_ns() - start)
-        hooks.append(getattr(scheduler, "hook_ns", 0))
+        # vLLM's own scheduler has no hook.
+        hooks.append(0 if tandem is None else scheduler.hook_ns)
         return output
 
     def counted(*args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """A router's reports of two boxes that listen on sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 
@@ -11,7 +11,7 @@ from controlplane.api.settings import ApiSettings
 from controlplane.fleet.router import RoutedRequest, Router
 from controlplane.fleet_on_ray import load_polls
 from controlplane.fleet_on_ray.load_polls import LoadPolls
-from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, listening, staged
+from tests.controlplane.api.scripted_server import CHAT_MODEL, Stage, listening, staged, until
 
 SETTINGS = ApiSettings(router_key_sha256=sha256(b"router").hexdigest())
 REQUEST = RoutedRequest(CHAT_MODEL, "standard", 10)
@@ -24,13 +24,6 @@ async def polling(router: Router, key: str = "router") -> AsyncIterator[LoadPoll
         yield polls
     finally:
         await polls.stop()
-
-
-async def until(claim: Callable[[], bool]) -> None:
-    """Yields until the claim holds; sockets need real time."""
-    async with asyncio.timeout(5):
-        while not claim():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 async def test_boxes_report_until_they_are_gone() -> None:

@@ -125,7 +125,7 @@ async def test_errors_are_typed(url: str, call: Callable[[sdk.AsyncTandem], Any]
     async with sdk.AsyncTandem(url) as tandem:
         with pytest.raises(kind) as caught:
             await call(tandem)
-    assert caught.value.status in (400, 404)
+    assert caught.value.status == (404 if kind is sdk.NotFound else 400)
     assert caught.value.request_id
 
 

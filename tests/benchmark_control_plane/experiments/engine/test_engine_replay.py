@@ -40,6 +40,7 @@ def test_all_memory_is_useful_if_requests_run_alone(engine, tandem):
     busy = outcome.met_share / (22.5 / 40)
     assert 0.1 < busy < 0.5
     assert outcome.held_share == pytest.approx(outcome.met_share, rel=0.05)
+    assert (outcome.hook_us > 0) is (tandem is not None)
 
 
 def test_memory_of_requests_that_missed_is_not_useful(engine):

@@ -1,7 +1,7 @@
 """Decode steps are delayed only within the TPOT objectives."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controlplane.core.clock import NO_TIME, Duration, Instant
@@ -73,6 +73,19 @@ def test_one_more_objective_never_lengthens_the_delay_and_share_zero_never_delay
     if any(drawn):
         assert after <= before
     assert next_step_start(states, LAST, NOW, 0.0) == LAST
+
+
+@given(
+    st.dictionaries(st.sampled_from(["tpot", "e2e", "gap"]), st.integers(1, 20_000), min_size=1),
+    st.floats(0, 0.99),
+)
+@example({"tpot": 60, "e2e": 2_010}, 0.5)
+@example({"gap": 60, "tpot": 24}, 0.5)
+def test_the_tightest_of_the_objectives_of_a_request_sets_its_delay(objectives, share):
+    alone = [
+        next_step_start([running(**{name: each})], LAST, NOW, share) for name, each in objectives.items()
+    ]
+    assert next_step_start([running(**objectives)], LAST, NOW, share) == min(alone)
 
 
 def test_the_delay_shrinks_with_the_free_memory():

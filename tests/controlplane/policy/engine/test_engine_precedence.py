@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from controlplane.core.clock import Duration, Instant, after, milliseconds, seconds
 from controlplane.core.decision import Admit, Reason, Reject
-from controlplane.core.memory_ledger import Footprint
+from controlplane.core.memory_ledger import Footprint, LeaseTable
 from controlplane.core.pool_view import Pace, Share, Waiting
 from controlplane.core.slo import Slo
-from controlplane.policy.engine.engine_precedence import EngineCutoff
+from controlplane.policy.engine.engine_precedence import EngineCutoff, EnginePrecedence, by_rank, by_size
 from controlplane.policy.engine.gate_view_adapter import lease_table
 from controlplane.policy.engine.interface import EngineView
 from controlplane.policy.engine.running_batch import RunningBatch
@@ -98,3 +99,18 @@ def test_a_request_without_a_forecast_is_exempt():
     cutoff, now = loaded(1.5)
     guess = entry("new", now, steps=2_000, limit=2_000)
     assert cutoff.work_ahead(guess, [], MEMORY, 9_000, STEP) == 0.0
+
+
+def test_an_engine_keeps_what_is_not_larger_by_the_ratio_or_without_one_what_is_of_no_lower_class():
+    """The request needs 10,000 byte-steps at a weight of 1."""
+    leases = LeaseTable(
+        ids=("equal", "larger", "larger of high weight", "growing"),
+        base=np.array([100.0, 100.0, 100.0, 100.0]),
+        per_step=np.array([0.0, 0.0, 0.0, 2.0]),
+        steps=np.array([200.0, 201.0, 201.0, 150.0]),
+        priority=np.array([-1.0, 0.0, 1.0, 0.0]),
+    )
+    weights, new = (1.0, 1.0, 2.0, 2.0), entry("new", Instant(0))
+    by_ratio = EnginePrecedence(by_size, preempt_ratio=2.0).kept(leases, weights, new)
+    assert by_ratio.ids == ("equal", "larger of high weight", "growing")
+    assert EnginePrecedence(by_rank).kept(leases, weights, new).ids == leases.ids[1:]

@@ -1,6 +1,6 @@
 """Size cutoff and spare memory after a sequence of arrivals."""
 
-from math import inf
+from math import exp, inf
 
 import pytest
 
@@ -55,3 +55,37 @@ def test_memory_becomes_spare_after_the_last_arrival():
         assert cut.spare > before
     # 40 arrivals in the time of 160 are a quarter of the load.
     assert cut.spare > 0.65 and cut.size == inf
+
+
+def carry_on(cut: SizeCutoff, count: int, *, use: float) -> None:
+    """So many more of the same arrivals, each with a step that finds this share of the memory in use."""
+    gap = cut._arrived[1] - cut._arrived[0]
+    for _ in range(count):
+        cut.arrived(now := Instant(cut._arrived[-1] + gap), cut._sizes[-1], cut._tokens[-1])
+        cut.update(now, MEMORY, STEP, use)
+
+
+def test_the_cutoff_rises_while_memory_stays_emptier_than_planned_and_falls_when_it_is_full():
+    """Six times as much arrives as the memory serves, so there is a cutoff all the time."""
+    cut = cutoff_after(load=6.0, tokens=100)
+    assert (cut.correction, cut.size) == (1.0, 10_000.0)
+    carry_on(cut, 8, use=0.0)
+    # 0.6 of the memory is missing beyond the slack.
+    assert cut.correction == pytest.approx(exp(-2 * 0.6), rel=0.02)
+    for _ in range(400):
+        cut.update(cut._arrived[-1], MEMORY, STEP, use=1.0)
+    corrections = [cut.correction]
+    for _ in range(12):
+        carry_on(cut, 8, use=1.0)
+        corrections.append(cut.correction)
+    assert corrections == sorted(corrections) and corrections[1] > corrections[0]
+    assert corrections[-1] == 1.0
+
+
+def test_without_a_cutoff_the_correction_returns_to_one():
+    cut = cutoff_after(load=1.2, tokens=100)
+    carry_on(cut, 8, use=0.0)
+    least = cut.correction
+    assert least < 0.5 and cut.size == inf
+    carry_on(cut, 8, use=0.0)
+    assert cut.correction == pytest.approx(least + (1 - least) / 8)

@@ -11,7 +11,7 @@ from controlplane.core.pool_view import Pace, PoolView, Queue, Share, Waiting
 from controlplane.core.request import Kind, Owner, Request
 from controlplane.core.slo import ServiceClass, Slo
 from controlplane.policy.gate.admission import Admission, AdmissionOptions
-from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs
+from controlplane.policy.gate.moore_hodgson import DeadlineJob, late_jobs, tokens_before
 from controlplane.policy.gate.scheduling_cycle import run_cycle
 from controlplane.policy.registry import ADMISSIONS, lookup
 
@@ -173,6 +173,20 @@ def test_beside_generations_one_late_call_is_computed_after_a_long_pause(held, a
 
 def test_calls_of_other_models_do_not_count():
     assert admitted_and_rejected(decided([(INDEX, 12_000)], [(INDEX, 9_000)], model="other")) == (["w0"], [])
+
+
+def test_of_the_calls_in_flight_those_of_the_model_with_no_later_deadline_come_before_a_request():
+    held = [
+        (called("earlier", INDEX, 1, "m", ago_ms=600), 1.0),
+        (called("equal", INDEX, 1, "m", ago_ms=500), 10.0),
+        (called("later", INDEX, 1, "m", ago_ms=400), 100.0),
+        (called("other", INDEX, 1, "other", ago_ms=600), 1_000.0),
+        (called("night", NIGHT, 1, "m", ago_ms=600), 10_000.0),
+    ]
+    leases = MemoryLedger({Owner.EMBEDDING: 1_000}).table(Owner.EMBEDDING)
+    share = Share(1_000, 0, 0, 1_000, 9, leases, is_serial=True, calls=tuple(held))
+    assert tokens_before(share, called("new", INDEX, 1, "m", ago_ms=500)) == 11.0
+    assert tokens_before(share, called("new", NIGHT, 1, "m")) == 10_111.0
 
 
 def test_calls_without_a_deadline_are_not_rejected():
