@@ -380,10 +380,7 @@ class Dispatcher:
         ticket.granted.set_result(None)
 
     def _preempt(self, request_id: str, beneficiary: str | None) -> asyncio.Task[None]:
-        """Closes the victim's lease and queues it again.
-
-        The task ends when the engine has freed its blocks.
-        """
+        """Closes the victim's lease and queues it again; the task ends when its blocks are free."""
         victim = self._tickets[request_id]
         self.recorder.preempted(victim, self.snapshots.preemption(victim, beneficiary, self._clock.now()))
         self.accounting.release(victim)
