@@ -45,7 +45,7 @@ CURRENT = frozenset(
         "fleet-conversations", "fleet-fairness", "fleet-kinds", "fleet-report-cost", "fleet-retry-storms",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "matrix-sizes", "mix-compute", "mix-memory", "retry-after", "same-architecture",
+        "matrix-sizes", "mix-compute", "mix-light", "mix-memory", "retry-after", "same-architecture",
         "simulated-mix-prefill", "soak", "tuning-on-engines", "workflow-engines",
     )
 )  # fmt: skip
