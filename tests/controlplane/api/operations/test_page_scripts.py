@@ -40,6 +40,11 @@ PAGE = """
       while (board.dataset.answers !== count) await new Promise((resolve) => setTimeout(resolve, 1));
     };
 """
+TABLES = """
+    const { Feed } = await import("./feed.js");
+    const { Tables } = await import("./tables.js");
+    const feed = new Feed(() => {}, () => {}), tables = new Tables(feed, { focus: null });
+"""
 
 
 async def test_the_page_shows_what_a_server_sends(tmp_path: Path) -> None:
@@ -88,10 +93,9 @@ def test_rows_and_faults_that_are_shown_stay_and_keep_the_focus(tmp_path: Path) 
         {**answer(1, id="r-1", **refused), "about": about},
         answer(2, **sample), answer(3, **sample), answer(4, id="r-2", **refused), answer(5, **sample),
     ]  # fmt: skip
-    script = """
-        const { Feed } = await import("./feed.js");
-        const { Tables } = await import("./tables.js");
-        const feed = new Feed(() => {}, () => {}), tables = new Tables(feed, { focus: null });
+    script = (
+        TABLES
+        + """
         const rows = page.part("tables").querySelector('[id="rows-decisions"]');
         const next = () => {
           feed.take(given.answers.shift());
@@ -106,6 +110,7 @@ def test_rows_and_faults_that_are_shown_stay_and_keep_the_focus(tmp_path: Path) 
         const [newest, kept] = next();
         shown = [same === link, newest.href, kept.href, document.activeElement === kept];
     """
+    )
     assert shown_by(tmp_path, script, answers=answers) == [True, "#explain=r-2", "#explain=r-1", True]
     script = f"""{PAGE}
         await answered(2);
@@ -114,6 +119,21 @@ def test_rows_and_faults_that_are_shown_stay_and_keep_the_focus(tmp_path: Path) 
         shown = [fault.textContent, fault === page.part("faults").children[0]];
     """
     assert shown_by(tmp_path, script, answers=answers) == ["engine mit is down", True]
+
+
+def rows_shown(tmp_path: Path, panel: str, records: list[dict[str, object]], shown: str) -> list[str]:
+    """`shown` of the rows of a panel of tables, a JavaScript expression, after one answer with `records`."""
+    about = {"target": 0.9, "models": {}, "classes": {"gold": {}}}
+    last = {"now": float(len(records)), "next": len(records), "more": False}
+    answer = {"instance": "a", **last, "records": records, "about": about}
+    script = f"""{TABLES}
+        feed.take(given.answer);
+        tables.update();
+        const rows = page.part("tables").querySelector('[id="rows-{panel}"]').children;
+        shown = {shown};
+    """
+    found: list[str] = shown_by(tmp_path, script, answer=answer)
+    return found
 
 
 def test_a_preemption_names_who_got_the_memory(tmp_path: Path) -> None:
@@ -125,18 +145,8 @@ def test_a_preemption_names_who_got_the_memory(tmp_path: Path) -> None:
         {**common, "seq": 3, "at": 3.0, "by": "gate", "for": None, "for_class": None},
         {"seq": 4, "at": 4.0, "type": "sample", "classes": {}},
     ]
-    about = {"target": 0.9, "models": {}, "classes": {"gold": {}}}
-    answer = {"instance": "a", "now": 4.0, "next": 4, "more": False, "records": both, "about": about}
-    script = """
-        const { Feed } = await import("./feed.js");
-        const { Tables } = await import("./tables.js");
-        const feed = new Feed(() => {}, () => {}), tables = new Tables(feed, { focus: null });
-        feed.take(given.answer);
-        tables.update();
-        const rows = page.part("tables").querySelector('[id="rows-preemptions"]').children;
-        shown = rows.slice(1).map((row) => row.textContent.split("for ")[1]);
-    """
-    gate, running, urgent = shown_by(tmp_path, script, answer=answer)
+    shown = 'rows.slice(1).map((row) => row.textContent.split("for ")[1])'
+    gate, running, urgent = rows_shown(tmp_path, "preemptions", both, shown)
     assert gate.startswith("waiting embeddings") and running.startswith("the running requests")
     assert urgent.startswith("urgent-1gold")
 
@@ -148,18 +158,8 @@ def test_the_end_of_a_guard_is_shown_as_a_change_of_the_configuration(tmp_path: 
         {**ended, "seq": 2, "at": 2.0, "guard": "rolled_back", "text": "class gold lost 5 points"},
         {"seq": 3, "at": 3.0, "type": "sample", "classes": {}},
     ]
-    about = {"target": 0.9, "models": {}, "classes": {"gold": {}}}
-    answer = {"instance": "a", "now": 3.0, "next": 3, "more": False, "records": records, "about": about}
-    script = """
-        const { Feed } = await import("./feed.js");
-        const { Tables } = await import("./tables.js");
-        const feed = new Feed(() => {}, () => {}), tables = new Tables(feed, { focus: null });
-        feed.take(given.answer);
-        tables.update();
-        const rows = page.part("tables").querySelector('[id="rows-happenings"]');
-        shown = rows.children.map((row) => row.textContent);
-    """
-    undone, kept = shown_by(tmp_path, script, answer=answer)
+    shown = "rows.map((row) => row.textContent)"
+    undone, kept = rows_shown(tmp_path, "happenings", records, shown)
     assert "version 2 rolled back" in undone and "class gold lost 5 points" in undone
     assert "version 2 kept" in kept and "no class lost more than 3 points" in kept
 
