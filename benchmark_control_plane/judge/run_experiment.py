@@ -27,17 +27,11 @@ from benchmark_control_plane.judge.experiment_file import (
 from benchmark_control_plane.judge.experiment_matrix import read_cells
 from benchmark_control_plane.judge.frontier_search import highest_load, is_decided
 from benchmark_control_plane.judge.hindsight.hindsight_bounds import HindsightBounds
-from benchmark_control_plane.judge.measurement_stages import (
-    Bench,
-    Stage,
-    objectives_from,
-    saturation,
-    staged,
-    unloaded,
-)
+from benchmark_control_plane.judge.measurement_stages import Bench, Stage, staged
 from benchmark_control_plane.judge.open_files import allow_open_files
 from benchmark_control_plane.judge.progress import ProgressDisplay
 from benchmark_control_plane.judge.records import RequestRecord
+from benchmark_control_plane.judge.reference_system import objectives_from, saturation, unloaded
 from benchmark_control_plane.judge.results import ResultsWriter
 from benchmark_control_plane.judge.system_schema import SystemSection
 from benchmark_control_plane.report.aggregates import median_rate

@@ -32,7 +32,8 @@ from benchmark_control_plane.decision_replay.self_check import SelfCheck, check_
 from benchmark_control_plane.decision_replay.what_if import predict
 from benchmark_control_plane.judge.experiment_file import Experiment, ExperimentPlan, read_experiment
 from benchmark_control_plane.judge.experiment_schema import ExperimentClass, WindowSection
-from benchmark_control_plane.judge.measurement_stages import Bench, objectives_from, staged
+from benchmark_control_plane.judge.measurement_stages import Bench, staged
+from benchmark_control_plane.judge.reference_system import objectives_from
 from benchmark_control_plane.judge.system_schema import SystemSection
 from controlplane.config import load
 from controlplane.config.documents import merged

@@ -25,17 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmark_control_plane.common.command_line import add_data, data_folder_option, exit_status
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.judge.experiment_file import Experiment, classes_section, merge, read_experiment
-from benchmark_control_plane.judge.measurement_stages import (
-    Bench,
-    LiveStage,
-    objectives_from,
-    requests_of,
-    saturation,
-    staged,
-    unloaded,
-)
+from benchmark_control_plane.judge.measurement_stages import Bench, LiveStage, requests_of, staged
 from benchmark_control_plane.judge.open_loop_client import open_loop
 from benchmark_control_plane.judge.records import slo_targets
+from benchmark_control_plane.judge.reference_system import objectives_from, saturation, unloaded
 from benchmark_control_plane.judge.simulated_target import simulated_target
 from benchmark_control_plane.judge.system_schema import SystemSection
 from benchmark_control_plane.simulator import virtual_time

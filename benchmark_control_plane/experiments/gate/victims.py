@@ -23,7 +23,8 @@ import numpy as np
 from benchmark_control_plane.common.command_line import data_folder_option
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.judge.experiment_file import read_experiment
-from benchmark_control_plane.judge.measurement_stages import Bench, objectives_from, staged, unloaded
+from benchmark_control_plane.judge.measurement_stages import Bench, staged
+from benchmark_control_plane.judge.reference_system import objectives_from, unloaded
 from benchmark_control_plane.judge.system_schema import SystemSection
 from controlplane.core.clock import milliseconds
 from controlplane.core.pool_view import Running

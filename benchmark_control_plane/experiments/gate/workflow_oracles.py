@@ -25,16 +25,9 @@ from benchmark_control_plane.common.results_file import add_results, write_or_pr
 from benchmark_control_plane.experiments.gate.announced_answers import AnnouncingTarget, Reserve
 from benchmark_control_plane.experiments.gate.true_work_division import TrueWork, divided, work_ms
 from benchmark_control_plane.judge.experiment_file import Experiment, classes_section, merge, read_experiment
-from benchmark_control_plane.judge.measurement_stages import (
-    Act,
-    Bench,
-    Result,
-    objectives_from,
-    requests_of,
-    staged,
-    unloaded,
-)
+from benchmark_control_plane.judge.measurement_stages import Act, Bench, Result, requests_of, staged
 from benchmark_control_plane.judge.records import RequestRecord, without_warmup
+from benchmark_control_plane.judge.reference_system import objectives_from, unloaded
 from benchmark_control_plane.judge.simulated_target import simulated_target
 from benchmark_control_plane.judge.system_schema import SystemSection
 from benchmark_control_plane.judge.workload import PlannedRequest

@@ -25,7 +25,7 @@ from benchmark_control_plane.common.servers import (
 )
 from benchmark_control_plane.experiments.collocation.server_pairs import models_of
 from benchmark_control_plane.judge.experiment_file import ExperimentPlan, read_experiment
-from benchmark_control_plane.judge.measurement_stages import objectives_from
+from benchmark_control_plane.judge.reference_system import objectives_from
 from benchmark_control_plane.judge.run_experiment import run_experiment
 from benchmark_control_plane.judge.system_schema import Live, Split, SystemSection
 from benchmark_control_plane.judge.systems import embedding_server, tandem_config, vllm_arguments

@@ -10,7 +10,8 @@ import yaml
 
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_file import read_experiment
-from benchmark_control_plane.judge.measurement_stages import Bench, requests_of, saturation
+from benchmark_control_plane.judge.measurement_stages import Bench, requests_of
+from benchmark_control_plane.judge.reference_system import saturation
 from benchmark_control_plane.simulator.virtual_time import VirtualTimeLoop
 from controlplane.core.request import Kind
 

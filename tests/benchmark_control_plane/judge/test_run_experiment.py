@@ -13,8 +13,8 @@ import yaml
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.experiments.client_accuracy.scripted_server import ServerDelays, listening
 from benchmark_control_plane.judge.experiment_file import classes_section, read_experiment
-from benchmark_control_plane.judge.measurement_stages import objectives_from
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, parse_metrics
+from benchmark_control_plane.judge.reference_system import objectives_from
 from benchmark_control_plane.judge.run_experiment import _ExperimentRun, run_experiment
 from benchmark_control_plane.judge.system_schema import Endpoint, Endpoints, Split, SystemSection
 from benchmark_control_plane.report.aggregates import median_rate
