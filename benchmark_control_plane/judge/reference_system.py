@@ -1,5 +1,6 @@
 """Measures the reference system before all runs: unloaded latencies (hence objectives) and capacity."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -10,12 +11,15 @@ from benchmark_control_plane.judge.experiment_schema import Arrivals
 from benchmark_control_plane.judge.measurement_stages import Stage, probe, requests_of
 from benchmark_control_plane.judge.memory_sampler import Read
 from benchmark_control_plane.judge.open_loop_client import Clock, RunResult, Target, closed_loop
+from benchmark_control_plane.judge.records import RequestRecord
 from benchmark_control_plane.judge.system_schema import SystemSection
 from benchmark_control_plane.judge.systems import Objectives
 from controlplane.core.request import Kind
 
 _UNLOADED_REQUESTS = 12
 """Requests per class, sent one at a time, that give the unloaded latencies."""
+_ROUNDS = 3
+"""Measurements of real servers, so that work of other processes during one of them changes nothing."""
 _OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms", "gap_ms")
 _SATURATING_RPS = (500.0, 4_000.0)
 """Rates at which requests are drawn for a saturation probe; the second if the first runs out of requests."""
@@ -24,30 +28,48 @@ _RAMP_UP_SHARE = 0.25
 
 
 def unloaded(experiment: Experiment, stage: Stage, system: SystemSection) -> dict[str, dict[str, float]]:
-    """Median latencies in ms by class and metric, of requests sent one at a time."""
+    """Latencies in ms by class and metric, of requests sent one at a time: the least median of the rounds.
+
+    Whatever else runs on the machine only adds to a latency. A simulated system needs one round.
+    """
     drawn = requests_of(experiment, system, 50.0, seed=0, measured=60.0)
     chosen = [
         request
         for name in experiment.plan.classes
         for request in [r for r in drawn if r.service_class == name][: _UNLOADED_REQUESTS + 1]
     ]
+    # A request's text follows from its id: no round finds the prompts of another in a prefix cache.
+    rounds = [chosen] + [
+        [replace(request, id=f"round-{number}-{request.id}") for request in chosen]
+        for number in range(1, _rounds(stage))
+    ]
 
-    async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
+    async def act(target: Target, clock: Clock, read: Read | None) -> list[Sequence[RequestRecord]]:
         await probe(target, drawn, clock, system.name)
-        return await closed_loop(target, chosen, clients=1, seconds=float("inf"), clock=clock)
+        return [
+            (await closed_loop(target, plan, clients=1, seconds=float("inf"), clock=clock)).records
+            for plan in rounds
+        ]
 
-    records = stage.act(act).records
     found: dict[str, dict[str, float]] = {}
-    for name, group in analysis.group_by(records, lambda r: r.planned.service_class).items():
-        # The first request of a class is warm-up.
-        latencies = {m: [getattr(r, m) for r in group[1:]] for m in _OBJECTIVES}
-        found[name] = {
-            metric: median(present)
-            for metric, values in latencies.items()
-            if (present := [v for v in values if v is not None])
-        }
-        if any(r.planned.kind is Kind.EMBED for r in group) and "e2e_ms" in found[name]:
-            found[name].setdefault("ttft_ms", found[name]["e2e_ms"])
+    for records in stage.act(act):
+        for name, group in analysis.group_by(records, lambda r: r.planned.service_class).items():
+            least = found.setdefault(name, {})
+            for metric, value in _median_latencies(group).items():
+                least[metric] = min(value, least.get(metric, value))
+    return found
+
+
+def _rounds(stage: Stage) -> int:
+    return _ROUNDS if stage.shares_machine else 1
+
+
+def _median_latencies(group: Sequence[RequestRecord]) -> dict[str, float]:
+    """Medians in ms by metric of one class; its first request is warm-up."""
+    latencies = {m: [v for r in group[1:] if (v := getattr(r, m)) is not None] for m in _OBJECTIVES}
+    found = {metric: median(values) for metric, values in latencies.items() if values}
+    if any(r.planned.kind is Kind.EMBED for r in group) and "e2e_ms" in found:
+        found.setdefault("ttft_ms", found["e2e_ms"])
     return found
 
 
@@ -72,9 +94,16 @@ def objectives_from(plan: ExperimentPlan, unloaded_ms: Objectives) -> dict[str, 
 
 
 def saturation(experiment: Experiment, stage: Stage, system: SystemSection) -> float:
-    """Closed-loop throughput in requests per second; raises BadInput if it cannot be measured."""
+    """Closed-loop throughput in requests per second, the median of the rounds.
+
+    Raises BadInput if it cannot be measured.
+    """
+    return median(_saturation(experiment, stage, system, seed) for seed in range(1, 1 + _rounds(stage)))
+
+
+def _saturation(experiment: Experiment, stage: Stage, system: SystemSection, seed: int) -> float:
     for rate in _SATURATING_RPS:
-        result, is_whole = _saturated(experiment, stage, system, rate)
+        result, is_whole = _saturated(experiment, stage, system, rate, seed)
         if is_whole:
             break
     else:
@@ -92,13 +121,13 @@ def saturation(experiment: Experiment, stage: Stage, system: SystemSection) -> f
 
 
 def _saturated(
-    experiment: Experiment, stage: Stage, system: SystemSection, rate: float
+    experiment: Experiment, stage: Stage, system: SystemSection, rate: float, seed: int
 ) -> tuple[RunResult, bool]:
     """Result of a saturation probe, and whether requests remained to its end."""
     capacity = experiment.plan.capacity
     # The probe takes the first requests only, where bursts would make another mix than that of the streams.
     steady = replace(system, arrivals=dict.fromkeys(experiment.plan.streams, Arrivals()))
-    drawn = requests_of(experiment, steady, rate, seed=1, measured=capacity.probe_s)
+    drawn = requests_of(experiment, steady, rate, seed=seed, measured=capacity.probe_s)
 
     async def act(target: Target, clock: Clock, read: Read | None) -> RunResult:
         await probe(target, drawn, clock, system.name)
