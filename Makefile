@@ -162,11 +162,15 @@ llama-index := llama-index-core llama-index-llms-openai-like llama-index-embeddi
 haystack := haystack-ai cohere-haystack huggingface-api-haystack $(scripted)
 langchain-cohere := langchain-cohere $(scripted)
 lm-eval := "lm-eval[api]" transformers
+open-webui := open-webui
 PYTHON_CLIENTS := $(foreach name,litellm llama-index haystack langchain-cohere,.clients/$(name)/.ready)
+# With tests that do not run in them.
+TESTED_CLIENTS := .clients/lm-eval/.ready .clients/open-webui/.ready
 NODE_CLIENTS := openai @anthropic-ai/sdk cohere-ai ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/cohere
 
-$(PYTHON_CLIENTS) .clients/lm-eval/.ready: .clients/%/.ready: Makefile
+$(PYTHON_CLIENTS) $(TESTED_CLIENTS): .clients/%/.ready: Makefile
 	"$(PYTHON)" -m venv $(@D)
+	$(if $(filter open-webui,$*),@$(call install_torch,$(@D)/bin/python -m pip --disable-pip-version-check))
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q $($*)
 	@touch $@
 
@@ -174,10 +178,11 @@ $(PYTHON_CLIENTS) .clients/lm-eval/.ready: .clients/%/.ready: Makefile
 	npm install --silent --no-audit --no-fund --prefix $(@D) $(addsuffix @latest,$(NODE_CLIENTS))
 	@touch $@
 
-clients: setup $(PYTHON_CLIENTS) .clients/lm-eval/.ready .clients/node/.ready
+clients: setup $(PYTHON_CLIENTS) $(TESTED_CLIENTS) .clients/node/.ready
 	TANDEM_NODE_CLIENTS=.clients/node $(TEST_ENV) $(BIN)/python -m tests.clients.scripted_tests \
 	  $(BIN)/python $(PYTHON_CLIENTS:.ready=bin/python)
-	TANDEM_LM_EVAL=$(CURDIR)/.clients/lm-eval/bin/python $(TEST_ENV) $(BIN)/python -m pytest tests/clients/test_lm_eval.py
+	TANDEM_LM_EVAL=$(CURDIR)/.clients/lm-eval/bin/python TANDEM_OPEN_WEBUI=$(CURDIR)/.clients/open-webui/bin/python \
+	  $(TEST_ENV) $(BIN)/python -m pytest tests/clients/test_lm_eval.py tests/clients/test_open_webui.py
 	$(TEST_ENV) $(BIN)/python -m tests.clients.client_table --write \
 	  --python $(PYTHON_CLIENTS:.ready=bin/python) --node .clients/node
 
