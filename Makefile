@@ -156,6 +156,8 @@ faults: setup
 # what the tests on scripted engines need.
 scripted := -e ".[server]" hypothesis pytest pytest-asyncio
 litellm := litellm instructor $(scripted)
+# Apart from litellm, because pip finds all packages of the proxy for an older release only.
+litellm-proxy := "litellm[proxy]" $(scripted)
 llama-index := llama-index-core llama-index-llms-openai-like llama-index-embeddings-openai-like \
   llama-index-postprocessor-cohere-rerank llama-index-embeddings-text-embeddings-inference \
   llama-index-postprocessor-tei-rerank $(scripted)
@@ -163,7 +165,7 @@ haystack := haystack-ai cohere-haystack huggingface-api-haystack $(scripted)
 langchain-cohere := langchain-cohere $(scripted)
 lm-eval := "lm-eval[api]" transformers
 open-webui := open-webui
-PYTHON_CLIENTS := $(foreach name,litellm llama-index haystack langchain-cohere,.clients/$(name)/.ready)
+PYTHON_CLIENTS := $(foreach name,litellm litellm-proxy llama-index haystack langchain-cohere,.clients/$(name)/.ready)
 # With tests that do not run in them.
 TESTED_CLIENTS := .clients/lm-eval/.ready .clients/open-webui/.ready
 NODE_CLIENTS := openai @anthropic-ai/sdk cohere-ai ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/cohere
