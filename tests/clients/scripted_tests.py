@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 from tests.clients.client_table import ROOT, environment_of
 
 TESTS = (
+    "tests/clients/test_litellm_proxy.py",
     "tests/clients/test_recipes.py",
     "tests/controlplane/api/test_rerank_clients.py",
     "tests/controlplane/api/test_tei_clients.py",

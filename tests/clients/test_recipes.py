@@ -14,7 +14,7 @@ from tests.clients.client_table import (
     table_of,
     with_table,
 )
-from tests.clients.recipes import SHOWN_URL, recipes
+from tests.clients.recipes import on_scripted_engines, recipes
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -32,7 +32,6 @@ MODULES = {
     "Haystack": ("haystack", "haystack_integrations.components.rankers.cohere"),
     "LiteLLM": ("litellm",),
 }
-NAMES = {"tiny-llama": CHAT_MODEL, "minilm": EMBED_MODEL, "tiny-reranker": RERANK_MODEL}
 CLASSES = {"interactive": {"default": True, "ttft_ms": 1_000}}
 
 
@@ -48,11 +47,8 @@ async def test_recipe(name: str):
     async with staged(classes=CLASSES) as stage, listening(stage.app) as url:
         # LlamaIndex's query has more bytes than the context of other tests has tokens.
         stage.generator.max_model_tokens = 2_048
-        program = recipes()[name].replace(SHOWN_URL, url)
-        for shown, ours in NAMES.items():
-            program = program.replace(shown, ours)
         found: dict[str, object] = {}
-        await asyncio.to_thread(exec, program, found)
+        await asyncio.to_thread(exec, on_scripted_engines(recipes()[name], url), found)
         assert found["answer"] == TEXT
 
 
