@@ -24,6 +24,8 @@ _FIXED: RawHeaders = [
     (b"x-accel-buffering", b"no"),
 ]
 _DONE = b"data: [DONE]\n\n"
+_LINE_ENDS = (("\x85", rb"\u0085"), ("\u2028", rb"\u2028"), ("\u2029", rb"\u2029"))
+"""Characters that end a line for Python's `splitlines` and so for httpx's `iter_lines`, and their JSON."""
 
 
 class Envelope:
@@ -103,6 +105,17 @@ class ChunkEncoder:
         return b"event: error\ndata: " + failure.body + b"\n\n"
 
 
+def escape_line_ends(event: bytes) -> bytes:
+    """The event without characters inside its JSON at which some clients end a line and lose the rest.
+
+    In server-sent events only CR and LF end one. In JSON these characters are in strings only.
+    """
+    if not event.isascii():
+        for character, escape in _LINE_ENDS:
+            event = event.replace(character.encode(), escape)
+    return event
+
+
 def ending(delta: Delta) -> dict[str, object]:
     """The finish reason of a chunk, and the stop reason if the choice ends."""
     reason = delta.finish_reason
@@ -141,7 +154,8 @@ async def send_stream(
                     headers = _FIXED + ticket_headers(tickets)
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                     has_begun = True
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                body = escape_line_ends(event)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         if not has_begun:
             raise BackendFailed(f"{jobs[0].request.id}: the engine finished without any output")
         last = encoder.end()
@@ -152,4 +166,4 @@ async def send_stream(
         # Tickets are remembered with their error, and its traceback would keep the request. Starlette removes
         # those of other errors.
         error.__traceback__ = None
-    await send({"type": "http.response.body", "body": last})
+    await send({"type": "http.response.body", "body": escape_line_ends(last)})

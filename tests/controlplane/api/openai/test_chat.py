@@ -77,6 +77,25 @@ async def test_streamed_chat(stage: Stage):
     assert "usage" not in last
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat()),
+        (TEXT, text()),
+        ("/v1/responses", {"model": CHAT_MODEL, "input": "hi"}),
+        ("/v1/messages", chat(max_tokens=8)),
+    ],
+)
+async def test_a_stream_has_no_character_at_which_a_client_may_end_a_line(
+    stage: Stage, path: str, body: dict[str, Any]
+):
+    """LiteLLM reads with httpx's `iter_lines`, which ends lines as `splitlines` does."""
+    answer = await stage.http.post(path, json=body | {"stream": True})
+    assert answer.status_code == 200
+    assert "wörld\\u2028" in answer.text
+    assert answer.text.splitlines() == answer.text.split("\n")[:-1]
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_usage_comes_in_a_last_chunk_without_choices(stage: Stage, path: str):
     body = (chat if path == CHAT else text)(stream_options={"include_usage": True})
