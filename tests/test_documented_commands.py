@@ -1,4 +1,4 @@
-"""Each shell command of the documentation is run as printed, here or by another test, or says why not.
+"""Each shell command of the documentation is run as printed, by a test or by CI itself, or says why not.
 
 A command is a line of a shell block, or a code span that has arguments. What it reads is written under the
 name that the page has. Only workloads are reduced, by the options that are appended to the command.
@@ -125,18 +125,35 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Tests that run the commands, or compare what they write, by a pattern of page and command."""
 
+IN_CI: Mapping[str, tuple[str, str]] = {
+    r"\S+ make test": (".ci/run", "exec make test"),
+    r"\S+ make setup": ("Makefile", "\ntest: setup"),
+    r"\S+ make test-fast": ("Makefile", "\n\t$(MAKE) test-fast"),
+    r"\S+ make lint": ("Makefile", "\n\t$(MAKE) -j 2 -O lint kernels"),
+    _EXPERIMENT + r"hidden_cache\.kernel_figures --check": ("Makefile", "kernel_figures --check"),
+}
+"""Commands that `.ci/run` runs beside the tests, by `make test`: a file, and the text in it that runs them.
+
+`make test` installs what `make setup` does, and its part `make kernels` checks the figures of the kernels.
+"""
+
 _MINUTES = "takes minutes; test_docs checks the options"
 _REAL = "measures real engines, for minutes; test_docs checks the options"
 _DATA = "needs public data; test_docs checks the options"
 NOT_RUN: Mapping[str, str] = {
-    r"\S+ make (setup|serve)( .*)?": "needs a network: installs 4 GB",
+    r"ops/README.md make setup .+": "writes to /opt; ops/image/cpu.Dockerfile has it as a step",
+    r"\S+ make serve": "serves until it is stopped; test_clients_on_engines serves its configuration",
     r"\S+ (pip|python3 -m venv|npm) (?!.*plugin_example).*": "needs a network: installs packages",
     r"docs/clients.md make clients": "needs a network: installs packages",
-    r"\S+ make (test|test-fast|lint|fuzz|faults)": "takes longer than a minute",
-    r"\S+ make (test-gpu|gpu-evidence|gpu-rehearsal)( .*)?": "needs a GPU, or takes longer than a minute",
+    r"\S+ make fuzz": "takes too long: the property tests that CI runs, with fifty times as many examples",
+    r"SECURITY.md make faults": "takes an hour: every fault three times; test_run_faults injects some",
+    r"docs/gpu.md make test-gpu .*": "needs a GPU",
+    r"\S+ make gpu-evidence( .*)?": "needs a GPU; test_gpu_evidence checks that its steps can start",
+    r"docs/gpu.md make gpu-rehearsal": "takes 10 minutes; test_gpu_evidence checks that its steps can start",
     r"docs/gpu.md tandem .*": "needs a GPU, and models from a network",
     r"\S+ python -m benchmark_control_plane\.round_model\.scheduling_cost": "takes longer than a minute",
-    _EXPERIMENT + r"(client_accuracy|engine|gpu_evidence|hidden_cache)\.(?!decode_cost).*": _MINUTES,
+    _EXPERIMENT
+    + r"(client_accuracy|engine|gpu_evidence|hidden_cache)\.(?!decode_cost|.* --check).*": _MINUTES,
     _EXPERIMENT + r"collocation\.(interference|embed_many|embedding_throughput).*": _REAL,
     _EXPERIMENT + r"(collocation\.simulated_mix|prediction\.(?!ttft_forecast).*)": _DATA,
     _EXPERIMENT + r"(faults\.soak|fleet\.ray_overhead .*|prediction\.ttft_forecast)": _REAL,
@@ -144,10 +161,10 @@ NOT_RUN: Mapping[str, str] = {
     _EXPERIMENT + r"gate\.(decision_log_throughput|(off_policy|tuning_on_engines) .*)": _REAL,
     _EXPERIMENT + r"gate\.(live_feed_cost.*|new_connections|operator_tasks)": _MINUTES,
     _EXPERIMENT + r"gate\.(tuning_gain|victims|workflow_oracles) .*": _MINUTES,
-    r"ops/README.md docker .*": "needs docker",
+    r"ops/README.md docker .*": "needs a Docker daemon; tests/ops/test_tools checks the files that it reads",
     r"ops/README.md debootstrap .*": "needs root and a network",
     r"ops/README.md python ops/image/run_steps.py .*": "needs root and a network",
-    r"ops/README.md (cp|systemctl) .*": "needs root",
+    r"ops/README.md (cp|systemctl) .*": "needs root and systemd; tests/ops/test_tools verifies the unit",
     r"(ops/README|docs/fleet).md (helm|kubectl) .*": "needs a cluster",
 }
 """Reasons why commands are not run, by a pattern of page and command."""
@@ -187,7 +204,7 @@ def matching(table: Iterable[str], page: str, command: str) -> list[str]:
 
 
 def test_each_command_is_run_or_has_a_reason_and_no_entry_is_stale():
-    entries = (*HERE, *ELSEWHERE, *NOT_RUN)
+    entries = (*HERE, *ELSEWHERE, *IN_CI, *NOT_RUN)
     found = {each: matching(entries, *each) for each in ALL}
     assert {each: patterns for each, patterns in found.items() if len(patterns) != 1} == {}
     assert sorted(entries) == sorted({pattern for (pattern,) in found.values()})
@@ -220,6 +237,13 @@ EXPERIMENTS = {
     if each.startswith("python -m")
     for pattern in matching(HERE, page, each)
 }
+
+
+def test_continuous_integration_runs_what_the_table_says():
+    assert {
+        command for command, (file, text) in IN_CI.items()
+        if text not in (ROOT / file).read_text(encoding="utf-8")
+    } == set()  # fmt: skip
 
 
 @pytest.mark.long
