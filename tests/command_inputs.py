@@ -13,6 +13,7 @@ from benchmark_control_plane.simulator.simulation import simulate
 from controlplane.cli import main
 from tests.benchmark_control_plane.capacity.test_capacity_command import CHAT, ENCODER
 from tests.benchmark_control_plane.tuning.test_tune_command import MINE
+from tests.public_data_samples import write_public_data
 from tests.test_docs import ROOT
 
 
@@ -37,6 +38,12 @@ def document(content: object) -> Callable[[Path], None]:
         file.write_text(text, encoding="utf-8")
 
     return write
+
+
+def shortened(name: str) -> Callable[[Path], None]:
+    """Writes an experiment of `configs/bench` with a shorter window."""
+    content = yaml.safe_load((ROOT / f"configs/bench/{name}.yaml").read_text(encoding="utf-8"))
+    return document({**content, "window": {"warmup_s": 1, "measured_s": 3, "drain_s": 20}})
 
 
 def decision_log(folder: Path) -> None:
@@ -91,7 +98,9 @@ INPUTS: Mapping[str, Callable[[Path], None]] = {
     "configs/workloads/rag.yaml": document((ROOT / "configs/workloads/rag.yaml").read_text(encoding="utf-8")),
     "FILE": box,
     "my-fleet.yaml": fleet,
-    **dict.fromkeys(("my.yaml", "my-other.yaml"), document(MINE)),
+    # The gateway of docs/fleet.md needs these names.
+    "my.yaml": document(f"{MINE}\nserver: {{vllm_metric_names: true}}\n"),
+    "my-other.yaml": document(MINE),
     "my-better.yaml": document(MINE.replace("max_waiting: 1 ", "max_waiting: 9 ")),
     **dict.fromkeys(("LOG", "my-log"), decision_log),
     "requests.jsonl": lengths,
@@ -99,14 +108,21 @@ INPUTS: Mapping[str, Callable[[Path], None]] = {
     **dict.fromkeys(("configs/bench/EXPERIMENT.yaml", "EXPERIMENT.yaml"), document(EXPERIMENT)),
     "configs/bench/MY-EXPERIMENT.yaml": document(EXPERIMENT),
     **dict.fromkeys(("DIR", "A", "B", "out/before", "RESULTS"), report),
+    **{f"configs/bench/{name}.yaml": shortened(name) for name in ("workflow", "eviction")},
+    "data": write_public_data,
     "ops/prometheus": lambda folder: folder.parent.symlink_to(ROOT / "ops"),
+    **dict.fromkeys(
+        ("ops/helm/tandem", "ops/kubernetes/example"),
+        lambda folder: folder.parents[1].symlink_to(ROOT / "ops"),
+    ),
 }
 """What writes each file or folder that a command reads."""
 
 
 def write_inputs(words: Sequence[str], folder: Path) -> None:
     """Writes what the words of a command name, unless an earlier command has written it."""
-    written = [word for before, word in pairwise(words) if before in ("--out", "--to")]
+    written = [word for before, word in pairwise(words) if before in ("--out", "--to", "--folder")]
+    words = [word.partition("=")[2] or word for word in words]
     named = {*words, *(parent for word in words if (parent := str(Path(word).parent)) != ".")}
     for word in sorted(named & INPUTS.keys() - set(written)):
         if not (folder / word).exists():
