@@ -1,31 +1,30 @@
-"""Each shell command of the documentation is run as printed, here or by another test, or says why not.
+"""Each shell command of the documentation is run as printed, by a test or by CI itself, or says why not.
 
 A command is a line of a shell block, or a code span that has arguments. What it reads is written under the
 name that the page has. Only workloads are reduced, by the options that are appended to the command.
+The arguments of a Python or `tandem` command that is not run are parsed by its own parser.
 """
 
-import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from argparse import ArgumentParser
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial, reduce
+from importlib import import_module
 from importlib.metadata import EntryPoint
-from itertools import pairwise
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
-import yaml
 
-from benchmark_control_plane.experiments.gate.tuning_gain import machine, offered
-from benchmark_control_plane.simulator.simulation import simulate
 from controlplane.cli import main
 from tests import programs
-from tests.benchmark_control_plane.capacity.test_capacity_command import CHAT, ENCODER
-from tests.benchmark_control_plane.tuning.test_tune_command import MINE
+from tests.command_inputs import write_inputs
 from tests.test_docs import PAGES, ROOT, is_whole
 
 _EXPERIMENT = r"\S+ python -m benchmark_control_plane\.experiments\."
@@ -40,18 +39,44 @@ HERE: Mapping[str, str] = {
     r"\S+ tandem replay LOG.*": "",
     r"docs/tuning.md tandem diff .*": "",
     r"ops/README.md promtool .*": "",
+    r"(ops/README|docs/fleet).md helm .*": "",
+    r"ops/README.md kubectl .*": "",
     r"\S+ python -m benchmark_control_plane\.simulator\.queueing_check": "--customers 400",
+    r"\S+ python -m benchmark_control_plane\.round_model\.scheduling_cost": "--requests 50 --steps 3",
     _EXPERIMENT + r"collocation\.simulated_embed_many.*": "--texts 64 --seeds 0 --fixed 1",
+    _EXPERIMENT + r"engine\.frontier": "--data data --policies tandem --requests 30 --warm-up 0 --start 8",
+    _EXPERIMENT + r"engine\.plugin_cost": "--running 8 --waiting 8 --steps 5 --settling 5 --orderings srmt",
+    _EXPERIMENT + r"engine\.starvation": "--steps 400",
     _EXPERIMENT + r"fleet\.report_cost": "--calls 10",
+    _EXPERIMENT + r"gate\.decision_log_throughput": "--rounds 2 --seconds 0.5 --tokens 2",
     _EXPERIMENT + r"gate\.http_overhead": "--decision-only",
+    _EXPERIMENT + r"gate\.live_feed_cost": "--windows 1 --seconds 1",
     _EXPERIMENT + r"gate\.memory_probe_cost": "--seconds 0.05 --rounds 1",
+    _EXPERIMENT + r"gate\.new_connections": "--rates 50 --seconds 0.5",
     _EXPERIMENT + r"gate\.observation_cost.*": "--requests 5 --rounds 1",
     _EXPERIMENT + r"gate\.prediction_coverage": "--requests 60 --rates 4 --seeds 3",
     _EXPERIMENT + r"gate\.rejections .*": "--seeds 0",
     _EXPERIMENT + r"gate\.retry_after_accuracy": "--rates 8 --seeds 1",
+    _EXPERIMENT + r"gate\.victims .*": '--seeds 0 --arms srmt "gate: random"',
+    _EXPERIMENT + r"gate\.workflow_oracles .*": (
+        '--arms "by work" "shares 5 10 85, reserve: time" --seeds 0 --loads 0.5'
+    ),
+    _EXPERIMENT + r"hidden_cache\.attainment": "--data data --requests 5",
     _EXPERIMENT + r"hidden_cache\.decode_cost": "",
+    _EXPERIMENT + r"prediction\.embedding_forecast": "--data data",
+    _EXPERIMENT + r"prediction\.goodput": "--data data --requests 5 --warm-up 1 --rates 9 --seeds 1",
+    _EXPERIMENT + r"prediction\.output_length": "--data data --only conditional",
+    _EXPERIMENT + r"prediction\.train_prior": "--data data --to prior.json",
 }
 """Commands that are run here, by a pattern of page and command, and options that reduce their workload."""
+
+_ON_VLLM = re.compile(r"python -m \S+\.(engine\.\w+|hidden_cache\.attainment|prediction\.goodput)")
+"""Experiments on vLLM's scheduler, without a model."""
+OFFLINE: Mapping[str, str] = {
+    "helm install": "helm template",
+    "kubectl apply -k": "kubectl kustomize",
+}
+"""Commands that need a cluster, and the part of each that needs none: it reads the same files and options."""
 
 _API, _COMMANDS = "tests/controlplane/api", "tests/controlplane/commands"
 _BENCH, _FLEET = "tests/benchmark_control_plane", "tests/controlplane/fleet_on_ray"
@@ -100,6 +125,9 @@ ELSEWHERE: Mapping[str, str] = {
     ),
     r"docs/fleet.md tandem fleet serve .*": f"{_FLEET}/test_fleet_reload.py::test_a_class_changes_in_place",
     r"docs/fleet.md export .*": f"{_FLEET}/test_fleet_page.py::test_the_page_has_the_environment_of_a_node",
+    _EXPERIMENT + r"gate\.live_feed_cost .*": (
+        "tests/test_documented_commands.py::test_an_experiment_runs_with_less_work"
+    ),
     r"\S+ python -m benchmark_control_plane.replay.*": (
         f"{_BENCH}/test_replay_command.py::test_prints_the_schedule"
     ),
@@ -133,30 +161,45 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Tests that run the commands, or compare what they write, by a pattern of page and command."""
 
-_MINUTES = "takes minutes; test_docs checks the options"
-_REAL = "measures real engines, for minutes; test_docs checks the options"
-_DATA = "needs public data; test_docs checks the options"
+IN_CI: Mapping[str, tuple[str, str]] = {
+    r"\S+ make test": (".ci/run", "exec make test"),
+    r"\S+ make setup": ("Makefile", "\ntest: setup"),
+    r"\S+ make test-fast": ("Makefile", "\n\t$(MAKE) test-fast"),
+    r"\S+ make lint": ("Makefile", "\n\t$(MAKE) -j 2 -O lint kernels"),
+    _EXPERIMENT + r"hidden_cache\.kernel_figures --check": ("Makefile", "kernel_figures --check"),
+}
+"""Commands that `.ci/run` runs beside the tests, by `make test`: a file, and the text in it that runs them.
+
+`make test` installs what `make setup` does, and its part `make kernels` checks the figures of the kernels.
+"""
+
+_MINUTES = "takes minutes; its arguments are parsed"
+_REAL = "measures real engines, for minutes; its arguments are parsed"
 NOT_RUN: Mapping[str, str] = {
-    r"\S+ make (setup|serve)( .*)?": "needs a network: installs 4 GB",
+    r"ops/README.md make setup .+": "writes to /opt; ops/image/cpu.Dockerfile has it as a step",
+    r"\S+ make serve": "serves until it is stopped; test_clients_on_engines serves its configuration",
     r"\S+ (pip|python3 -m venv|npm) (?!.*plugin_example).*": "needs a network: installs packages",
     r"docs/clients.md make clients": "needs a network: installs packages",
-    r"\S+ make (test|test-fast|lint|fuzz|faults)": "takes longer than a minute",
-    r"\S+ make (test-gpu|gpu-evidence|gpu-rehearsal)( .*)?": "needs a GPU, or takes longer than a minute",
+    r"\S+ make fuzz": "takes too long: the property tests that CI runs, with fifty times as many examples",
+    r"SECURITY.md make faults": "takes an hour: every fault three times; test_run_faults injects some",
+    r"docs/gpu.md make test-gpu .*": "needs a GPU",
+    r"\S+ make gpu-evidence( .*)?": "needs a GPU; test_gpu_evidence checks that its steps can start",
+    r"docs/gpu.md make gpu-rehearsal": "takes 10 minutes; test_gpu_evidence checks that its steps can start",
     r"docs/gpu.md tandem .*": "needs a GPU, and models from a network",
-    r"\S+ python -m benchmark_control_plane\.round_model\.scheduling_cost": "takes longer than a minute",
-    _EXPERIMENT + r"(client_accuracy|engine|gpu_evidence|hidden_cache)\.(?!decode_cost).*": _MINUTES,
+    _EXPERIMENT
+    + r"(client_accuracy\.|gpu_evidence\.|collocation\.simulated_mix|gate\.tuning_gain).*": _MINUTES,
+    _EXPERIMENT + r"hidden_cache\.kernel_figures": "writes what CI compares, see its --check",
     _EXPERIMENT + r"collocation\.(interference|embed_many|embedding_throughput).*": _REAL,
-    _EXPERIMENT + r"(collocation\.simulated_mix|prediction\.(?!ttft_forecast).*)": _DATA,
     _EXPERIMENT + r"(faults\.soak|fleet\.ray_overhead .*|prediction\.ttft_forecast)": _REAL,
     _EXPERIMENT + r"gate\.(cancellation|hostile_input|overload)": _REAL,
-    _EXPERIMENT + r"gate\.(decision_log_throughput|(off_policy|tuning_on_engines) .*)": _REAL,
-    _EXPERIMENT + r"gate\.(live_feed_cost.*|new_connections|operator_tasks)": _MINUTES,
-    _EXPERIMENT + r"gate\.(tuning_gain|victims|workflow_oracles) .*": _MINUTES,
-    r"ops/README.md docker .*": "needs docker",
+    _EXPERIMENT + r"gate\.(off_policy|tuning_on_engines) .*": _REAL,
+    _EXPERIMENT
+    + r"gate\.operator_tasks": "takes minutes, and writes images; test_operator_tasks runs the page",
+    r"ops/README.md docker .*": "needs a Docker daemon; tests/ops/test_tools checks the files that it reads",
     r"ops/README.md debootstrap .*": "needs root and a network",
     r"ops/README.md python ops/image/run_steps.py .*": "needs root and a network",
-    r"ops/README.md (cp|systemctl) .*": "needs root",
-    r"(ops/README|docs/fleet).md (helm|kubectl) .*": "needs a cluster",
+    r"ops/README.md (cp|systemctl) .*": "needs root and systemd; tests/ops/test_tools verifies the unit",
+    r"docs/fleet.md kubectl .*": "needs a cluster",
 }
 """Reasons why commands are not run, by a pattern of page and command."""
 
@@ -195,7 +238,7 @@ def matching(table: Iterable[str], page: str, command: str) -> list[str]:
 
 
 def test_each_command_is_run_or_has_a_reason_and_no_entry_is_stale():
-    entries = (*HERE, *ELSEWHERE, *NOT_RUN)
+    entries = (*HERE, *ELSEWHERE, *IN_CI, *NOT_RUN)
     found = {each: matching(entries, *each) for each in ALL}
     assert {each: patterns for each, patterns in found.items() if len(patterns) != 1} == {}
     assert sorted(entries) == sorted({pattern for (pattern,) in found.values()})
@@ -206,103 +249,6 @@ def test_each_command_is_run_or_has_a_reason_and_no_entry_is_stale():
 def test_the_tests_that_run_commands_are_there(test):
     file, _, name = test.partition("::")
     assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
-
-
-def model(content: Mapping[str, object]) -> Callable[[Path], None]:
-    """Writes a model's folder with the config.json and empty weights."""
-
-    def write(folder: Path) -> None:
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
-        with (folder / "model.safetensors").open("wb") as file:
-            file.truncate(8 * 2**20)
-
-    return write
-
-
-def document(content: object) -> Callable[[Path], None]:
-    """Writes YAML: a text as it is, or that of an object."""
-    text = content if isinstance(content, str) else yaml.safe_dump(content)
-
-    def write(file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-
-    return write
-
-
-def decision_log(folder: Path) -> None:
-    """Writes the log of 15 s of the simulated traffic under the configuration `MINE`."""
-    sections = {key: part for key, part in yaml.safe_load(MINE).items() if key not in ("models", "pool")}
-    logged = {**sections, "decision_log": {"dir": str(folder), "sample": 0}}
-    simulate(offered(15.0, 20.0, seed=3), replace(machine(), max_running=16), logged)
-
-
-def lengths(file: Path) -> None:
-    lines = [{"prompt": f"Say {n}", "output_tokens": 10 + n % 7, "model": "m"} for n in range(300)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-def report(folder: Path) -> None:
-    """Runs the small experiment."""
-    document(EXPERIMENT)(folder.parent / "an-experiment.yaml")
-    assert main(["bench", "run", str(folder.parent / "an-experiment.yaml"), "--out", str(folder)]) == 0
-
-
-def box(file: Path) -> None:
-    """Writes the configuration of a box, and its models."""
-    document(BOX)(file)
-    for name in (CHAT_MODEL, EMBED_MODEL):
-        INPUTS[name](file.parent / name)
-
-
-def fleet(file: Path) -> None:
-    document({"kinds": {"box": {"config": "my-box.yaml", "gpus": 0}}})(file)
-    box(file.with_name("my-box.yaml"))
-
-
-CHAT_MODEL, EMBED_MODEL = "Qwen/Qwen2.5-7B-Instruct", "BAAI/bge-m3"
-BOX = {
-    "models": {
-        "chat": {"model": CHAT_MODEL, "engine": {"max_num_seqs": 16}},
-        "embeddings": [{"model": EMBED_MODEL}],
-    },
-    "pool": {"memory": "1GiB"},
-    "classes": yaml.safe_load(MINE)["classes"],
-}
-LOAD = yaml.safe_load((ROOT / "configs/bench/load.yaml").read_text(encoding="utf-8"))
-EXPERIMENT = {
-    **LOAD, "systems": [each for each in LOAD["systems"] if each["name"] in ("tandem", "ungated")],
-    "loads": [1.0], "seeds": [0], "window": {"warmup_s": 1, "measured_s": 3, "drain_s": 5},
-    "capacity": {"rps": 15}, "frontier": {"targets": [0.9], "steps": 0},
-}  # fmt: skip
-BOUNDS = {"bounds": [{"metric": "rates.reject", "system": "tandem", "load": 1.0, "max": 1.0}]}
-INPUTS: Mapping[str, Callable[[Path], None]] = {
-    CHAT_MODEL: model({**CHAT, "max_position_embeddings": 8192}),
-    EMBED_MODEL: model(ENCODER),
-    "configs/workloads/rag.yaml": document((ROOT / "configs/workloads/rag.yaml").read_text(encoding="utf-8")),
-    "FILE": box,
-    "my-fleet.yaml": fleet,
-    **dict.fromkeys(("my.yaml", "my-other.yaml"), document(MINE)),
-    "my-better.yaml": document(MINE.replace("max_waiting: 1 ", "max_waiting: 9 ")),
-    **dict.fromkeys(("LOG", "my-log"), decision_log),
-    "requests.jsonl": lengths,
-    "my-bounds.yaml": document(BOUNDS),
-    **dict.fromkeys(("configs/bench/EXPERIMENT.yaml", "EXPERIMENT.yaml"), document(EXPERIMENT)),
-    "configs/bench/MY-EXPERIMENT.yaml": document(EXPERIMENT),
-    **dict.fromkeys(("DIR", "A", "B", "out/before", "RESULTS"), report),
-    "ops/prometheus": lambda folder: folder.parent.symlink_to(ROOT / "ops"),
-}
-"""What writes each file or folder that a command reads."""
-
-
-def write_inputs(words: Sequence[str], folder: Path) -> None:
-    """Writes what the words of a command name, unless an earlier command has written it."""
-    written = [word for before, word in pairwise(words) if before in ("--out", "--to")]
-    named = {*words, *(parent for word in words if (parent := str(Path(word).parent)) != ".")}
-    for word in sorted(named & INPUTS.keys() - set(written)):
-        if not (folder / word).exists():
-            INPUTS[word](folder / word)
 
 
 @pytest.fixture
@@ -327,6 +273,13 @@ EXPERIMENTS = {
 }
 
 
+def test_continuous_integration_runs_what_the_table_says():
+    assert {
+        command for command, (file, text) in IN_CI.items()
+        if text not in (ROOT / file).read_text(encoding="utf-8")
+    } == set()  # fmt: skip
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("entry_points")
 @pytest.mark.parametrize("page", [page for page, found in RUN.items() if found])
@@ -334,6 +287,8 @@ def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     """In the order of the page, in one folder; only `diff` ends with 1, because it finds a difference."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADMIN_KEY", "root")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    absent = []
     for command in RUN[page]:
         words = shlex.split(command)
         write_inputs(words, tmp_path)
@@ -343,19 +298,81 @@ def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch, capsys):
             assert main([*words[1:], *HERE[pattern].split()]) == (words[1] == "diff"), command
             assert capsys.readouterr().out, command
         elif words[0] in programs.SOURCES and programs.found(words[0]) is None:
-            pytest.skip(f"{words[0]} is not installed: {programs.SOURCES[words[0]]}")
+            absent.append(words[0])
         else:
-            done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, check=False)
-            assert (done.returncode, done.stderr) == (0, "") and done.stdout, command
+            alone = reduce(lambda text, pair: text.replace(*pair), OFFLINE.items(), command)
+            done = subprocess.run(["bash", "-ec", alone], capture_output=True, text=True, check=False)
+            assert done.returncode == 0 and done.stdout, f"{command}: {done.stderr}"
+            # Helm notes each link in a chart.
+            assert not done.stderr or words[0] == "helm", command
+    for program in absent:
+        programs.required(program)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", sorted(EXPERIMENTS))
+@pytest.mark.parametrize("command", sorted(each for each in EXPERIMENTS if not _ON_VLLM.match(each)))
 def test_an_experiment_runs_with_less_work(command, tmp_path):
-    words = [*shlex.split(command)[1:], *EXPERIMENTS[command].split()]
+    words = [*shlex.split(command)[1:], *shlex.split(EXPERIMENTS[command])]
     write_inputs(words, tmp_path)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
     done = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.engine
+@pytest.mark.untimed
+@pytest.mark.parametrize("command", sorted(filter(_ON_VLLM.match, EXPERIMENTS)))
+def test_an_experiment_on_vllms_scheduler_runs_with_less_work(command, tmp_path, monkeypatch, capsys):
+    """In this process, because each of them would import vLLM for longer than it runs."""
+    module, *words = [*shlex.split(command)[2:], *shlex.split(EXPERIMENTS[command])]
+    write_inputs(words, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert import_module(module).main(words) == 0
+    assert capsys.readouterr().out
+
+
+def test_variables_of_documented_make_commands_are_in_the_makefile():
+    given = {name for _, each in ALL if each.startswith("make ") for name in re.findall(r" ([A-Z_]+)=", each)}
+    assert given == {"EDITABLE", "EXTRAS", "PYTHON", "VENV"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert given <= set(re.findall(r"^([A-Z_]+) [?:]=", makefile, re.MULTILINE))
+
+
+class Parsed(Exception):
+    """The arguments were accepted."""
+
+
+UNRUN = sorted(
+    {
+        each
+        for page, each in ALL
+        if (each.startswith(("python ", "tandem ")) and matching(NOT_RUN, page, each))
+        or (each.startswith("python ") and " --" in each and matching(ELSEWHERE, page, each))
+    }
+)
+"""Those that are not run, and those that another test runs with arguments of its own."""
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("entry_points")
+@pytest.mark.parametrize("command", UNRUN)
+def test_the_arguments_of_a_command_that_is_not_run_are_accepted(command, monkeypatch):
+    """Up to the parser: an option that was renamed, or a value that it refuses, ends the command before."""
+    parse = ArgumentParser.parse_args
+
+    def parse_alone(*given: Any) -> NoReturn:
+        raise Parsed(parse(*given))
+
+    program, *words = shlex.split(command)
+    if program == "tandem":
+        run = main
+    elif words[0] == "-m":
+        run = import_module(words.pop(1)).main
+    else:
+        run = partial(runpy.run_path, str(ROOT / words[0]), run_name="__main__")
+    monkeypatch.setattr("sys.argv", [program, *words] if program == "tandem" else words)
+    monkeypatch.setattr("argparse.ArgumentParser.parse_args", parse_alone)
+    with pytest.raises(Parsed):
+        run()

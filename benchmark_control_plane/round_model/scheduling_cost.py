@@ -50,7 +50,7 @@ def whole_run(policy: str, count: int) -> float:
     return time.thread_time() - started_at
 
 
-def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+def decision_times(policy: str, steps: int = _STEPS) -> np.ndarray[Any, np.dtype[np.float64]]:
     """CPU milliseconds of each `start` call with about 256 running and 1,000 waiting requests.
 
     A completed request is replaced by a new arrival.
@@ -63,7 +63,7 @@ def decision_times(policy: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     output: dict[int, int] = {}
     running = waiting = used = 0
     durations = []
-    for step in range(_STEPS):
+    for step in range(steps):
         for done in ending.pop(step, ()):
             chosen.finish(done, step)
             running -= 1
@@ -153,17 +153,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--long", action="store_true", help="add streamed runs of 100,000 and 1,000,000 requests"
     )
+    parser.add_argument("--requests", type=int, default=10_000, help="of the whole run")
+    parser.add_argument("--steps", type=int, default=_STEPS, help="decisions of each policy that are timed")
     parser.add_argument("--stream", type=int, help="only run this number of streamed requests")
     options = parser.parse_args(arguments)
     if options.stream is not None:
         print(json.dumps(stream_run(options.stream)))
         return 0
     report: dict[str, Any] = {
-        "mc_sf_10000_requests_cpu_seconds": min(whole_run("mc-sf", 10_000) for _ in range(3)),
+        f"mc_sf_{options.requests}_requests_cpu_seconds": min(
+            whole_run("mc-sf", options.requests) for _ in range(3)
+        ),
         "decision_ms_at_256_running_1000_waiting": {},
     }
     for policy in _DECIDING:
-        durations = decision_times(policy)
+        durations = decision_times(policy, options.steps)
         quantiles = {"median": 50.0, "p99": 99.0, "max": 100.0}
         report["decision_ms_at_256_running_1000_waiting"][policy] = {
             name: round(float(np.percentile(durations, level)), 4) for name, level in quantiles.items()

@@ -44,11 +44,17 @@ _SETTLING_STEPS = 700
 
 
 def measure(
-    engine: SteppedEngine, tandem: Mapping[str, Any] | None, *, waiting: int, steps: int, shared: int = 0
+    engine: SteppedEngine,
+    tandem: Mapping[str, Any] | None,
+    *,
+    waiting: int,
+    settling: int,
+    steps: int,
+    shared: int = 0,
 ) -> dict[str, float]:
     """Microseconds per step of the hook and of vLLM's own part, and medians of the batch and queue sizes.
 
-    `preempted` is the number of preemptions in the measured steps.
+    `preempted` is the number of preemptions in the measured steps, which follow `settling` others.
     """
     with open_shared_state():
         scheduler = engine.restart(tandem=tandem)
@@ -72,22 +78,22 @@ def measure(
 
     scheduler.schedule, scheduler._preempt_request = timed, counted
     added, random = 0, Random(1)
-    while len(durations) < _SETTLING_STEPS + steps:
+    while len(durations) < settling + steps:
         added = _add(engine, added, shared)
         while len(scheduler.waiting) < waiting:
             added = _add(engine, added, shared)
         _trim(engine, waiting, random)
         counts.append((len(scheduler.running), len(scheduler.waiting)))
         engine.step()
-    hook, whole = hooks[_SETTLING_STEPS:], durations[_SETTLING_STEPS:]
+    hook, whole = hooks[settling:], durations[settling:]
     own = [total - part for total, part in zip(whole, hook, strict=True)]
     return {
         "hook_median_us": median(hook) / 1e3,
         "hook_p99_us": quantiles(hook, n=100)[-1] / 1e3,
         "vllm_median_us": median(own) / 1e3,
-        "running": median(running for running, _ in counts[_SETTLING_STEPS:]),
-        "waiting": median(waited for _, waited in counts[_SETTLING_STEPS:]),
-        "preempted": sum(at >= _SETTLING_STEPS for at in preempted),
+        "running": median(running for running, _ in counts[settling:]),
+        "waiting": median(waited for _, waited in counts[settling:]),
+        "preempted": sum(at >= settling for at in preempted),
     }
 
 
@@ -134,7 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=1_000)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=400, help="steps that are measured")
+    parser.add_argument("--settling", type=int, default=_SETTLING_STEPS, help="steps before those")
     parser.add_argument("--shared-prefix", type=int, default=0, metavar="TOKENS")
     parser.add_argument("--orderings", nargs="*", default=sorted(ENGINE_POLICIES))
     add_results(parser)
@@ -157,7 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         variants: dict[str, Mapping[str, Any] | None] = {"stock": None}
         variants |= {name: {"ordering": name} for name in options.orderings}
         for name, tandem in variants.items():
-            row = measure(engine, tandem, waiting=options.waiting, steps=options.steps, shared=shared)
+            row = measure(
+                engine,
+                tandem,
+                waiting=options.waiting,
+                settling=options.settling,
+                steps=options.steps,
+                shared=shared,
+            )
             found.setdefault(regime, {})[name] = row
             print(
                 f"{regime:7} {name:12} hook {row['hook_median_us']:6.0f} us (p99 {row['hook_p99_us']:6.0f}), "

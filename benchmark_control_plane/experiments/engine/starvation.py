@@ -1,6 +1,6 @@
 """Measures how long low classes wait in a permanently overloaded engine, against the stated bounds.
 
-    python -m benchmark_control_plane.experiments.engine.starvation
+    python -m benchmark_control_plane.experiments.engine.starvation [--steps 2000]
 
 vLLM's own scheduler and KV manager on virtual time, in a pool of 64 blocks. Two bounds are stated:
 
@@ -11,9 +11,11 @@ vLLM's own scheduler and KV manager on virtual time, in a pool of 64 blocks. Two
   block-steps of the earlier requests that missed, divided by `aged_share` of the blocks.
 """
 
+import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 from backends.vllm.simulation.stepped_engine import SteppedEngine, SteppedEngineSetup
@@ -98,15 +100,20 @@ def aged(engine: SteppedEngine, share: float, steps: int) -> Iterator[Wait]:
             yield Wait(started[name] - since if name in started else None, bound)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="starvation", description=__doc__)
+    parser.add_argument(
+        "--steps", type=int, default=2_000, help="simulated engine steps; of srmt three times as many"
+    )
+    options = parser.parse_args(arguments)
     engine = SteppedEngine(SETUP)
-    rows = [(f"{name}, seconds", list(overtaken(engine, name, 2_000))) for name in ("fcfs", "edf")]
-    rows.append(("srmt, steps", list(aged(engine, AGED_SHARE, 6_000))))
+    rows = [(f"{name}, seconds", list(overtaken(engine, name, options.steps))) for name in ("fcfs", "edf")]
+    rows.append(("srmt, steps", list(aged(engine, AGED_SHARE, 3 * options.steps))))
     print("ordering        low class  started     nearest to its bound              longest")
     for name, waits in rows:
         known = [(wait.waited, wait.bound) for wait in waits if wait.waited is not None]
-        nearest = max(known, key=lambda pair: pair[0] / pair[1])
-        longest = max(known)
+        nearest = max(known, key=lambda pair: pair[0] / pair[1], default=(nan, nan))
+        longest = max(known, default=(nan, nan))
         print(
             f"{name:15} {len(waits):9} {len(known):8}  {nearest[0]:8.1f} of {nearest[1]:7.1f}  "
             f"{longest[0]:8.1f} of {longest[1]:7.1f}"

@@ -152,8 +152,10 @@ def _serve(port: int, *, has_feed: bool) -> int:
     from controlplane.api.graceful_server import host_forever
     from controlplane.service.bootstrap import build_service
 
-    classes = {name: {"ttft_ms": 1_000, "default": name == "a"} for name in "abcdef"}
-    server = {"port": port, "admin_key_sha256": sha256(_KEY.encode()).hexdigest()}
+    # No request is refused, however long the processes wait for a core.
+    classes = {name: {"ttft_ms": 1_000, "sheddable": False, "default": name == "a"} for name in "abcdef"}
+    limits = {"max_queue_delay_ms": 60_000}
+    server = {"port": port, "admin_key_sha256": sha256(_KEY.encode()).hexdigest(), "limits": limits}
     config = parse({"server": server, "models": {"chat": {"model": _MODEL}}, "classes": classes})
     generator = SimulatedGenerator(
         SimulatedDevice(llm_only(lambda *_: 0.02)),

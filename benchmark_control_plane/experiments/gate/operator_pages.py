@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark_control_plane.experiments.gate.operator_servers import ADMIN_KEY, GATE, QUOTAS
+from benchmark_control_plane.experiments.gate.operator_servers import ADMIN_KEY, GATE, QUOTAS, STATIC
 
 _SIZE = {"width": 1440, "height": 1180}
 _WINDOW_S = 300
@@ -89,6 +89,12 @@ async def _more_quota(page: Any) -> Any:
     return await panel.bounding_box()
 
 
+async def _more_pacing(page: Any) -> Any:
+    panel = await _steering(page)
+    await _applied(panel, "scheduling:\n  engine: {decode_pacing: 0.9}", "for", 60)
+    return await panel.bounding_box()
+
+
 async def _guarded_class(page: Any) -> Any:
     panel = await _steering(page)
     await _applied(panel, "classes:\n  batch: {ttft_ms: 45000}", "guard", 5)
@@ -148,24 +154,25 @@ async def _forecasts(page: Any) -> Any:
     return await panel.bounding_box()
 
 
-PAGES: Mapping[int, tuple[str, str, Callable[[Any], Awaitable[Any]]]] = {
-    1: ("refused", GATE, _refused),
-    2: ("burn", QUOTAS, _burn),
-    3: ("quota", QUOTAS, _more_quota),
-    4: ("change", QUOTAS, _change),
-    5: ("preempted", GATE, _preempted),
-    6: ("limit", QUOTAS, _limit),
-    7: ("hypothetical", GATE, _hypothetical),
-    8: ("guard", QUOTAS, _guarded_class),
-    9: ("forecasts", QUOTAS, _forecasts),
+PAGES: Mapping[str, tuple[str | None, str, Callable[[Any], Awaitable[Any]]]] = {
+    "1": ("refused", GATE, _refused),
+    "2": ("burn", QUOTAS, _burn),
+    "3": ("quota", QUOTAS, _more_quota),
+    "3, with static quotas": (None, STATIC, _more_pacing),
+    "4": ("change", QUOTAS, _change),
+    "5": ("preempted", GATE, _preempted),
+    "6": ("limit", QUOTAS, _limit),
+    "7": ("hypothetical", GATE, _hypothetical),
+    "8": ("guard", QUOTAS, _guarded_class),
+    "9": ("forecasts", QUOTAS, _forecasts),
     # The other server is drained at the terminal.
-    10: ("drain", GATE, _drained),
+    "10": ("drain", GATE, _drained),
 }
-"""Name of the image, server and steps by task; the steps return the part of the window to show."""
+"""Name of the image or None, server and steps by task; the steps return the part of the window to show."""
 
 
-async def tried(chromium: Any, task: int, urls: Mapping[str, str], folder: Path) -> float:
-    """Seconds from the address to the answer of a task on the page; its image is written into `folder`."""
+async def tried(chromium: Any, task: str, urls: Mapping[str, str], folder: Path) -> float:
+    """Seconds from the address to the answer of a task on the page; its image, if any, goes into `folder`."""
     name, server, steps = PAGES[task]
     async with _unlocked(chromium, urls[server]) as page:
         began = time.monotonic()
@@ -173,10 +180,9 @@ async def tried(chromium: Any, task: int, urls: Mapping[str, str], folder: Path)
         await page.locator("#state[data-state=live]").wait_for()
         part = await steps(page)
         took = time.monotonic() - began
-        _write(
-            await page.screenshot(**({} if part is None else {"clip": part})),
-            folder / f"operator-{name}.webp",
-        )
+        if name is not None:
+            image = await page.screenshot(**({} if part is None else {"clip": part}))
+            _write(image, folder / f"operator-{name}.webp")
     return took
 
 

@@ -1,7 +1,7 @@
-"""Two simulated servers under load, on which the tasks of docs/operator-tasks.md are tried.
+"""Three simulated servers under load, on which the tasks of docs/operator-tasks.md are tried.
 
 On `GATE` the gate preempts and rejects, since vLLM's own scheduler orders the engine. On `QUOTAS` quotas
-move.
+move. `STATIC` has the default arrangement, in which they do not.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from benchmark_control_plane.common.servers import Server, free_port
 
 ADMIN_KEY = "operator"
 CHAT_MODEL, EMBED_MODEL = "chat-model", "embed-model"
-GATE, QUOTAS = "gate", "quotas"
+GATE, QUOTAS, STATIC = "gate", "quotas", "static"
 _PERIOD_S, _BUSY = 25.0, 1.6
 _SERVER = "benchmark_control_plane.experiments.faults.simulated_server"
 _CLASSES: Mapping[str, Any] = {
@@ -42,10 +42,12 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "pool": {"kv_allocator": "kvcached", "memory": "40MiB"},
         "quota": {"llm": {"nominal": 0.7}, "embedding": {"nominal": 0.3}},
     },
+    STATIC: {"scheduling": {"engine": {"decode_pacing": 0.8}}},
 }
 _ENGINE: Mapping[str, Mapping[str, int]] = {
     GATE: {"max_num_seqs": 4, "kv_cache_memory_bytes": 16 * 2**20},
     QUOTAS: {"max_num_seqs": 32, "kv_cache_memory_bytes": 40 * 2**20},
+    STATIC: {"max_num_seqs": 32, "kv_cache_memory_bytes": 40 * 2**20},
 }
 
 
@@ -68,6 +70,7 @@ LOAD: Mapping[str, Sequence[Stream]] = {
         Stream("search", 3.0, 60),
         Stream("indexing", 0.8, 300, inputs=40),
     ),
+    STATIC: (Stream("interactive", 1.0, 100, 30), Stream("search", 1.0, 60)),
 }
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmark_control_plane.experiments.gate.operator_tasks [--warmup 280]
 
-Runs every command of the page once, and the page's steps in Chromium, on two simulated servers under load.
+Runs every command of the page once, and the page's steps in Chromium, on three simulated servers under load.
 """
 
 import argparse
@@ -22,21 +22,29 @@ from pathlib import Path
 from benchmark_control_plane.common.servers import Server, all_serving
 from benchmark_control_plane.experiments.faults.simulated_server import DEATH_SIGNAL
 from benchmark_control_plane.experiments.gate.operator_pages import PAGES, browser, overview, terminal, tried
-from benchmark_control_plane.experiments.gate.operator_servers import ADMIN_KEY, GATE, QUOTAS, loaded, server
+from benchmark_control_plane.experiments.gate.operator_servers import (
+    ADMIN_KEY,
+    GATE,
+    QUOTAS,
+    STATIC,
+    loaded,
+    server,
+)
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 _PAGE = DOCS / "operator-tasks.md"
 _BEGIN, _END = "do not edit. -->\n", "<!-- end -->"
 _ADDRESS = "http://127.0.0.1:8000"
-_ON_GATE = (1, 5, 7)
-_CHANGE, _DRAIN = 3, 10
+_SERVERS = {"1": GATE, "3, with static quotas": STATIC, "5": GATE, "7": GATE}
+# Before their pages, which change the same keys once more.
+_CHANGES, _DRAIN = ("3", "3, with static quotas"), "10"
 _GUARD_S = 20
 _TABLE = """
-Each command and page ran once on two simulated servers under load. The two cores of the machine had a load
+Each command and page ran once on three simulated servers under load. The two cores of the machine had a load
 of {load}, so the times are upper bounds; the time to read is not in them. That of a page is from its address
 to the answer in Chromium, with the clicks. The guard of task 8 lasted {guard} s instead of 5 min at the
 terminal; the page applied the change and undid it. Tasks 1, 5 and 7 ran where the gate preempts and
-rejects, as did the drain by the page, the others where quotas move.
+rejects, as did the drain by the page, one part of task 3 where quotas are static, the others where they move.
 
 | task | page, s | terminal, s | API, s |
 |---|---|---|---|
@@ -53,14 +61,16 @@ class Ran:
     seconds: float
 
 
-def commands_by_task(text: str) -> dict[int, list[str]]:
-    """The commands of each task of the page, by its number."""
-    found = {}
-    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        number, dot, _ = part.partition(". ")
-        blocks = "".join(re.findall(r"^```sh\n(.*?)^```", part, re.DOTALL | re.MULTILINE))
-        if dot and number.isdigit():
-            found[int(number)] = blocks.splitlines()
+def commands_by_task(text: str) -> dict[str, list[str]]:
+    """The commands of each task of the page by its number, which the title of a further part follows."""
+    found: dict[str, list[str]] = {}
+    number: re.Match[str] | None = None
+    for mark, title, body in re.findall(r"^(###?) (.*)\n((?:(?!###? ).*\n)*)", text, re.MULTILINE):
+        if mark == "##":
+            number = re.match(r"\d+(?=\. )", title)
+        if number is not None:
+            blocks = "".join(re.findall(r"^```sh\n(.*?)^```", body, re.DOTALL | re.MULTILINE))
+            found[number[0] if mark == "##" else f"{number[0]}, {title.lower()}"] = blocks.splitlines()
     return found
 
 
@@ -70,11 +80,11 @@ def main() -> int:
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        planned = {name: server(name, folder) for name in (GATE, QUOTAS)}
+        planned = {name: server(name, folder) for name in (GATE, QUOTAS, STATIC)}
         logs = [(each, folder / f"{name}.log") for name, each in planned.items()]
         servers = dict(zip(planned, stack.enter_context(all_serving(logs)), strict=True))
         text = _PAGE.read_text(encoding="utf-8")
-        for name in ("my-quota.yaml", "my-class.yaml"):
+        for name in ("my-quota.yaml", "my-pacing.yaml", "my-class.yaml"):
             (folder / name).write_text(_part_of(text, name), encoding="utf-8")
         table = asyncio.run(_try_all(servers, commands_by_task(text), folder, options.warmup))
     before, rest = text.split(_BEGIN, 1)
@@ -94,21 +104,22 @@ def _part_of(text: str, name: str) -> str:
 
 
 async def _try_all(
-    servers: Mapping[str, Server], commands: Mapping[int, Sequence[str]], folder: Path, warmup: float
+    servers: Mapping[str, Server], commands: Mapping[str, Sequence[str]], folder: Path, warmup: float
 ) -> str:
     os.environ["TANDEM_ADMIN_KEY"] = ADMIN_KEY
     urls = {name: each.url for name, each in servers.items()}
-    ran: dict[int, list[Ran]] = {}
+    ran: dict[str, list[Ran]] = {}
     async with browser() as chromium:
         async with loaded(servers):
             await asyncio.sleep(warmup)
             ids = await _ids(urls[GATE])
 
-            async def run(task: int) -> None:
-                url = urls[GATE if task in _ON_GATE else QUOTAS]
+            async def run(task: str) -> None:
+                url = urls[_SERVERS.get(task, QUOTAS)]
                 ran[task] = [await _run(_filled(each, url, ids), folder) for each in commands[task]]
 
-            await run(_CHANGE)
+            for task in _CHANGES:
+                await run(task)
             killed = servers[QUOTAS].process_id
             assert killed is not None
             os.kill(killed, DEATH_SIGNAL)
@@ -117,7 +128,7 @@ async def _try_all(
             await terminal(chromium, urls[QUOTAS], DOCS)
             pages = {task: await tried(chromium, task, urls, DOCS) for task in PAGES if task != _DRAIN}
             for task in commands:
-                if task not in (_CHANGE, _DRAIN):
+                if task not in (*_CHANGES, _DRAIN):
                     await run(task)
             load = os.getloadavg()[0]
         pages[_DRAIN] = await tried(chromium, _DRAIN, urls, DOCS)
@@ -166,14 +177,14 @@ async def _run(command: str, folder: Path) -> Ran:
     return Ran(command.startswith("tandem "), took)
 
 
-def _table(pages: Mapping[int, float], ran: Mapping[int, Sequence[Ran]], load: float) -> str:
-    def cell(task: int, *, is_terminal: bool) -> str:
+def _table(pages: Mapping[str, float], ran: Mapping[str, Sequence[Ran]], load: float) -> str:
+    def cell(task: str, *, is_terminal: bool) -> str:
         found = [f"{each.seconds:.2f}" for each in ran[task] if each.is_terminal is is_terminal]
         return ", ".join(found) or "not offered"
 
     rows = "".join(
         f"| {task} | {pages[task]:.2f} | {cell(task, is_terminal=True)} | {cell(task, is_terminal=False)} |\n"
-        for task in sorted(ran)
+        for task in PAGES
     )
     return _TABLE.format(load=f"{load:.0f}", guard=_GUARD_S, rows=rows)
 

@@ -12,6 +12,7 @@ the attainment in percent.
 import argparse
 import tempfile
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -142,9 +143,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", help="replaces the seeds of the experiment")
+    parser.add_argument(
+        "--arms", nargs="+", default=["*"], help="only arms of these names, with * for any part"
+    )
     add_results(parser)
     options = parser.parse_args(arguments)
     _register_arms()
+    arms = [each for each in systems() if any(fnmatchcase(each.name, name) for name in options.arms)]
     experiment = read_experiment(options.experiment, data_folder_option(None))
     plan, reference = experiment.plan, experiment.plan.reference_system
     assert plan.capacity.rps is not None, "the experiment states the capacity"
@@ -154,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with staged(plan, reference, {}, folder) as stage:
             objectives = objectives_from(plan, unloaded(experiment, stage, reference))
         bench = Bench(experiment, objectives, plan.capacity.rps)
-        for seed, system in product(options.seeds or plan.seeds, systems()):
+        for seed, system in product(options.seeds or plan.seeds, arms):
             with staged(plan, system, objectives, folder) as stage:
                 entry, _ = bench.run(stage, system, plan.loads[0], seed, lambda *_: None)
             attained, preemptions = entry["attainment"], entry["engine"]["preemptions"]
@@ -162,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 {"arm": system.name, "seed": seed, "attainment": attained, "preemptions": preemptions}
             )
             print(f"{system.name:32} seed {seed}  {100 * attained['overall']:5.1f}", flush=True)
-    for system in systems():
+    for system in arms:
         found = [run["attainment"] for run in runs if run["arm"] == system.name]
         means = {key: 100 * mean(attained[key] for attained in found) for key in found[0]}
         print(f"{system.name:32}" + "  ".join(f"{key} {value:5.1f}" for key, value in means.items()))

@@ -41,11 +41,13 @@ MOVING: dict[str, Any] = {
 }
 PARTS = {
     "my-quota.yaml": "quota: {llm: {nominal: 0.65}, embedding: {nominal: 0.35}}",
+    "my-pacing.yaml": "scheduling: {engine: {decode_pacing: 0.9}}",
     "my-class.yaml": "classes: {batch: {ttft_ms: 60000}}",
 }
 
-# The tasks for which quotas move.
-_OF_QUOTAS = (3, 4)
+STATIC: dict[str, Any] = {"scheduling": {"engine": {"decode_pacing": 0.8}}}
+# The tasks for which quotas move, and the part for which they do not.
+_OF_QUOTAS, _OF_STATIC = ("3", "4"), "3, with static quotas"
 
 pytestmark = pytest.mark.long
 
@@ -103,70 +105,96 @@ async def test_the_commands_of_the_page_answer_the_ten_tasks(tmp_path, monkeypat
         listening(stage.app) as url,
         staged(SETTINGS, **MOVING) as moving,
         listening(moving.app) as moving_url,
+        staged(SETTINGS, **STATIC) as static,
+        listening(static.app) as static_url,
     ):
+        urls = {**dict.fromkeys(_OF_QUOTAS, moving_url), _OF_STATIC: static_url}
         rejected, victim = await overloaded(stage)
-        printed: dict[int, list[str]] = {}
+        printed: dict[str, list[str]] = {}
         for task, commands in commands_by_task(PAGE.read_text(encoding="utf-8")).items():
             for server in (stage, moving):
                 server.service.live.sample()
-            base = moving_url if task in _OF_QUOTAS else url
             printed[task] = []
             for command in commands:
-                here = command.replace("http://127.0.0.1:8000", base)
+                here = command.replace("http://127.0.0.1:8000", urls.get(task, url))
                 here = here.replace("--guard 5m", "--guard 300ms").replace("guard_ms=300000", "guard_ms=300")
                 here = here.replace("explain ID", f"explain {rejected}").replace("VICTIM", victim)
                 here = here.replace("explain/ID", f"explain/{rejected}")
                 printed[task].append(await output(here, tmp_path, capsys))
-    assert list(printed) == list(range(1, 11))
+    numbers = [str(number) for number in range(1, 11)]
+    assert list(printed) == [*numbers[:3], _OF_STATIC, *numbers[3:]]
     assert_reasons_are_found(printed)
     assert_changes_are_made(printed)
 
 
-def assert_reasons_are_found(printed: dict[int, list[str]]) -> None:
+def assert_reasons_are_found(printed: dict[str, list[str]]) -> None:
     """Tasks 1, 2, 5, 6, 7 and 9, which only ask."""
-    refused, explained = printed[1]
+    refused, explained = printed["1"]
     assert "REJECT  queue_full: queue is full" in refused
     assert json.loads(explained)["requests"][0]["decisions"][-1]["reason"] == "queue_full"
-    top, state = printed[2]
+    top, state = printed["2"]
     burn = json.loads(state)["classes"]["batch"]["5m"]["burn"]
     assert burn > 1 and re.search(rf"^batch .* {burn:.2f} ", top, re.MULTILINE)
-    preempted, explained = printed[5]
+    preempted, explained = printed["5"]
     assert re.search(r"PREEMPTED by the gate for urgent-\d+", preempted)
     assert "PREEMPTED" in [each["decision"] for each in json.loads(explained)["requests"][0]["decisions"]]
-    top, limit = printed[6]
+    top, limit = printed["6"]
     assert "of quota" in top and "device time" in top
     names = {line.partition("{")[0].partition(" ")[0] for line in limit.splitlines()}
     assert names == {
         "tandem_device_seconds_total", "tandem_held_bytes", "tandem_predicted_utilisation",
         "tandem_quota_bytes",
     }  # fmt: skip
-    words, dry_run = printed[7]
+    words, dry_run = printed["7"]
     assert words.startswith("ADMIT  ") and "generate, class interactive, 150 prompt tokens" in words
     assert json.loads(dry_run)["decision"] == "ADMIT"
-    top, forecast = printed[9]
+    top, forecast = printed["9"]
     assert json.loads(top)["sample"]["calibration"].keys() >= {"ttft", "length"}
     assert "tandem_ttft_forecast_coverage" in forecast
 
 
-def assert_changes_are_made(printed: dict[int, list[str]]) -> None:
+def assert_changes_are_made(printed: dict[str, list[str]]) -> None:
     """Tasks 3, 4, 8 and 10, which change something, and what came of it."""
-    dry, quota, more = printed[3]
+    dry, quota, more = printed["3"]
     assert "would be applied:" in dry and "needs a restart" not in dry
     assert "quota.embedding.nominal: 0.3 -> 0.35" in quota and "undone by the server after 3600 s" in quota
     assert "quota.llm.nominal" in json.loads(more)["applied"]
-    top, config = printed[4]
+    dry, pacing, more = printed[_OF_STATIC]
+    assert "would be applied:" in dry and "needs a restart" not in dry
+    assert "scheduling.engine.decode_pacing: 0.8 -> 0.9" in pacing
+    assert "undone by the server after 3600 s" in pacing
+    assert json.loads(more)["applied"] == {"scheduling.engine.decode_pacing": {"from": 0.9, "to": 0.95}}
+    top, config = printed["4"]
     assert "version 2" in top and "quota.llm.nominal: 0.7 -> 0.65" in top
     found = json.loads(config)
     sources = ["start", "tandem apply", "PUT /admin/config"]
     assert [version["source"] for version in found["versions"]] == sources
     assert (found["guard"]["state"], found["guard"]["is_temporary"]) == ("watching", True)
-    guarded, undone, put, rolled = printed[8]
+    guarded, undone, put, rolled = printed["8"]
     # Few requests end in this test.
     assert "not judged, with fewer than 20 requests in the time before: " in guarded
     assert "kept: no class was judged, with fewer than 20 requests" in guarded
     assert "classes.batch.ttft_ms: 60000.0 -> null" in undone
     assert "classes.batch.ttft_ms" in json.loads(put)["applied"]
     assert "classes.batch.ttft_ms" in json.loads(rolled)["applied"]
-    words, drained, ready = printed[10]
+    words, drained, ready = printed["10"]
     assert words.startswith("drained: no request runs")
     assert json.loads(drained) == {"status": "drained"} and ready == "503"
+
+
+async def test_with_static_quotas_pacing_is_changed_for_a_time_and_quotas_need_a_restart():
+    async with staged(SETTINGS, **STATIC) as stage:
+
+        async def put(query: str, change: dict[str, Any]) -> dict[str, Any]:
+            answer = await stage.http.put(f"/admin/config{query}", json=change, headers=ADMIN)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        shares = {"llm": {"nominal": 0.65}, "embedding": {"nominal": 0.35}}
+        refused = await put("?dry_run=true", {"quota": shares})
+        assert refused["needs_restart"].keys() == {"quota.llm.nominal", "quota.embedding.nominal"}
+        changed = await put("?for_ms=60", {"scheduling": {"engine": {"decode_pacing": 0.9}}})
+        assert changed["applied"].keys() == {"scheduling.engine.decode_pacing"}
+        assert stage.generator.options["decode_pacing"] == 0.9
+        await until(lambda: stage.service.reconfiguration.active.number == 3)
+        assert stage.generator.options["decode_pacing"] == 0.8
