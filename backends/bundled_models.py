@@ -2,23 +2,25 @@
 
 Those built have seeded random weights, so texts and scores are meaningless, but attention, sampling,
 tokenization and chat templates run as in a real model. Their tokenizer is trained on documentation that ships
-with Python. Every machine builds the same bytes. A finished folder is never changed; a changed recipe gets a
-new `RECIPE` number and so a new folder.
+with Python. Every machine builds the same bytes, so that sizes are known before (`tiny_model`). A finished
+folder is never changed; a changed recipe gets a new `RECIPE` number and so a new folder.
 """
 
 import ast
+import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 PREFIX = "tandem/"
 MINILM = PREFIX + "minilm"
@@ -86,65 +88,79 @@ _VISION = {
     "image_size": 32, "patch_size": 8,
 }  # fmt: skip
 
+TOKEN_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+"""The first tokens of every tokenizer, as a config.json states them."""
+_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": _VOCABULARY,
+    "hidden_size": _WIDTH,
+    "intermediate_size": 688,
+    "hidden_act": "silu",
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": _HEADS // 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "tie_word_embeddings": True,
+    **TOKEN_IDS,
+}
+_LLAMA_GENERATOR = {**_LLAMA, "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+_OPT = {
+    "model_type": "opt",
+    "architectures": ["OPTForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": _VOCABULARY,
+    "hidden_size": _WIDTH,
+    "word_embed_proj_dim": _WIDTH,
+    "ffn_dim": 4 * _WIDTH,
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": _HEADS,
+    "max_position_embeddings": MAX_POSITIONS,
+    **TOKEN_IDS,
+}
+_BERT = {
+    "model_type": "bert",
+    "architectures": ["BertForSequenceClassification"],
+    "dtype": "float32",
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": _PAIR_POSITIONS,
+    "num_labels": 1,
+    **TOKEN_IDS,
+}
+_IDEFICS = {
+    "model_type": "idefics3",
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "text_config": {**_LLAMA, "vocab_size": _VOCABULARY + len(_IMAGE_TOKENS)},
+    "vision_config": _VISION,
+    # The first of its tokens, which follow the others.
+    "image_token_id": _VOCABULARY,
+    "scale_factor": 2,
+    "tie_word_embeddings": True,
+    **TOKEN_IDS,
+}
 
-def _llama_config(eos: int, bos: int, pad: int) -> Any:
-    from transformers import LlamaConfig
 
-    return LlamaConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=_WIDTH,
-        intermediate_size=688,
-        num_hidden_layers=_LAYERS,
-        num_attention_heads=_HEADS,
-        num_key_value_heads=_HEADS // 2,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=bos,
-        eos_token_id=eos,
-        pad_token_id=pad,
-    )
+class TinyModel(NamedTuple):
+    """A model that is built on first use, and what is known of it before.
+
+    Attributes:
+        config: what its config.json states, but for defaults of its architecture.
+        weight_bytes: size of its model.safetensors.
+        build: builds it from `config` in a folder.
+    """
+
+    config: Mapping[str, Any]
+    weight_bytes: int
+    build: Callable[[Mapping[str, Any], Path], None]
 
 
-def _opt_config(eos: int, bos: int, pad: int) -> Any:
-    from transformers import OPTConfig
-
-    return OPTConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=_WIDTH,
-        word_embed_proj_dim=_WIDTH,
-        ffn_dim=4 * _WIDTH,
-        num_hidden_layers=_LAYERS,
-        num_attention_heads=_HEADS,
-        max_position_embeddings=MAX_POSITIONS,
-        bos_token_id=bos,
-        eos_token_id=eos,
-        pad_token_id=pad,
-    )
-
-
-def _llama_mha_config(eos: int, bos: int, pad: int) -> Any:
-    """Multi-head attention without shared keys and values, as in Llama-2-7B and -13B."""
-    config = _llama_config(eos, bos, pad)
-    config.num_key_value_heads = _HEADS
-    return config
-
-
-def _bert_config(eos: int, bos: int, pad: int) -> Any:
-    """A BERT of two layers."""
-    from transformers import BertConfig
-
-    return BertConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=_PAIR_POSITIONS,
-        num_labels=1,
-        bos_token_id=bos,
-        eos_token_id=eos,
-        pad_token_id=pad,
-    )
+def tiny_model(name: str) -> TinyModel | None:
+    """The model that `resolve` builds for this name (`tandem/tiny-llama`); None for any other name."""
+    return MODELS.get(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
 
 
 def resolve(name: str) -> str:
@@ -190,6 +206,7 @@ def ensure_tiny_model(name: str = "tiny-llama") -> Path:
     # safetensors raises an error class of its own for a full disk.
     from safetensors import SafetensorError
 
+    log.info("building %s%s in %s, once", PREFIX, name, final.parent)
     try:
         _build_atomically(MODELS[name], final)
     except (OSError, SafetensorError) as error:
@@ -200,11 +217,11 @@ def ensure_tiny_model(name: str = "tiny-llama") -> Path:
     return final
 
 
-def _build_atomically(build: Callable[[Path], None], final: Path) -> None:
+def _build_atomically(model: TinyModel, final: Path) -> None:
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}-") as scratch:
         built = Path(scratch) / "model"
-        build(built)
+        model.build(model.config, built)
         try:
             built.rename(final)
         except OSError:
@@ -213,52 +230,49 @@ def _build_atomically(build: Callable[[Path], None], final: Path) -> None:
                 raise
 
 
-def _build_generator(make_config: Callable[[int, int, int], Any], folder: Path) -> None:
+def _build_generator(config: Mapping[str, Any], folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     template = [f"{BOS} $A", f"{BOS} $A {BOS} $B"]
     tokenizer = _train_tokenizer(*template, model_max_length=MAX_POSITIONS, chat_template=CHAT_TEMPLATE)
-    config = make_config(tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
-    config.dtype = "bfloat16"
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     _set_weights(model, _WEIGHT_DEVIATION)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def build_cross_encoder(
-    folder: Path, make_config: Callable[[int, int, int], Any], single: str, pair: str, inputs: list[str]
+    folder: Path, config: Mapping[str, Any], single: str, pair: str, inputs: list[str]
 ) -> None:
     """Builds a cross-encoder in `folder`.
 
     `single` and `pair` are the tokenizer's templates; `inputs` are the names of the model's inputs.
     """
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     tokenizer = _train_tokenizer(single, pair, model_max_length=_PAIR_POSITIONS, model_input_names=inputs)
-    config = make_config(tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
-    model = AutoModelForSequenceClassification.from_config(config)
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**config))
     _set_weights(model, _CROSS_ENCODER_DEVIATION)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def build_tiny_cross_encoder(folder: Path) -> None:
+def _build_tiny_cross_encoder(config: Mapping[str, Any], folder: Path) -> None:
     """Builds a BERT whose token types tell a query from a document."""
     single, pair = f"{BOS} $A {EOS}", f"{BOS} $A {EOS} $B:1 {EOS}:1"
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    build_cross_encoder(folder, _bert_config, single, pair, inputs)
+    build_cross_encoder(folder, config, single, pair, inputs)
 
 
-def _build_vision_model(folder: Path) -> None:
+def _build_vision_model(config: Mapping[str, Any], folder: Path) -> None:
     """Builds an Idefics3: a Llama with an image encoder, whose images have up to four tiles and an overview.
 
     Of the architectures that vLLM serves it is one that needs no torchvision.
     """
     import torch
     from transformers import (
-        Idefics3Config,
+        AutoConfig,
         Idefics3ForConditionalGeneration,
         Idefics3ImageProcessorPil,
         Idefics3Processor,
@@ -267,22 +281,7 @@ def _build_vision_model(folder: Path) -> None:
     template = [f"{BOS} $A", f"{BOS} $A {BOS} $B"]
     tokenizer = _train_tokenizer(*template, model_max_length=MAX_POSITIONS, chat_template=VISION_TEMPLATE)
     tokenizer.add_special_tokens({"additional_special_tokens": list(_IMAGE_TOKENS)})
-    eos, bos, pad = tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id
-    text = _llama_config(eos, bos, pad)
-    text.vocab_size = len(tokenizer)
-    image = tokenizer.convert_tokens_to_ids("<image>")
-    config = Idefics3Config(
-        text_config=text,
-        vision_config=_VISION,
-        image_token_id=image,
-        scale_factor=2,
-        tie_word_embeddings=True,
-        pad_token_id=pad,
-        bos_token_id=bos,
-        eos_token_id=eos,
-        dtype="bfloat16",
-    )
-    model = Idefics3ForConditionalGeneration(config)
+    model = Idefics3ForConditionalGeneration(AutoConfig.for_model(**config))
     _set_weights(model, _WEIGHT_DEVIATION)
     model.to(torch.bfloat16).save_pretrained(folder)
     tile = _VISION["image_size"]
@@ -292,12 +291,16 @@ def _build_vision_model(folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
-MODELS: dict[str, Callable[[Path], None]] = {
-    "tiny-llama": partial(_build_generator, _llama_config),
-    "tiny-llama-mha": partial(_build_generator, _llama_mha_config),
-    "tiny-opt": partial(_build_generator, _opt_config),
-    "tiny-cross-encoder": build_tiny_cross_encoder,
-    "tiny-idefics": _build_vision_model,
+MODELS: dict[str, TinyModel] = {
+    "tiny-llama": TinyModel(_LLAMA_GENERATOR, 6_857_216, _build_generator),
+    # Multi-head attention without shared keys and values, as in Llama-2-7B and -13B.
+    "tiny-llama-mha": TinyModel(
+        {**_LLAMA_GENERATOR, "num_key_value_heads": _HEADS}, 7_381_504, _build_generator
+    ),
+    "tiny-opt": TinyModel(_OPT, 9_473_432, _build_generator),
+    # A BERT of two layers, whose token types tell a query from a document.
+    "tiny-cross-encoder": TinyModel(_BERT, 945_460, _build_tiny_cross_encoder),
+    "tiny-idefics": TinyModel(_IDEFICS, 7_158_296, _build_vision_model),
 }
 
 

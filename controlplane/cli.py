@@ -264,12 +264,12 @@ def _serve(file: ConfigFile, config: Config, options: argparse.Namespace, signal
     from controlplane.api.listening_sockets import listening
 
     _require_engines(config)
-    sockets = listening(config.server.host, config.server.port)
-    if config.server.health_port is not None:
-        for probe in listening(config.server.host, config.server.health_port, key="server.health_port"):
-            probe.close()
-    with EarlyProbeServer(sockets).serving() as early:
-        # They take longer than all before them, so that they are imported once the port is bound.
+    host, health_port = config.server.host, config.server.health_port
+    sockets, probe_sockets = listening(host, config.server.port), []
+    if health_port is not None:
+        probe_sockets = listening(host, health_port, key="server.health_port")
+    with EarlyProbeServer(sockets, probe_sockets).serving() as early:
+        # They take longer than all before them, so that they are imported once the ports are bound.
         from controlplane.api.config_reload import WATCH_SECONDS
         from controlplane.api.graceful_server import Hosting, host_forever
         from controlplane.commands.start_display import start_display
@@ -282,7 +282,9 @@ def _serve(file: ConfigFile, config: Config, options: argparse.Namespace, signal
         service = assemble(config)
     needs_key = config.server.admin_key_sha256 is None and config.server.is_local()
     watch_seconds, start_key = WATCH_SECONDS if options.watch else None, StartKey() if needs_key else None
-    hosting = Hosting(file, watch_seconds, start_display, start_key, sockets, early.kept, signals)
+    hosting = Hosting(
+        file, watch_seconds, start_display, start_key, sockets, early.kept, signals, probe_sockets
+    )
     _end(host_forever(service, config, hosting))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from controlplane.api import listening_sockets
 from controlplane.api.access_log import ShedLines
 from controlplane.api.app import create_app
 from controlplane.api.config_reload import ConfigReload
@@ -222,6 +223,7 @@ class Hosting:
         sockets: they listen already; by default the server binds its address itself.
         connections: were accepted on them before, and are served, too.
         signals: came before the event loop ran, and reload `file` once the service has started.
+        probe_sockets: listen already on `server.health_port`; by default the server binds it itself.
     """
 
     file: ConfigFile | None = None
@@ -231,6 +233,7 @@ class Hosting:
     sockets: Sequence[socket.socket] = ()
     connections: Sequence[socket.socket] = ()
     signals: Sequence[int] = ()
+    probe_sockets: Sequence[socket.socket] = ()
 
     def settings(self, service: Service) -> SettingsSource:
         """The settings of the HTTP layer, with the digest of the start's key."""
@@ -273,7 +276,7 @@ async def _host(service: Service, config: Config, hosting: Hosting = PLAIN) -> i
             hosting.connections,
         )
         try:
-            async with _health_listener(service, config, hosting.settings(service)):
+            async with _health_listener(service, config, hosting):
                 await server.serve(list(hosting.sockets) or None)
                 return await server.status()
         except SystemExit:
@@ -339,18 +342,17 @@ def _reduce_garbage_collection() -> None:
     gc.set_threshold(_GC_THRESHOLD)
 
 
-def _health_listener(
-    service: Service, config: Config, settings: SettingsSource
-) -> AbstractAsyncContextManager[None]:
+def _health_listener(service: Service, config: Config, hosting: Hosting) -> AbstractAsyncContextManager[None]:
     """The listener on `server.health_port`, if there is one. Raises SystemExit if the port is taken."""
     host, port = config.server.host, config.server.health_port
     if port is None:
         return nullcontext()
     try:
-        return HealthListener(service, settings, host=host, port=port).serving()
-    except OSError as error:
-        _log.error("server.host=%s, server.health_port=%d: %s", host, port, error)
+        sockets = hosting.probe_sockets or listening_sockets.listening(host, port, key="server.health_port")
+    except ConfigError as error:
+        _log.error("%s", error)
         raise SystemExit(1) from None
+    return HealthListener(service, hosting.settings(service), sockets).serving()
 
 
 def _count_shed(service: Service, settings: Callable[[], ApiSettings], lines: ShedLines, kind: Kind) -> None:

@@ -8,11 +8,13 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+_installed = cache(entry_points)
+
 
 @cache
 def _entry_points_of(slot: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    for point in entry_points(group=f"tandem.{slot}"):
+    for point in _installed().select(group=f"tandem.{slot}"):
         found[point.name] = (*found.get(point.name, ()), point)
     return found
 

@@ -30,8 +30,24 @@ _HIDDEN = 1_024
 
 
 def model_facts(name: str) -> ModelFacts:
-    """Config and weight sizes of a model. Raises ConfigError naming what is missing."""
-    return model_config.model_facts(name, bundled_models.resolve)
+    """Config and weight sizes of a model, also of a bundled one that has not been built.
+
+    Raises ConfigError naming what is missing.
+    """
+    if (tiny := bundled_models.tiny_model(name)) is not None:
+        return ModelFacts(tiny.config, tiny.weight_bytes)
+    return model_config.model_facts(model_folder(name))
+
+
+def model_folder(name: str) -> str:
+    """Folder of a bundled model, built if there is none; any other name is returned unchanged.
+
+    Raises ConfigError.
+    """
+    try:
+        return bundled_models.resolve(name)
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(f"models: {error}") from error
 
 
 def generators_of(config: Config, plan: MemoryPlan) -> list[Generator]:
@@ -53,7 +69,7 @@ def vllm_generator(config: Config, chat: ChatModel, plan: MemoryPlan) -> Generat
     own = {"scheduling_policy": "priority"} if scheduling is None else {}
     hybrid = memory_plan.hybrid_choice(config, model_facts, hybrid_support)
     return VllmGenerator(
-        chat.model,
+        model_folder(chat.model),
         served_name=chat.served_name,
         engine_arguments={"kv_cache_memory_bytes": plan.kv_bytes, **own, **chat.engine},
         lora_modules=chat.lora_modules,
@@ -102,6 +118,8 @@ async def worker_needs(model: WorkerModel) -> "WorkerNeeds":
     """
     from controlplane.service.worker_replacement import WorkerNeeds
 
+    # Built here, a model does not hold up the event loop when its worker is built.
+    await asyncio.to_thread(model_folder, model.model)
     facts = await asyncio.to_thread(model_facts, model.model)
     element = DTYPE_BYTES["float32" if model.dtype is None else model.dtype]
     memory = memory_model.prior(facts.config, bytes_per_element=element, dimension=_HIDDEN)
@@ -138,7 +156,7 @@ def embedder_of(
     if isinstance(model, EmbeddingModel):
         own = {"normalize": model.normalize, "dimensions": model.dimensions}
     return WorkerEmbedder(
-        model.model,
+        model_folder(model.model),
         served_name=model.served_name,
         batch_tokens=model.batch_tokens,
         max_running=model.max_running,

@@ -11,13 +11,14 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 
 from starlette.responses import Response
 
+from controlplane.api.early_probes import UNKNOWN_PATH
 from controlplane.api.errors import Failure, failure_of
 from controlplane.api.http_protocol import raw_response
 from controlplane.api.operations import health_responder
@@ -51,21 +52,16 @@ def _stalled(seconds: float) -> str:
 
 
 _ALIVE = _text(json_response({"status": "alive"}))
-_UNKNOWN = raw_response(
-    Failure(404, "no such path; this port serves GET /health and /ready", code="not_found")
-).decode()
+_UNKNOWN = raw_response(Failure(404, UNKNOWN_PATH, code="not_found")).decode()
 
 
 class HealthListener:
-    """The listener; `serving` runs its process while the service runs. The constructor raises OSError."""
+    """The listener on `sockets`, which it closes; `serving` runs its process while the service runs."""
 
-    def __init__(self, service: Service, settings: SettingsSource, *, host: str, port: int) -> None:
+    def __init__(self, service: Service, settings: SettingsSource, sockets: Sequence[socket.socket]) -> None:
         self._service = service
         self._settings = settings
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=health_responder.BACKLOG)
-        self.port: int = self._socket.getsockname()[1]
-        """Port on which it listens."""
+        self._sockets = sockets
         self._ready: str
         # Each start replaces it.
         self._feed = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -88,7 +84,8 @@ class HealthListener:
                 self._process.kill()
             await self._process.wait()
             self._feed.close()
-            self._socket.close()
+            for listening in self._sockets:
+                listening.close()
 
     async def _started(self) -> asyncio.subprocess.Process:
         """Starts the process, which finds the first publication in its feed."""
@@ -98,7 +95,7 @@ class HealthListener:
         self._feed = ours
         self._publish()
         with theirs:
-            descriptors = (self._socket.fileno(), theirs.fileno())
+            descriptors = [one.fileno() for one in (*self._sockets, theirs)]
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(Path(health_responder.__file__)), *map(str, descriptors),
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors,

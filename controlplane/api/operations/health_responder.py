@@ -1,8 +1,8 @@
 """Process that answers /health and /ready with what the server published last.
 
-    python -I -S health_responder.py LISTENER FEED
+    python -I -S health_responder.py LISTENER... FEED
 
-The arguments are descriptors: a listening socket, and a Unix socket of type SOCK_SEQPACKET with messages of
+The arguments are descriptors: listening sockets, and a Unix socket of type SOCK_SEQPACKET with messages of
 the server, each of which replaces the one before (`Publication`). The process ends when the server closes the
 feed. It imports nothing but the standard library, so that it starts at once and takes little memory, and
 it shares neither the interpreter lock nor the event loop of the server.
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypedDict
 
-BACKLOG = 1_024
-"""Connections that the kernel keeps until they are accepted."""
+# Connections that the kernel keeps until they are accepted.
+_BACKLOG = 1_024
 # A probe is one line and a few headers.
 _MAX_REQUEST_BYTES = 16_384
 _MAX_MESSAGE_BYTES = 1 << 18
@@ -60,16 +60,18 @@ class Responder:
         self._published: Publication = json.loads(feed.recv(_MAX_MESSAGE_BYTES))
         feed.setblocking(False)
 
-    async def serve_until_end(self, listener: socket.socket) -> None:
-        """Serves the listening socket until the server closes the feed."""
+    async def serve_until_end(self, listeners: Sequence[socket.socket]) -> None:
+        """Serves the listening sockets until the server closes the feed."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._feed, self._read_feed)
-        server = await asyncio.start_server(
-            self._serve, sock=listener, backlog=BACKLOG, limit=_MAX_REQUEST_BYTES
-        )
+        servers = [
+            await asyncio.start_server(self._serve, sock=one, backlog=_BACKLOG, limit=_MAX_REQUEST_BYTES)
+            for one in listeners
+        ]
         await self.ended.wait()
         loop.remove_reader(self._feed)
-        server.close()
+        for server in servers:
+            server.close()
 
     def _read_feed(self) -> None:
         with suppress(BlockingIOError):
@@ -111,8 +113,8 @@ def main(arguments: Sequence[str]) -> None:
     # Without the right to do so it waits for a core like the others.
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
-    listener, feed = (socket.socket(fileno=int(descriptor)) for descriptor in arguments)
-    asyncio.run(Responder(feed).serve_until_end(listener))
+    *listeners, feed = (socket.socket(fileno=int(descriptor)) for descriptor in arguments)
+    asyncio.run(Responder(feed).serve_until_end(listeners))
 
 
 if __name__ == "__main__":

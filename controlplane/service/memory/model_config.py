@@ -4,7 +4,7 @@ Only config.json is downloaded. If the hub is unreachable, its local cache is us
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,12 @@ from controlplane.service.memory.memory_plan import ModelFacts
 _WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
 
 
-def model_facts(name: str, resolve: Callable[[str], str]) -> ModelFacts:
-    """Config and weight sizes of the model `name`. Raises ConfigError naming what is missing.
+def model_facts(name: str) -> ModelFacts:
+    """Config and weight sizes of a folder, or of a model on the hub.
 
-    `resolve` maps the name of a bundled model to its folder, and returns any other name unchanged.
+    Raises ConfigError naming what is missing.
     """
-    try:
-        path = Path(resolve(name))
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(f"models: {error}") from error
+    path = Path(name)
     return _in_folder(path) if path.is_dir() else _on_hub(name)
 
 

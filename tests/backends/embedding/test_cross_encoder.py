@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from backends.bundled_models import BOS, EOS, build_cross_encoder, ensure_tiny_model
+from backends.bundled_models import BOS, EOS, TOKEN_IDS, build_cross_encoder, ensure_tiny_model
 from backends.embedding.client import WorkerEmbedder
 from backends.embedding.handshake import EncoderOptions
 from controlplane.config import parse
@@ -27,14 +27,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 QUERY = "How do two kinds of work share a device?"
 
 
-def xlm_roberta_config(eos: int, bos: int, pad: int):
-    from transformers import XLMRobertaConfig
-
-    return XLMRobertaConfig(
-        vocab_size=2048, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=512 + pad + 1, type_vocab_size=1, num_labels=1,
-        bos_token_id=bos, eos_token_id=eos, pad_token_id=pad,
-    )  # fmt: skip
+XLM_ROBERTA = {
+    "model_type": "xlm-roberta", "vocab_size": 2048, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 512 + TOKEN_IDS["pad_token_id"] + 1, "type_vocab_size": 1, "num_labels": 1,
+    **TOKEN_IDS,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def xlm_roberta(tmp_path_factory):
     folder = tmp_path_factory.mktemp("xlm-roberta")
     inputs = ["input_ids", "attention_mask"]
     single, pair = f"{BOS} $A {EOS}", f"{BOS} $A {EOS} {EOS} $B {EOS}"
-    build_cross_encoder(folder, xlm_roberta_config, single, pair, inputs)
+    build_cross_encoder(folder, XLM_ROBERTA, single, pair, inputs)
     return folder
 
 

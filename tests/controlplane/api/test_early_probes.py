@@ -6,11 +6,13 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
+from benchmark_control_plane.common.servers import free_port
 from controlplane.api.early_probes import PLANNING, RETRY_SECONDS, EarlyProbeServer
 from controlplane.api.errors import starting_failure
 from controlplane.api.graceful_server import Hosting
@@ -33,26 +35,27 @@ def get(port: int, path: str) -> tuple[int, dict, dict]:
 def test_readiness_names_the_memory_plan_while_it_is_made(tmp_path: Path, monkeypatch, capsys):
     """The plan is made in this thread, which then asks the server."""
     pytest.importorskip("sentence_transformers")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port, health_port = free_port(), free_port()
     found = []
 
     def assemble(config):
-        found.extend(get(port, path) for path in ("/ready", "/health"))
+        found.extend(get(each, path) for each in (port, health_port) for path in ("/ready", "/health"))
         raise ConfigError("that is all")
 
     monkeypatch.setattr("controlplane.service.bootstrap.assemble", assemble)
     monkeypatch.setattr("controlplane.cli.set_up_logging", lambda section: None)
     monkeypatch.setattr("controlplane.cli.set_engine_log_level", lambda level: None)
     file = tmp_path / "my.yaml"
-    file.write_text("models: {embeddings: [{model: m}]}\n", encoding="utf-8")
+    file.write_text(
+        f"server: {{health_port: {health_port}}}\nmodels: {{embeddings: [{{model: m}}]}}\n", encoding="utf-8"
+    )
     assert main(["serve", str(file), "--port", str(port)]) == 2
     assert capsys.readouterr().err == "that is all\n"
-    (status, headers, body), health = found
-    assert (status, headers["retry-after"], body["status"], body["parts"]) == (503, "5", "starting", {})
-    stated = json.loads(starting_failure(f"{PLANNING} for {body['seconds']:.1f} s").body)
-    assert body["error"] == stated["error"]
-    assert (health[0], health[2]) == (200, {"status": "alive"})
+    for (status, headers, body), health in (found[:2], found[2:]):
+        assert (status, headers["retry-after"], body["status"], body["parts"]) == (503, "5", "starting", {})
+        stated = json.loads(starting_failure(f"{PLANNING} for {body['seconds']:.1f} s").body)
+        assert body["error"] == stated["error"]
+        assert (health[0], health[2]) == (200, {"status": "alive"})
 
 
 def test_the_time_to_retry_is_that_of_the_server():
@@ -85,6 +88,37 @@ def received(connection: socket.socket) -> bytes:
         while part := connection.recv(65_536):
             parts.append(part)
         return b"".join(parts)
+
+
+async def test_the_health_port_has_answers_to_probes_only_before_the_event_loop_runs_and_after():
+    sockets, probe_sockets = listening("127.0.0.1", 0), listening("127.0.0.1", 0)
+    port = probe_sockets[0].getsockname()[1]
+    with EarlyProbeServer(sockets, probe_sockets).serving() as early:
+        first = get(port, "/v1/models")
+        assert get(port, "/ready?verbose=1")[0] == 503
+        with socket.create_connection(probe_sockets[0].getsockname(), timeout=10) as connection:
+            connection.sendall(b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = received(connection)
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n") and head.endswith(b"\r\n\r\n")
+    assert early.kept == []
+    hosting = Hosting(sockets=sockets, probe_sockets=probe_sockets)
+    async with hosted(hosting, server={"health_port": port}) as host, asyncio.timeout(10):
+        assert (await host.http.get(f"http://127.0.0.1:{port}/ready")).json()["status"] == "starting"
+        later = await host.http.get(f"http://127.0.0.1:{port}/v1/models")
+        assert (later.status_code, later.json()) == (404, first[2]) == (first[0], first[2])
+
+
+def test_clients_of_the_server_do_not_delay_probes_on_the_health_port():
+    """On its own port each silent client takes half a second."""
+    sockets, probe_sockets = listening("127.0.0.1", 0), listening("127.0.0.1", 0)
+    with ExitStack() as open_connections:
+        for _ in range(20):
+            open_connections.enter_context(socket.create_connection(sockets[0].getsockname()))
+        with EarlyProbeServer(sockets, probe_sockets).serving() as early:
+            assert get(probe_sockets[0].getsockname()[1], "/health")[0] == 200
+            assert len(early.kept) < 20
+    for one in (*sockets, *probe_sockets, *early.kept):
+        one.close()
 
 
 def test_a_client_that_never_asks_does_not_stop_the_start():

@@ -1,6 +1,7 @@
 """Output of the commands: JSON, tables, errors before plans, completion, and docs/command-line.md."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -72,18 +73,24 @@ def test_error_replaces_the_plan(config, capsys, monkeypatch):
 
 
 @pytest.mark.long
-def test_check_imports_neither_an_engine_nor_the_service(config):
+@pytest.mark.parametrize("packaged", [None, "dev"])
+def test_check_imports_neither_an_engine_nor_the_service(packaged, config):
+    """Nor does it for bundled models that have not been built."""
     left_out = {
         "vllm", "torch", "transformers", "fastapi", "apscheduler", "prometheus_client", "predictors",
         "backends.embedding.client", "backends.vllm.client", "controlplane.service.gate",
     }  # fmt: skip
     script = (
-        f"import sys; from controlplane.cli import main; main(['check', {str(config)!r}]);"
+        f"import sys; from controlplane.cli import main; main(['check', {packaged or str(config)!r}]);"
         f"sys.exit(', '.join({left_out} & set(sys.modules)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    cache = config.with_name("cache")
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "TANDEM_CACHE": str(cache)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert "KV blocks" in done.stdout
+    assert "KV blocks" in done.stdout and not cache.exists()
 
 
 def test_plain_table_is_aligned(capsys):

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 import pytest
 
+from controlplane.api.listening_sockets import listening
 from controlplane.api.operations import health_listener, health_responder
 from controlplane.api.operations.health_listener import HealthListener
 from controlplane.api.operations.health_responder import Responder
@@ -23,14 +24,26 @@ from tests.controlplane.api.scripted_server import CHAT_MODEL, EMBED_MODEL, Stag
 
 @asynccontextmanager
 async def listener(stage: Stage) -> AsyncIterator[HealthListener]:
-    one = HealthListener(stage.service, ApiSettings, host="127.0.0.1", port=0)
+    one = HealthListener(stage.service, ApiSettings, listening("127.0.0.1", 0))
     async with one.serving():
         yield one
 
 
+def address_of(one: HealthListener) -> tuple[str, int]:
+    return one._sockets[0].getsockname()
+
+
+def url_of(one: HealthListener) -> str:
+    return "http://{}:{}".format(*address_of(one))
+
+
 def get(one: HealthListener, path: str, method: str = "GET") -> httpx.Response:
+    return get_url(url_of(one) + path, method)
+
+
+def get_url(url: str, method: str = "GET") -> httpx.Response:
     """Blocks the event loop; the listener answers from its process."""
-    return httpx.request(method, f"http://127.0.0.1:{one.port}{path}", timeout=20)
+    return httpx.request(method, url, timeout=20)
 
 
 def content(answer: httpx.Response) -> tuple[int, dict[str, object]]:
@@ -38,7 +51,7 @@ def content(answer: httpx.Response) -> tuple[int, dict[str, object]]:
 
 
 def exchange(one: HealthListener, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", one.port), timeout=20) as connection:
+    with socket.create_connection(address_of(one), timeout=20) as connection:
         connection.sendall(request)
         answer = b""
         with suppress(ConnectionResetError):
@@ -57,6 +70,14 @@ async def test_it_answers_while_the_event_loop_is_blocked():
         assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "18")
 
 
+async def test_it_serves_each_address_of_its_host():
+    async with staged() as stage:
+        sockets = [*listening("127.0.0.1", 0), *listening("127.0.0.2", 0)]
+        urls = ["http://{}:{}/health".format(*one.getsockname()) for one in sockets]
+        async with HealthListener(stage.service, ApiSettings, sockets).serving():
+            assert [get_url(url).status_code for url in urls] == [200, 200]
+
+
 async def test_a_death_is_published(monkeypatch):
     monkeypatch.setattr(health_listener, "_CHECK_S", 0.001)
     monkeypatch.setattr(health_listener, "_BEAT_S", 0.001)
@@ -66,7 +87,7 @@ async def test_a_death_is_published(monkeypatch):
         listener(stage) as one,
     ):
         stage.generator.die()
-        async with asyncio.timeout(5), httpx.AsyncClient(base_url=f"http://127.0.0.1:{one.port}") as http:
+        async with asyncio.timeout(5), httpx.AsyncClient(base_url=url_of(one)) as http:
             while (reply := await http.get("/ready")).status_code == 200:
                 pass
         assert reply.json()["error"]["code"] == "backend_down"
@@ -85,7 +106,7 @@ async def test_an_event_loop_that_does_not_run_is_neither_ready_nor_alive(monkey
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (503, "event_loop_stalled")
             assert error["message"] == f"the event loop has not run for {seconds} s"
-        async with asyncio.timeout(5), httpx.AsyncClient(base_url=f"http://127.0.0.1:{one.port}") as http:
+        async with asyncio.timeout(5), httpx.AsyncClient(base_url=url_of(one)) as http:
             while (await http.get("/ready")).status_code != 200:
                 pass
 
@@ -136,18 +157,19 @@ async def test_a_killed_process_is_started_again(monkeypatch, caplog):
 async def test_its_process_and_its_socket_end_with_it():
     async with staged() as stage:
         async with listener(stage) as one:
+            url = url_of(one)
             # A stopped process must not delay the end of the server.
             os.kill(one._process.pid, signal.SIGSTOP)
         assert one._process.returncode == -signal.SIGKILL
         with pytest.raises(httpx.ConnectError):
-            get(one, "/health")
+            get_url(f"{url}/health")
 
 
 async def test_clients_that_send_too_much_or_nothing_are_disconnected(monkeypatch):
     async with staged() as stage, listener(stage) as one:
         assert exchange(one, b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 20_000) == b""
         assert exchange(one, b"\r\n\r\n").startswith(b"HTTP/1.1 404 Not Found\r\n")
-        with socket.create_connection(("127.0.0.1", one.port)) as silent:
+        with socket.create_connection(address_of(one)) as silent:
             answer = exchange(one, b"GET /health HTTP/1.0\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and b"\r\nconnection: close\r\n" in answer
             silent.shutdown(socket.SHUT_WR)
@@ -157,9 +179,9 @@ async def test_clients_that_send_too_much_or_nothing_are_disconnected(monkeypatc
 def test_the_process_ends_when_the_server_is_killed():
     """Nothing tells it so but the end of the feed."""
     feed, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    with socket.create_server(("127.0.0.1", 0)) as listening, theirs:
+    with socket.create_server(("127.0.0.1", 0)) as listener_socket, theirs:
         feed.send(b'{"at_ns": 0, "paths": {}, "unknown": "HTTP/1.1 404 Not Found\\r\\n\\r\\n"}')
-        descriptors = (listening.fileno(), theirs.fileno())
+        descriptors = (listener_socket.fileno(), theirs.fileno())
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", health_responder.__file__, *map(str, descriptors)],
             pass_fds=descriptors,
