@@ -369,7 +369,7 @@ class SimulatedGenerator:
     def complete(self, duration: float) -> None:
         """Delivers the tokens of the planned step."""
         self._report_step(seconds(duration))
-        self._tokens.deliver(self._engine.complete(), asyncio.get_running_loop())
+        self._tokens.deliver(self._engine.complete(), self._device.loop)
 
     def _report_step(self, took: Duration) -> None:
         """Reports the step that ends, with the pause before it if it followed another."""

@@ -60,8 +60,9 @@ class _Step:
 class SimulatedDevice:
     """Device whose time is shared by the backends attached to it; it runs while any of them is started.
 
-    `on_step` observes every finished step. `down` is the reason why the device is down, or None. The time of
-    each step is multiplied by one of the factors in `spread`, drawn at random.
+    `on_step` observes every finished step. `down` is the reason why the device is down, or None.
+    `loop` is the event loop in which it was started. The time of each step is multiplied by one of the
+    factors in `spread`, drawn at random.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class SimulatedDevice:
         self._next: asyncio.Handle | None = None
         self._is_idle = False
         self._error: Exception | None = None
+        self.loop: asyncio.AbstractEventLoop
         self.down: str | None = "not started"
 
     def attach(self, work: Work) -> None:
@@ -95,11 +97,11 @@ class SimulatedDevice:
             self._is_idle = False
             if self._next is not None:
                 self._next.cancel()
-            self._next = asyncio.get_running_loop().call_soon(self._advance)
+            self._next = self.loop.call_soon(self._advance)
 
     def now(self) -> Instant:
         """The time of the event loop."""
-        return Instant(seconds(asyncio.get_running_loop().time()))
+        return Instant(seconds(self.loop.time()))
 
     def duration(self, load: StepLoad) -> float:
         """Seconds that a step with this load takes."""
@@ -110,7 +112,9 @@ class SimulatedDevice:
         self._users += 1
         if self.down is not None and self._error is None:
             self.down = None
-            self._next = asyncio.get_running_loop().call_soon(self._advance)
+            # Looking up the running loop makes a system call, and each step needs the time repeatedly.
+            self.loop = asyncio.get_running_loop()
+            self._next = self.loop.call_soon(self._advance)
 
     async def stop(self) -> None:
         """Counts one user less; stops after the last. Raises the exception that ended a step, if one did."""
@@ -159,13 +163,12 @@ class SimulatedDevice:
     def _compute_at(self, slowdown: float) -> None:
         """Has the rest of the step in progress, and those that follow, take `slowdown` times as long."""
         if (step := self._step) is not None and self._next is not None:
-            loop = asyncio.get_running_loop()
-            now = loop.time()
+            now = self.loop.time()
             step.left = max(0.0, step.left - (now - step.since) / self._slowdown)
             step.since, end = now, now + slowdown * step.left
             step.duration = end - step.start
             self._next.cancel()
-            self._next = loop.call_at(end, self._advance)
+            self._next = self.loop.call_at(end, self._advance)
         self._slowdown = slowdown
 
     def _end(self, step: _Step) -> None:
@@ -177,7 +180,7 @@ class SimulatedDevice:
 
     def _begin(self) -> None:
         """Begins a step, or waits until there is work, at the latest until a kind of work asks again."""
-        load, loop = StepLoad(), asyncio.get_running_loop()
+        load, loop = StepLoad(), self.loop
         works = [work for work in self._works if work.plan(load)]
         if not works:
             retries = [work.retry_at for work in self._works if work.retry_at is not None]

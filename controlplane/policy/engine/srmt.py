@@ -294,10 +294,10 @@ class ShortestRemainingMemoryTime:
         """Positions of the unstarted requests that might start."""
         waiting = self._unstarted
         may = waiting.may_start(builder, needs, waiting.due <= builder.view.now, unobtainable)
-        if may.any():
-            too_large = waiting.place((self._max_size(builder), NEVER, ""))
-            may[too_large:] &= waiting.is_guess[too_large:]
         places: Ints = may.nonzero()[0]
+        if len(places):
+            too_large = waiting.place((self._max_size(builder), NEVER, ""))
+            places = places[(places < too_large) | waiting.is_guess[places]]
         return places
 
     def _max_size(self, builder: PlanBuilder) -> float:

@@ -122,7 +122,9 @@ class MeanPace(NamedTuple):
             before, *risks = [1.0 if debt + pause > regained else 0.0 for pause in (0.0, *pauses)]
         else:
             before, *risks = self._risks([(debt + pause) / regained for pause in (0.0, *pauses)])
-        return [max(0.0, risk - before) for risk in risks] if before < 1.0 else None
+        if before >= 1.0:
+            return None
+        return [risk - before if risk > before else 0.0 for risk in risks]
 
     def _risks(self, needed: Sequence[float]) -> list[float]:
         """Probability that fewer further tokens than each of some numbers come; these ascend."""
@@ -143,7 +145,7 @@ class MeanPace(NamedTuple):
             return [min(1.0, tokens / max(1.0, done / 2)) for tokens in needed]
         left = 1.0 - passed
         levels = forecast.levels_of([done + tokens - 1 for tokens in needed])
-        return [max(0.0, level - passed) / left for level in levels]
+        return [(level - passed) / left if level > passed else 0.0 for level in levels]
 
 
 class WeightedSlo(NamedTuple):
@@ -154,10 +156,11 @@ class WeightedSlo(NamedTuple):
 
     def added_risk(self, pauses: Sequence[float]) -> list[float] | None:
         """Probability that each pause, in seconds, breaks the SLO; None if no pause adds any."""
-        found = [risks for each in self.objectives if (risks := each.added_risk(pauses)) is not None]
-        if len(found) < 2:
-            return found[0] if found else None
-        return list(map(max, *found))
+        found: list[float] | None = None
+        for each in self.objectives:
+            if (risks := each.added_risk(pauses)) is not None:
+                found = risks if found is None else list(map(max, found, risks))
+        return found
 
     @property
     def least_spare(self) -> float:

@@ -1,6 +1,6 @@
 """Prices a pause of the engine, which `pass_size` weighs against the value of an embedding pass."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from controlplane.core.clock import Duration, Instant, after, between, to_seconds
 from controlplane.core.memory_ledger import MemoryLedger
@@ -32,9 +32,9 @@ def price_pause(
         engine: knows which requests wait for a place in it; None: none waits.
     """
     pace = estimator.pace
-    mean_step = Duration(0) if pace is None else pace.step
     # `own_step` excludes the delay by embedding passes, which are priced one by one.
-    own_step = mean_step if estimator.own_step is None else estimator.own_step
+    if (own_step := estimator.own_step) is None:
+        own_step = Duration(0) if pace is None else pace.step
     stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - estimator.prefill_share))
     step = to_seconds(own_step) * stretch
     per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
@@ -49,7 +49,7 @@ def price_pause(
             # Prompts that arrived before are computed before, in the same step at the latest.
             prompt_tokens += max(0, request.prompt_tokens - request.cached_tokens)
             first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
-        objectives = tuple(_objectives(ticket, remaining[request.id], first, step, now))
+        objectives = _objectives(ticket, remaining[request.id], first, step, now)
         slo = WeightedSlo(request.service_class.weight, objectives)
         has_place = engine is None or engine.has_started(ticket)
         (running if has_place else waiting).append(slo)
@@ -60,7 +60,7 @@ def price_pause(
 
 def _objectives(
     ticket: Ticket, remaining: int, first: float, step: float, now: Instant
-) -> Iterator[TimeLeft | MeanPace]:
+) -> tuple[TimeLeft | MeanPace, ...]:
     """The objectives of a request in the engine.
 
     `first` is the time to its first token and `step` that of a step with the share that prefills take, both
@@ -68,22 +68,25 @@ def _objectives(
     """
     request, timeline = ticket.request, ticket.timeline
     slo = request.slo
-
-    def time_left(deadline: Instant, work: float) -> TimeLeft:
-        return TimeLeft(to_seconds(between(now, deadline)) - work)
-
+    found: list[TimeLeft | MeanPace] = []
     if timeline.first_token is None or timeline.last_token is None:
         if slo.ttft is not None:
-            yield time_left(after(timeline.arrival, slo.ttft), first)
+            found.append(_time_left(timeline.arrival, slo.ttft, first, now))
     else:
         if slo.tpot is not None:
             elapsed = to_seconds(between(timeline.first_token, now))
             done, limit = timeline.output_tokens, request.max_output_tokens
-            yield MeanPace.of(to_seconds(slo.tpot), elapsed, step, done, limit, remaining, ticket.forecast)
+            pace = MeanPace.of(to_seconds(slo.tpot), elapsed, step, done, limit, remaining, ticket.forecast)
+            found.append(pace)
         if slo.gap is not None:
-            yield time_left(after(timeline.last_token, slo.gap), step)
+            found.append(_time_left(timeline.last_token, slo.gap, step, now))
     if slo.e2e is not None:
-        yield time_left(after(timeline.arrival, slo.e2e), first + step * remaining)
+        found.append(_time_left(timeline.arrival, slo.e2e, first + step * remaining, now))
+    return tuple(found)
+
+
+def _time_left(start: Instant, objective: Duration, work: float, now: Instant) -> TimeLeft:
+    return TimeLeft(to_seconds(between(now, after(start, objective))) - work)
 
 
 def _forecast_seconds(ticket: Ticket, now: Instant) -> float:
