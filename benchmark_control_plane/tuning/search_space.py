@@ -31,6 +31,8 @@ TUNABLE: Mapping[str, tuple[Value, ...]] = {
     "scheduling.engine.urgency": (0, 0.25, 0.5, 0.75, 1),
     "scheduling.engine.settle_steps": (0, 12, 36, 60),
     "scheduling.engine.size_cutoff_share": (0, 0.5, 0.75, 1, 1.5),
+    # More arrivals than the default are not in a block of the log, so that larger windows would not differ.
+    "scheduling.engine.size_cutoff_window": (75, 150, 300, 600),
     "scheduling.engine.starvation_ms": (5_000, 15_000, 30_000, 60_000),
     "scheduling.engine.aged_share": (0, 0.02, 0.05, 0.1, 0.2),
     "scheduling.engine.prefill_weight": (0, 0.5, 1, 2),
