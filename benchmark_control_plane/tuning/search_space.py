@@ -109,7 +109,7 @@ def search_space(
         also: keys of classes that may change too: `classes.NAME.priority` or `classes.NAME.weight`.
         keep: keys that must not change.
         has_quotas: whether the log's machine has quotas that move; otherwise keys of `quota` are not tried.
-        budgets: values of batch budgets (`budget_values`).
+        budgets: values of batch budgets (`budget_values`) and of static shares, tried in any case.
 
     Raises BadInput for a key that cannot be tuned.
     """
@@ -120,9 +120,12 @@ def search_space(
         raise BadInput(f"--keep {unknown[0]}: not a key that is tuned; these are {known_keys}")
     values: dict[str, Sequence[Value]] = {}
     for key, known in table.items():
-        if key in keep or (key.startswith("quota.") and not has_quotas):
+        if key in keep or (key.startswith("quota.") and not has_quotas and key not in budgets):
             continue
-        present = [value_of(config, key), *([value_of(usual, key)] if key in TUNABLE else [])]
+        present = [
+            value_of(config, key),
+            *([value_of(usual, key)] if key in TUNABLE and key not in budgets else []),
+        ]
         values[key] = _ordered(list(dict.fromkeys([*known, *present])))
     return SearchSpace(content, values)
 
