@@ -52,4 +52,4 @@ def with_shares(traffic: RecordedTraffic, machine: Machine, sections: Mapping[st
     ):
         if given < needed:
             raise ConfigError(f"{name}: gives {given:,} bytes and {needed:,} are needed; raise it")
-    return replace(machine, kv_bytes=kv_bytes, workspace_batches=workspace // batch)
+    return replace(machine, kv_bytes=kv_bytes, workspace_batches=workspace / batch)
