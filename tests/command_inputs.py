@@ -50,7 +50,7 @@ def decision_log(folder: Path) -> None:
     """Writes the log of 15 s of the simulated traffic under the configuration `MINE`."""
     sections = {key: part for key, part in yaml.safe_load(MINE).items() if key not in ("models", "pool")}
     logged = {**sections, "decision_log": {"dir": str(folder), "sample": 0}}
-    simulate(offered(15.0, 20.0, seed=3), replace(machine(), max_running=16), logged)
+    simulate(offered(15.0, 20.0, seed=3), replace(machine(0.010), max_running=16), logged)
 
 
 def lengths(file: Path) -> None:

@@ -1,15 +1,16 @@
 """Simulates a workload at increasing rates and finds the highest at which each class keeps its objectives.
 
 Gate and engine policies are those of the server; the device is simulated, in virtual time. No rate is tried
-above the one at which even the smallest requests alone are too many. A class without objectives is capped at
-the rate at which queues grow without bound: in a short window a higher one would look sustainable.
+above the one at which even the smallest requests alone are too many. A class without objectives, or with ones
+that no wait within the window can break, is capped at the rate at which queues grow without bound: in a short
+window a higher one would look sustainable.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 from benchmark_control_plane.capacity.stability import Stability
@@ -141,7 +142,7 @@ class RateSearch:
         count = len(run) if name is None else sizes[name]
         missed = [at for at, share in sorted(self._attainments(name).items()) if share < self.target]
         limit = self._cause(name, missed[0]) if missed else f"no policy serves more: {bound.binding}"
-        if rate is not None and rate > bound.overloaded_above and self._waits_for_ever(name):
+        if rate is not None and rate > bound.overloaded_above and self._waits_for_ever(name, rate):
             rate, limit = bound.overloaded_above, f"queues grow above it: {bound.binding}"
         return ClassCapacity(name, rate, count / max(1, len(run)), error, limit)
 
@@ -150,11 +151,15 @@ class RateSearch:
         shares = self.attained[rate]
         return min(shares, key=lambda n: (shares[n], n))
 
-    def _waits_for_ever(self, name: str | None) -> bool:
-        """Whether the class, or any if None, has no objective that a growing queue would break."""
+    def _waits_for_ever(self, name: str | None, rate: float) -> bool:
+        """Whether the class, or any if None, has no objective that a queue growing at `rate` would break.
+
+        A queue breaks no objective for the time between tokens, and none that is longer than the window.
+        """
         classes = self._names() if name is None else [name]
-        stated = self.simulated.objectives
-        return any(not stated.get(each, SloTargets()).objectives() for each in classes)
+        window_ms = 1e3 * (1 + WARM_UP_SHARE) * self.simulated.requests / rate
+        stated = (self.simulated.objectives.get(each, SloTargets()) for each in classes)
+        return any(min(each.ttft_ms or inf, each.e2e_ms or inf) > window_ms for each in stated)
 
     def _cause(self, name: str | None, rate: float) -> str:
         """The most frequent cause of the misses at `rate`; without a name of the class that attains least."""

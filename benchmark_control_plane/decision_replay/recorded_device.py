@@ -167,6 +167,6 @@ def logged_machine(
             embed_max_running=model["max_running"],
             embed_bytes_per_token=model["bytes_per_token"],
             embed_input_tokens=model["max_input_tokens"],
-            workspace_batches=max(1, facts["workspace_bytes"] // model["workspace_bytes"]),
+            workspace_batches=max(1.0, facts["workspace_bytes"] / model["workspace_bytes"]),
         )
     return machine

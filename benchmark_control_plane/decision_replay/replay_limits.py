@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic
+from benchmark_control_plane.decision_replay.static_shares import EMBEDDING_SHARE, LLM_SHARE, decide_sizes
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.simulator.simulation import config_of
 from controlplane.config import Config
@@ -26,7 +27,8 @@ def _not_replayed(traffic: RecordedTraffic, config: Config) -> Iterator[str]:
     sections = _AS_LOGGED if traffic.machine.pool_bytes is not None else (*_AS_LOGGED, "quota")
     logged = _values(traffic.config["config"], sections)
     given = _values(redacted_values(config, lambda name: name), sections)
-    for key in sorted(logged.keys() | given.keys()):
+    replayed = {LLM_SHARE, EMBEDDING_SHARE} if decide_sizes(traffic) else set[str]()
+    for key in sorted((logged.keys() | given.keys()) - replayed):
         if logged.get(key) != given.get(key):
             now, was = (_shown(values, key) for values in (given, logged))
             yield f"{key}: {now} is not replayed; it stays {was}, as in the log"

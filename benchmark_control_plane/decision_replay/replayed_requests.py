@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmark_control_plane.decision_replay.recorded_traffic import LoggedForecasts, RecordedTraffic
+from benchmark_control_plane.decision_replay.static_shares import with_shares
 from benchmark_control_plane.simulator.simulated_machine import Machine
 from benchmark_control_plane.simulator.simulation import SimulatedRecord, simulate
 from controlplane.service.decision_log.log_rows import Row
@@ -87,7 +88,8 @@ def replayed_records(
     predictor = sections.get("admission", {}).get("length_predictor")
     learns = predictor == "max-tokens" if is_block else predictor in _WITHOUT_PROMPTS
     lengths = None if learns else LoggedForecasts(traffic.rows)
-    found = simulate(traffic.offered(seed), machine or traffic.machine, sections, lengths=lengths)
+    machine = with_shares(traffic, machine or traffic.machine, sections)
+    found = simulate(traffic.offered(seed), machine, sections, lengths=lengths)
     return found.records
 
 

@@ -38,7 +38,7 @@ class Machine:
     step_tokens: int = 2_048
     embed_batch_tokens: int = 16_384
     embed_max_running: int = 256
-    workspace_batches: int = 2
+    workspace_batches: float = 2
     embed_bytes_per_token: int = 1_024
     embed_input_tokens: int = 512
     pool_bytes: int | None = None

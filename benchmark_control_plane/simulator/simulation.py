@@ -221,7 +221,7 @@ async def started(
     Raises ConfigError for a configuration that the server refuses.
     """
     pool = machine.pool_bytes
-    workspace = machine.workspace_batches * embedder.workspace_bytes
+    workspace = round(machine.workspace_batches * embedder.workspace_bytes)
     service = build_service(
         config,
         [generator],

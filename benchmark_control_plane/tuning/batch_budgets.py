@@ -87,6 +87,6 @@ def with_budgets(machine: Machine, sections: Mapping[str, Any]) -> tuple[Machine
         max_running=budgets.get(PLACES, machine.max_running),
         embed_batch_tokens=batch,
         # The workspace stays as large as it is.
-        workspace_batches=max(1, machine.workspace_batches * machine.embed_batch_tokens // batch),
+        workspace_batches=max(1.0, machine.workspace_batches * machine.embed_batch_tokens / batch),
     )
     return changed, {name: section for name, section in sections.items() if name != SECTION}

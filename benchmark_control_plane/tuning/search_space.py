@@ -31,6 +31,8 @@ TUNABLE: Mapping[str, tuple[Value, ...]] = {
     "scheduling.engine.urgency": (0, 0.25, 0.5, 0.75, 1),
     "scheduling.engine.settle_steps": (0, 12, 36, 60),
     "scheduling.engine.size_cutoff_share": (0, 0.5, 0.75, 1, 1.5),
+    # More arrivals than the default are not in a block of the log, so that larger windows would not differ.
+    "scheduling.engine.size_cutoff_window": (75, 150, 300, 600),
     "scheduling.engine.starvation_ms": (5_000, 15_000, 30_000, 60_000),
     "scheduling.engine.aged_share": (0, 0.02, 0.05, 0.1, 0.2),
     "scheduling.engine.prefill_weight": (0, 0.5, 1, 2),
@@ -107,7 +109,7 @@ def search_space(
         also: keys of classes that may change too: `classes.NAME.priority` or `classes.NAME.weight`.
         keep: keys that must not change.
         has_quotas: whether the log's machine has quotas that move; otherwise keys of `quota` are not tried.
-        budgets: values of batch budgets (`budget_values`).
+        budgets: values of batch budgets (`budget_values`) and of static shares, tried in any case.
 
     Raises BadInput for a key that cannot be tuned.
     """
@@ -118,9 +120,12 @@ def search_space(
         raise BadInput(f"--keep {unknown[0]}: not a key that is tuned; these are {known_keys}")
     values: dict[str, Sequence[Value]] = {}
     for key, known in table.items():
-        if key in keep or (key.startswith("quota.") and not has_quotas):
+        if key in keep or (key.startswith("quota.") and not has_quotas and key not in budgets):
             continue
-        present = [value_of(config, key), *([value_of(usual, key)] if key in TUNABLE else [])]
+        present = [
+            value_of(config, key),
+            *([value_of(usual, key)] if key in TUNABLE and key not in budgets else []),
+        ]
         values[key] = _ordered(list(dict.fromkeys([*known, *present])))
     return SearchSpace(content, values)
 

@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import controlplane
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
-from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
+from benchmark_control_plane.decision_replay.recorded_traffic import RecordedTraffic, read_traffic
 from benchmark_control_plane.decision_replay.replay_command import sections_for
+from benchmark_control_plane.decision_replay.static_shares import LLM_SHARE, decide_sizes, with_shares
 from benchmark_control_plane.report.formats import yaml_value
 from benchmark_control_plane.report.tuning_page import tuning_page
 from benchmark_control_plane.tuning.batch_budgets import SECTION, budget_values, check_budgets
@@ -21,12 +23,19 @@ from benchmark_control_plane.tuning.edited_yaml import Edit, edited_yaml
 from benchmark_control_plane.tuning.evaluation import evaluator
 from benchmark_control_plane.tuning.findings import change_gain, print_tuning, tuning_facts
 from benchmark_control_plane.tuning.paired_blocks import ConfigurationRefused
-from benchmark_control_plane.tuning.search_space import SearchSpace, search_space, value_of
+from benchmark_control_plane.tuning.search_space import (
+    TUNABLE,
+    SearchSpace,
+    Value,
+    search_space,
+    value_of,
+    with_value,
+)
 from benchmark_control_plane.tuning.time_budget import TimeBudget, TimeIsOver
 from benchmark_control_plane.tuning.tuning_progress import TuningProgress
 from benchmark_control_plane.tuning.tuning_run import BlockSets, Tuned, state_file, tune_log
 from controlplane.commands.exit_status import ExitStatus
-from controlplane.config import parse
+from controlplane.config import Config, ConfigError, parse
 from controlplane.config.documents import flattened
 from controlplane.config.loader import read_yaml
 from controlplane.config.packaged import config_path
@@ -58,7 +67,10 @@ def tune(options: argparse.Namespace) -> int:
 
     served(content)
     moves = traffic.machine.pool_bytes is not None and config.pool.kv_allocator == "kvcached"
-    space = search_space(content, also=options.also, keep=options.keep, has_quotas=moves, budgets=budgets)
+    shares = share_values(traffic, config, lambda value: served(with_value(content, LLM_SHARE, value)))
+    space = search_space(
+        content, also=options.also, keep=options.keep, has_quotas=moves, budgets={**budgets, **shares}
+    )
     blocks = BlockSets(*blocks_of(traffic))
     weights = {name: known.weight for name, known in config.service_classes().items()}
     progress = TuningProgress(sys.stderr, time.seconds)
@@ -92,6 +104,25 @@ def tune(options: argparse.Namespace) -> int:
     else:
         print_tuning(traffic, found.check, facts)
     return ExitStatus.DONE if found.is_better else ExitStatus.NOT_ATTAINED
+
+
+def share_values(
+    traffic: RecordedTraffic, config: Config, served: Callable[[Value], Mapping[str, Any]]
+) -> dict[str, list[Value]]:
+    """The static shares of the LLM that may be tried: the longest request and a whole pass fit.
+
+    `served` gives the replayed sections of a share. None of shares that do not decide the sizes of both.
+    """
+    chat = config.models.chat
+    is_stated = chat is None or chat.engine.get("kv_cache_memory_bytes") is not None
+    if is_stated or config.pool.kv_allocator != "static" or not decide_sizes(traffic):
+        return {}
+    found: list[Value] = []
+    for value in TUNABLE[LLM_SHARE]:
+        with suppress(ConfigError):
+            with_shares(traffic, traffic.machine, served(value))
+            found.append(value)
+    return {LLM_SHARE: found} if found else {}
 
 
 def _check_options(options: argparse.Namespace) -> None:

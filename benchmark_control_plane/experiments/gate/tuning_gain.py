@@ -5,6 +5,7 @@ the configurations made by hand are then judged on the same held-out blocks. An 
 it was.
 
     python -m benchmark_control_plane.experiments.gate.tuning_gain --folder DIR [--log-minutes 15] [--rate 20]
+        [--results FILE]
 """
 
 import argparse
@@ -25,6 +26,7 @@ import yaml
 import controlplane
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.cli import add_command
+from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.decision_replay.recorded_traffic import read_traffic
 from benchmark_control_plane.decision_replay.replay_command import sections_for
@@ -77,10 +79,13 @@ _BY_HAND: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def machine() -> Machine:
-    """The device: steps of 10 ms and more, and quotas that move."""
+def machine(step_seconds: float = 0.008) -> Machine:
+    """The device: steps of 8 ms and more, and quotas that move.
+
+    With 10 ms the bad configuration saturates it, the log is not reproduced, and nothing is tuned.
+    """
     return Machine(
-        sequential(llm_only(affine(0.010, 2.5e-5, 1.6e-4, 2e-8)), embedding_line(0.003, 8e-6)),
+        sequential(llm_only(affine(step_seconds, 2.5e-5, 1.6e-4, 2e-8)), embedding_line(0.003, 8e-6)),
         kv_bytes=_KV_TOKENS * _CELL_BYTES,
         max_model_tokens=2_048,
         max_running=48,
@@ -149,7 +154,10 @@ def tuned(log: Path, config: Path, out: Path, *, minutes: float, processes: int)
 
 
 def judged(folder: Path, log: Path, processes: int) -> dict[str, Any]:
-    """Each configuration against the bad one on the held-out blocks."""
+    """Each configuration against the bad one, and the best by hand against the tuned one if there is one.
+
+    On the held-out blocks; points of attainment.
+    """
     traffic = read_traffic(log)
     blocks = BlockSets(*blocks_of(traffic))
     contents = {name: merged(dict(_OBJECTIVES), change) for name, change in _BY_HAND.items()}
@@ -170,13 +178,23 @@ def judged(folder: Path, log: Path, processes: int) -> dict[str, Any]:
         time=TimeBudget(inf, processes),
     ) as replays:
         results = replays.results([(each, number) for each in sections.values() for number in numbers])
-    parts = [
-        [each.requests for each in results[at : at + len(numbers)]]
-        for at in range(0, len(results), len(numbers))
-    ]
+    parts = {
+        name: [each.requests for each in results[at : at + len(numbers)]]
+        for name, at in zip(sections, range(0, len(results), len(numbers)), strict=True)
+    }
+
+    def against(name: str, other: str) -> Comparison:
+        return compare(blocks.held_out, parts[other], parts[name], weights, changed=0)
+
+    rows = {name: _row(against(name, "bad")) for name in parts}
+    best = max(_BY_HAND, key=lambda name: float(rows[name]["kept"]))
+    short = against(best, "tuned").gain if "tuned" in parts else None
     return {
-        name: _row(compare(blocks.held_out, parts[0], part, weights, changed=0))
-        for name, part in zip(sections, parts, strict=True)
+        "held_out": rows,
+        "best_by_hand": best,
+        "best_by_hand_less_tuned": None
+        if short is None
+        else {"points": round(short.mean, 2), "error": round(short.error, 2)},
     }
 
 
@@ -190,13 +208,14 @@ def _row(found: Comparison) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the stages that are missing, and prints JSON."""
+    """Runs the stages that are missing, and writes or prints JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="for log, YAML files and state")
     parser.add_argument("--log-minutes", type=float, default=15.0)
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
     parser.add_argument("--minutes", type=float, default=10.0, help="passed to tandem tune")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    add_results(parser)
     options = parser.parse_args()
     interrupt_on_sigterm()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -209,12 +228,15 @@ def main() -> None:
     seconds = time.monotonic() - start
     facts = {
         "log": json.loads((options.folder / "log.json").read_text()),
+        "log_minutes": options.log_minutes,
+        "rate": options.rate,
+        "processes": options.processes,
         "seconds_of_this_run": round(seconds),
-        "answer": {key: answer[key] for key in ("answer", "reason", "changes", "blocks")},
+        "answer": {key: answer[key] for key in ("answer", "reason", "changes", "blocks", "cut")},
         "trials": len(answer["trials"]),
-        "held_out": judged(options.folder, log, options.processes),
+        **judged(options.folder, log, options.processes),
     }
-    print(json.dumps(facts, indent=1))
+    write_or_print(options.results, facts)
 
 
 if __name__ == "__main__":

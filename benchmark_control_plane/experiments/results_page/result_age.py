@@ -46,7 +46,7 @@ CURRENT = frozenset(
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
         "matrix-sizes", "mix-compute", "mix-light", "mix-memory", "retry-after", "same-architecture",
-        "simulated-mix-prefill", "soak", "tuning-on-engines", "workflow-engines",
+        "simulated-mix-prefill", "soak", "tuning-gain", "tuning-on-engines", "workflow-engines",
     )
 )  # fmt: skip
 """Results of the present rules."""

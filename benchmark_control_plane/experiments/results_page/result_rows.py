@@ -149,6 +149,18 @@ def tuning_on_engines(content: Mapping[str, Any]) -> Rows:
     )
 
 
+def tuning_gain(content: Mapping[str, Any]) -> Rows:
+    attained, best = content["held_out"], content["best_by_hand"]
+    less = content["best_by_hand_less_tuned"]
+    yield (
+        f"Attainment under a bad configuration, what `tandem tune` made of it, and the best one made by hand "
+        f"(simulated device, held-out blocks of a log of {content['log_minutes']:g} minutes at "
+        f"{content['rate']:g} requests/s, {content['seconds_of_this_run']:,} s of search)",
+        f"{attained['bad']['kept']:.1f} %, {attained['tuned']['kept']:.1f} %, {attained[best]['kept']:.1f} % "
+        f"({best}); best by hand less tuned {less['points']:+.1f} ± {less['error']:.1f} points",
+    )
+
+
 def plugin_cost(content: Mapping[str, Any]) -> Rows:
     costs = [
         f"{name} {rows['slots']['hook_median_us']:.0f} and {rows['memory']['hook_median_us']:.0f} µs"
@@ -315,6 +327,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "live-feed.json": (GATE, live_feed),
     "observation-cost.json": (GATE, observation_cost),
     "decision-log-throughput.json": (GATE, decision_log_throughput),
+    "tuning-gain.json": (GATE, tuning_gain),
     "tuning-on-engines.json": (GATE, tuning_on_engines),
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),

@@ -163,6 +163,23 @@ def test_class_that_is_never_kept_gives_status_3(config, capsys):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("name", "objectives"), [("slow", {"e2e_ms": 600_000}), ("fast", {"tpot_ms": 1_000})])
+def test_a_class_that_no_queue_of_the_window_can_break_is_capped(config, capsys, name, objectives):
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    content["classes"][name] = {"default": name == "fast", "sheddable": False, **objectives}
+    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert main(["capacity", str(config), "--workload", STREAMS, *TIMES, *QUICK, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    bound, highest = facts["stability"]["overloaded_above"], max(row["rate"] for row in facts["attained"])
+    (met,) = (row["classes"][name] for row in facts["attained"] if row["rate"] == highest)
+    assert met >= facts["attainment"] and highest > bound
+    for each in (None, name):
+        (found,) = (row for row in facts["simulated"] if row["name"] == each)
+        assert found["rate"] <= bound
+    assert found["rate"] == bound and found["limit"].startswith("queues grow above it")
+
+
+@pytest.mark.long
 def test_named_device_has_a_roofline(config, capsys):
     assert main(["capacity", str(config), "--workload", STREAMS, "--device", "l4-24", *QUICK]) in (0, 3)
     assert "roofline of l4-24, 24 GB, not measured" in capsys.readouterr().out

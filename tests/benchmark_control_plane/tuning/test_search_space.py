@@ -16,6 +16,8 @@ from benchmark_control_plane.tuning.search_space import (
 )
 from controlplane.config import parse
 from controlplane.config.live_keys import entry_of
+from controlplane.policy.engine.options import EngineOptions
+from controlplane.policy.registry import VICTIMS
 from tests.benchmark_control_plane.tuning.synthetic_blocks import CONTENT
 
 
@@ -35,6 +37,13 @@ def test_no_objective_and_no_shedding_is_tunable():
         last = key.rpartition(".")[2]
         assert last not in ("ttft_ms", "tpot_ms", "e2e_ms", "gap_ms", "sheddable")
     assert not any(key.startswith("classes") for key in search_space(CONTENT, has_quotas=True).values)
+
+
+def test_no_other_mechanism_of_the_engine_policy_is_left_out():
+    left_out = {name for name in EngineOptions.__slots__ if f"scheduling.engine.{name}" not in TUNABLE}
+    # Those of `scheduling` and `admission` are tried there; `victims` has one value without plug-ins.
+    assert left_out == {"policy", "victims", "priority_head_start_ms", "default_deadline_ms", "extra"}
+    assert len(VICTIMS) == 1
 
 
 def test_default_and_own_value_are_among_the_values():

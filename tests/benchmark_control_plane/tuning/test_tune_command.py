@@ -74,7 +74,7 @@ def log(tmp_path_factory):
     ]
     even = [replace(each, at=number / RATE) for number, each in enumerate(traffic)]
     # All 16 places are often taken; the configuration rejects what could wait for one.
-    simulate(even, replace(machine(), max_running=16), logged)
+    simulate(even, replace(machine(0.010), max_running=16), logged)
     return folder
 
 
