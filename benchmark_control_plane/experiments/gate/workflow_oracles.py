@@ -51,6 +51,7 @@ _RESERVES: Mapping[str, Reserve] = {
     "memory and time": Reserve(memory=True, time=True),
     "mean memory and time": Reserve(memory=True, time=True, is_mean=True),
     "refused at the reranking": Reserve(early=("rerank",)),
+    "refused at the reranking, by the mean size": Reserve(early=("rerank",), is_mean=True),
     "refused at the query": Reserve(early=("query", "rerank")),
     "all": Reserve(memory=True, time=True, early=("query", "rerank")),
 }
