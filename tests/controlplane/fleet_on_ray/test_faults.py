@@ -240,6 +240,12 @@ async def test_a_drained_box_ends_its_requests_and_is_replaced(url: str) -> None
     assert all(each.status in (429, 503) and each.retry_after is not None for each in refused)
 
 
+async def require_empty_ledger(http: httpx.AsyncClient, box: str) -> None:
+    """Nothing of a request is held, runs or waits in a box."""
+    owners = (await http.get(f"{box}/admin/state", headers=ADMIN)).json()["owners"]
+    assert all(not owner[key] for owner in owners.values() for key in ("held_bytes", "running", "waiting"))
+
+
 async def replaced(before: set[int]) -> bool:
     """Whether two boxes serve, and one of them is new."""
     return bool(set(replicas(BOX)) - before) and await both_serve()
@@ -273,10 +279,7 @@ async def test_afterwards_ledgers_are_empty_and_no_request_was_begun_twice(url: 
     await until(both_serve, 60)
     async with client() as http:
         for box in box_urls():
-            owners = (await http.get(f"{box}/admin/state", headers=ADMIN)).json()["owners"]
-            assert all(
-                not owner[key] for owner in owners.values() for key in ("held_bytes", "running", "waiting")
-            )
+            await require_empty_ledger(http, box)
     begun = Counter((folder / BEGUN).read_text(encoding="utf-8").split())
     named = {request_id: times for request_id, times in begun.items() if "." in request_id}
     assert len(named) > 50

@@ -39,6 +39,7 @@ from tests.controlplane.fleet_on_ray.test_faults import (
     endings,
     load,
     replicas,
+    require_empty_ledger,
     until,
 )
 
@@ -250,10 +251,7 @@ async def test_afterwards_ledgers_are_empty_and_no_request_was_begun_twice(
     await until(lambda: all_serve(fleet), 120)
     async with client() as http:
         for box in (await boxes_of(fleet)).values():
-            owners = (await http.get(f"{box}/admin/state", headers=ADMIN)).json()["owners"]
-            assert all(
-                not owner[key] for owner in owners.values() for key in ("held_bytes", "running", "waiting")
-            )
+            await require_empty_ledger(http, box)
     begun = Counter((folder / BEGUN).read_text(encoding="utf-8").split())
     named = {request_id: times for request_id, times in begun.items() if "." in request_id}
     assert len(named) > 50
