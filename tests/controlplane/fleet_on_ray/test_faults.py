@@ -168,6 +168,7 @@ async def test_a_killed_box_loses_only_what_it_had(url: str) -> None:
     log.info("killed box: %s, two boxes after %.1f s", dict(found), 1 + recovery)
     assert found["complete", 200] > 20
     assert {ending for ending, _ in found} <= {"complete", "cut", "refused"}
+    # What the box had begun is cut, or has a 502 if it had no status yet.
     # At most the requests that the box had, and one more of each client.
     assert len(ended) - found["complete", 200] <= 2 * CLIENTS
 
