@@ -18,6 +18,12 @@ from controlplane.fleet_on_ray.route_query import HAPROXY_FORMAT, HEADER_ROUTE
 RETRY_AFTER_S = 2
 _DEFAULTS, _FRONTEND = "defaults", "frontend http_frontend"
 _HAS_NO_RETRY_AFTER = "{ status 503 } !{ res.hdr(retry-after) -m found }"
+_STATED_ERRORS = "    option httpclose\n"
+"""Each connection, of a client and to a box, has one request.
+
+Where a box dies, HAProxy ends a connection that had a request before without a status, and many a client then
+sends the request again, which may have begun. On a new connection it answers 502.
+"""
 _LOST_NODES = """\
     option srvtcpka
     srvtcpka-idle 4s
@@ -96,6 +102,7 @@ def with_rules(written: str) -> str:
     HAProxy knows a new box later than the routers do; until then another box of its kind gets the request,
     where Ray Serve would take one of the first kind.
     Requests of a node that is cut off end, where Ray Serve has no limit until it stops an old HAProxy.
+    Connections are not reused, so that a request whose box dies before its answer ends with a 502.
     Raises ValueError if there is no place to add the rules to.
     """
     lines = [
@@ -108,7 +115,7 @@ def with_rules(written: str) -> str:
         for line in lines
         if line.startswith("backend ") and line.rstrip().endswith(_PINNED)
     ]
-    lines.insert(_place(lines, _DEFAULTS) + 1, _LOST_NODES)
+    lines.insert(_place(lines, _DEFAULTS) + 1, _STATED_ERRORS + _LOST_NODES)
     begin = _place(lines, _FRONTEND)
     # Rules apply in order, and the router is asked by a later one. The bind line follows its frontend.
     if not lines[begin + 1 : begin + 2] or not lines[begin + 1].lstrip().startswith("bind "):

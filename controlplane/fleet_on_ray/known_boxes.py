@@ -34,8 +34,9 @@ class KnownBoxes:
         self.polls.set_boxes(urls, weights)
 
     async def choose(self, query: str, patience: float) -> RunningReplica | None:
-        """The box for a request; None if no box answers for `patience` seconds."""
-        return self._replicas[self._choose(query)] if await self.any_answers(patience) else None
+        """The box for a request; None if no box answers for `patience` seconds, or none that may serve it."""
+        name = self._choose(query) if await self.any_answers(patience) else None
+        return None if name is None else self._replicas[name]
 
     async def any_answers(self, patience: float) -> bool:
         """Whether a box answers, now or within `patience` seconds."""
@@ -47,8 +48,8 @@ class KnownBoxes:
             return False
         return True
 
-    def _choose(self, query: str) -> str:
-        """The name of a box that answers."""
+    def _choose(self, query: str) -> str | None:
+        """The name of a box that answers; None if only a kind that is silent may serve the request."""
         living, now, owner = self.polls.living, time.monotonic(), owner_of(query)
         request = routed_request(query, self._fleet.scarcest_model(owner))
         choice = self._fleet.choose(request, now, (random.random(), random.random()))
@@ -58,7 +59,15 @@ class KnownBoxes:
         # A box that has such models states why none is served, with a Retry-After if that will change.
         reports = {name: self._fleet.report(name) for name in living}
         able = [name for name, report in reports.items() if report is not None and owner in report.owners]
+        if not able and any(map(self._is_silent, self._kinds)):
+            # A box of another kind would state that the model does not exist.
+            return None
         return random.choice(able or list(living))
+
+    def _is_silent(self, prefix: str) -> bool:
+        """Whether no box of a kind answers."""
+        own, _ = self._kinds[prefix]
+        return self.polls.living.isdisjoint(replica.replica_id.unique_id for replica in own)
 
 
 @cache

@@ -136,16 +136,17 @@ def serving_fleet(
     sections: Mapping[str, Any] | None = None,
     autoscale: Mapping[str, Any] | None = None,
     more_kinds: Mapping[str, Mapping[str, Any]] | None = None,
+    more_boxes: int = 2,
 ) -> Iterator[Server]:
     """Runs a fleet of simulated boxes on Ray Serve; its log is fleet.log in `folder`.
 
-    `more_kinds` has the configuration of a box of each further kind, which has two boxes.
+    `more_kinds` has the configuration of a box of each further kind, which has `more_boxes` boxes.
     """
     configs = {"box": box_config(folder, sections), **(more_kinds or {})}
     kinds: dict[str, dict[str, Any]] = {}
     for name, config in configs.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
-        kinds[name] = {"config": f"{name}.yaml", "boxes": 2, "gpus": 0, "cpus": 0.1}
+        kinds[name] = {"config": f"{name}.yaml", "boxes": more_boxes, "gpus": 0, "cpus": 0.1}
     kinds["box"]["boxes"] = boxes
     if autoscale is not None:
         kinds["box"]["autoscale"] = dict(autoscale)

@@ -13,7 +13,7 @@ from benchmark_control_plane.experiments.fleet.simulated_boxes import MODEL, TPO
 
 
 class Ending(Enum):
-    """How an exchange ended; only UNANSWERED is a loss without an answer."""
+    """How an exchange ended; only UNANSWERED, without a status, is a loss without an answer."""
 
     COMPLETE = "complete"
     REFUSED = "refused"
@@ -83,8 +83,7 @@ async def exchange(
     except httpx.TimeoutException:
         found.ending = Ending.UNANSWERED
     except httpx.TransportError:
-        # The server ended the connection, which is an answer: the client knows at once.
-        found.ending = Ending.CUT
+        found.ending = Ending.CUT if found.status else Ending.UNANSWERED
     found.seconds = time.monotonic() - begin
     return found
 

@@ -85,8 +85,16 @@ def test_where_none_serves_the_model_a_box_that_has_it_says_so(boxes: Any) -> No
 
 
 def test_without_a_box_of_that_work_any_box_answers(boxes: Any) -> None:
-    boxes.polls.heard("near", report(0.1))
-    assert chosen(boxes, EMBED) == {"near"}
+    for name in ("near", "search"):
+        boxes.polls.heard(name, report(0.1))
+    assert chosen(boxes, EMBED) == {"near", "search"}
+
+
+def test_while_the_kind_that_may_serve_a_request_is_silent_none_is_chosen(boxes: Any) -> None:
+    """Another kind would answer 404, after which a client does not come back."""
+    boxes.polls.heard("search", report(0.1, "embedding"))
+    assert chosen(boxes) == {None}
+    assert chosen(boxes, EMBED) == {"search"}
 
 
 def test_without_a_living_box_none_is_chosen(boxes: Any) -> None:

@@ -174,8 +174,9 @@ async def running_fleet(
             known.set_replicas(path, [replica(kind, name, url) for name, url in boxes.items()], 1.0)
         asked = await stack.enter_async_context(listening(chooser.__serve_build_asgi_app__()))
         routers = [asked] if other_router is None else [asked, other_router]
-        url = await stack.enter_async_context(running_haproxy(folder, urls, *routers))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=5, trust_env=False))
+        # Made first: on a busy machine it takes longer than the time limit of a health check.
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=5, trust_env=False))
+        http.base_url = httpx.URL(await stack.enter_async_context(running_haproxy(folder, urls, *routers)))
         yield Fleet(http, stages, queries, *listeners, known)
 
 

@@ -167,6 +167,7 @@ async def test_a_killed_box_loses_only_what_it_had(url: str) -> None:
     found = endings(ended)
     log.info("killed box: %s, two boxes after %.1f s", dict(found), 1 + recovery)
     assert found["complete", 200] > 20
+    # What the box had begun is cut, or has a 502 if it had no status yet.
     assert {ending for ending, _ in found} <= {"complete", "cut", "refused"}
     # At most the requests that the box had, and one more of each client.
     assert len(ended) - found["complete", 200] <= 2 * CLIENTS
@@ -240,6 +241,12 @@ async def test_a_drained_box_ends_its_requests_and_is_replaced(url: str) -> None
     assert all(each.status in (429, 503) and each.retry_after is not None for each in refused)
 
 
+async def require_empty_ledger(http: httpx.AsyncClient, box: str) -> None:
+    """Nothing of a request is held, runs or waits in a box."""
+    owners = (await http.get(f"{box}/admin/state", headers=ADMIN)).json()["owners"]
+    assert all(not owner[key] for owner in owners.values() for key in ("held_bytes", "running", "waiting"))
+
+
 async def replaced(before: set[int]) -> bool:
     """Whether two boxes serve, and one of them is new."""
     return bool(set(replicas(BOX)) - before) and await both_serve()
@@ -247,15 +254,18 @@ async def replaced(before: set[int]) -> bool:
 
 async def test_without_a_box_each_answer_is_a_503_and_none_hangs(url: str) -> None:
     await until(both_serve, 60)
-    for box in replicas(BOX):
+    killed = set(replicas(BOX))
+    for box in killed:
         os.kill(box, signal.SIGKILL)
+
+    async def are_gone() -> bool:
+        return not killed & set(replicas(BOX))
+
+    # A box that still ends may accept a request, which then has a 502.
+    await until(are_gone, 10)
     begin = time.monotonic()
     async with client() as http, asyncio.timeout(90):
-        # Not at once: the connection that each killed box had open ends with a 502, or without a status.
-        for _ in range(3):
-            answers = [await exchange(http, url, tokens=1)]
-            if answers[0].ending is not Ending.CUT and answers[0].status != 502:
-                break
+        answers = [await exchange(http, url, tokens=1)]
         ready = await http.get(f"{url}/ready")
         while answers[-1].ending is not Ending.COMPLETE:
             answers.append(await exchange(http, url, tokens=1))
@@ -265,18 +275,14 @@ async def test_without_a_box_each_answer_is_a_503_and_none_hangs(url: str) -> No
     log.info("no box: %s, at most %.2f s, served after %.1f s", endings(refused), slowest, seconds)
     assert (ready.status_code, ready.headers.get("retry-after")) == (503, "2")
     assert {(each.status, each.retry_after) for each in refused} == {(503, "2")}
-    # No hang. Boxes start at the same time: an answer took 2.9 s on two busy cores, where 2 s are the aim.
-    assert slowest < 10
+    assert slowest < 2
 
 
 async def test_afterwards_ledgers_are_empty_and_no_request_was_begun_twice(url: str, folder: Path) -> None:
     await until(both_serve, 60)
     async with client() as http:
         for box in box_urls():
-            owners = (await http.get(f"{box}/admin/state", headers=ADMIN)).json()["owners"]
-            assert all(
-                not owner[key] for owner in owners.values() for key in ("held_bytes", "running", "waiting")
-            )
+            await require_empty_ledger(http, box)
     begun = Counter((folder / BEGUN).read_text(encoding="utf-8").split())
     named = {request_id: times for request_id, times in begun.items() if "." in request_id}
     assert len(named) > 50

@@ -23,6 +23,21 @@ async def test_a_request_that_is_sent_late_has_the_delay_in_its_times():
     assert not late.is_met
 
 
+async def test_only_a_connection_that_ends_after_its_status_is_cut():
+    async def broken():
+        yield b"data: "
+        raise httpx.ReadError("reset")
+
+    def refused(request):
+        raise httpx.RemoteProtocolError("no response")
+
+    endings = []
+    for answer in (lambda request: httpx.Response(200, content=broken()), refused):
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            endings.append((await exchange(http, "http://box", tokens=1)).ending)
+    assert endings == [Ending.CUT, Ending.UNANSWERED]
+
+
 async def test_requests_are_due_at_the_drawn_moments(monkeypatch):
     found = []
 
