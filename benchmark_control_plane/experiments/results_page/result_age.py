@@ -27,9 +27,10 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0082": ("victims",),
     "0084": ("embed-many",),
     "0090": ("quota", "traces-code", "workflow", "workflow-trace"),
-    "0095": ("memory-splits",),
+    "0095": ("matrix-sizes", "memory-splits"),
+    "0096": ("hostile-input",),
 }  # fmt: skip
-"""Results by the number of the first decision on admission, order or embedding passes that they precede."""
+"""Results by the number of the first decision that they precede on admission, order, passes or limits."""
 INDEPENDENT = frozenset(
     (
         "apt-adaptive", "apt-greedy", "embedding-forecast", "embedding-throughput", "fleet-autoscaling",
@@ -44,8 +45,8 @@ CURRENT = frozenset(
         "collocation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
         "fleet-conversations", "fleet-fairness", "fleet-kinds", "fleet-report-cost", "fleet-retry-storms",
         "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
-        "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
-        "matrix-sizes", "mix-compute", "mix-light", "mix-memory", "retry-after", "same-architecture",
+        "fleet-staleness", "fleet-staleness-90", "fleet-traces",
+        "mix-compute", "mix-light", "mix-memory", "retry-after", "same-architecture",
         "simulated-mix-prefill", "soak", "tuning-gain", "tuning-on-engines", "workflow-engines",
     )
 )  # fmt: skip
