@@ -157,6 +157,7 @@ _BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
     "echo for 128 choices": lambda: (TEXT, _echoed(128, 128)),
     "65 stop tokens": lambda: (CHAT, _chat("hi", min_tokens=1, max_tokens=2, stop_token_ids=list(range(65)))),
     "n and logprobs": lambda: (CHAT, _chat("hi", n=128, logprobs=True, top_logprobs=20, max_tokens=400)),
+    "128 answers": lambda: (CHAT, _chat("hi", n=128, max_tokens=16, ignore_eos=True)),
     "16 answers with logprobs": lambda: (
         CHAT,
         _chat("hi", n=16, logprobs=True, top_logprobs=20, max_tokens=100, ignore_eos=True),
