@@ -59,7 +59,9 @@ def order(content: Mapping[str, Any]) -> Rows:
         f"Event model against the gate-exact simulation, {len(cells)} policies on {_range(cells, 'boxes')} "
         "boxes",
         f"{pairs['same_order']} of {pairs['pairs']} pairs in the same order, attainment "
-        f"{_range(cells, 'attainment_points', '+.1f')} points",
+        f"{_range(cells, 'attainment_points', '+.1f')} points, "
+        f"TTFT P50 {_range(cells, 'ttft_p50_percent', '+.0f')} %, "
+        f"P99 {_range(cells, 'ttft_p99_percent', '+.0f')} %",
     )
 
 
