@@ -1,10 +1,12 @@
 """Measures what Ray Serve adds to a box, and what a second box adds; the boxes have simulated engines.
 
 `latency`: one request at a time, to a fleet of one box and to a box without Ray, in turns. `capacity`: fleets
-of one and two boxes at Poisson arrivals of several rates; the rate at 90 % attainment is interpolated.
+of one, two and, with `--boxes 1 2 4`, four boxes at Poisson arrivals of several rates; the rate at 90 %
+attainment is interpolated.
 
     python -m benchmark_control_plane.experiments.fleet.ray_overhead latency [--requests N] [--results FILE]
-    python -m benchmark_control_plane.experiments.fleet.ray_overhead capacity [--rates R ...] [--results FILE]
+    python -m benchmark_control_plane.experiments.fleet.ray_overhead capacity [--boxes N ...] [--rates R ...]
+        [--results FILE]
 """
 
 import argparse
@@ -20,7 +22,12 @@ import numpy as np
 from benchmark_control_plane.common.command_line import BadInput, print_json
 from benchmark_control_plane.common.results_file import add_results
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
-from benchmark_control_plane.experiments.fleet.simulated_boxes import serving_box, serving_fleet
+from benchmark_control_plane.experiments.fleet.simulated_boxes import (
+    MAX_RUNNING,
+    STEP_SECONDS,
+    serving_box,
+    serving_fleet,
+)
 from benchmark_control_plane.experiments.fleet.streaming_client import (
     Ending,
     StreamedExchange,
@@ -32,6 +39,7 @@ from benchmark_control_plane.experiments.fleet.streaming_client import (
 _TOKENS = 8
 _ATTAINMENT = 0.9
 _WARM_UP = 5
+_ENGINE = f"simulated engine, steps of {1e3 * STEP_SECONDS[0]:g} ms, {MAX_RUNNING} at a time"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +79,7 @@ def _latency(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         for name, exchanges in seen.items()
     }
     above = {key: medians["ray"][key] - medians["box"][key] for key in medians["ray"]}
-    return {"requests": options.requests, **medians, "ray_above_box": above}
+    return {"engine": _ENGINE, "requests": options.requests, **medians, "ray_above_box": above}
 
 
 async def _in_turns(urls: dict[str, str], requests: int) -> dict[str, list[StreamedExchange]]:
@@ -90,7 +98,7 @@ async def _in_turns(urls: dict[str, str], requests: int) -> dict[str, list[Strea
 
 
 def _capacity(folder: Path, options: argparse.Namespace) -> dict[str, object]:
-    found: dict[str, object] = {}
+    found: dict[str, object] = {"engine": _ENGINE, "requests": options.requests}
     at_90: dict[int, float | None] = {}
     for boxes in options.boxes:
         own = folder / str(boxes)

@@ -90,6 +90,16 @@ def report_cost(content: Mapping[str, Any]) -> Rows:
         yield f"Choice of a router over {_boxes(int(boxes))}", f"{took['p50']:.1f} µs (median)"
 
 
+def ray_latency(content: Mapping[str, Any]) -> Rows:
+    ray, box, above = (content[name] for name in ("ray", "box", "ray_above_box"))
+    for key, words in (("ttft_ms", "TTFT"), ("chunk_delay_ms", "Chunk from the engine to the client")):
+        yield (
+            f"{words} of a box through Ray Serve and without it, one request at a time "
+            f"({content['engine']}, median of {content['requests']} each)",
+            f"{ray[key]:.2f} and {box[key]:.2f} ms: {above[key]:+.2f} ms",
+        )
+
+
 def retry_storms(content: Mapping[str, Any]) -> Rows:
     for retries, rows in _groups(content["rows"], "retries"):
         found = (

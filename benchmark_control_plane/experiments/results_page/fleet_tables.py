@@ -97,9 +97,15 @@ def _plural(word: str, count: int) -> str:
 
 
 def capacity(found: Found) -> list[str]:
-    """The rate per box at which 90 % met their objectives, what routing cost there, and reports, by boxes."""
+    """The rate per box at which 90 % met their objectives, what routing cost there, and reports, by boxes.
+
+    Rates through Ray are beside those of the simulated boxes.
+    """
     lines = []
+    measured = {link: content for link, content in found.items() if "rate_per_box_at_90" in content}
     for link, content in found.items():
+        if link in measured:
+            continue
         boxes = list(dict.fromkeys(row["boxes"] for row in content["rows"]))
         rows = []
         for policy in dict.fromkeys(row["policy"] for row in content["rows"]):
@@ -110,6 +116,13 @@ def capacity(found: Found) -> list[str]:
             rows.append([f"{_name(policy)}, points lost to routing there", *lost, link])
         sent = (f"{by_boxes[count]['report_bytes_per_second'] / 1e3:,.0f}" for count in boxes)
         rows.append(["kB of reports per second to all routers", *sent, link])
+        for ray, through in measured.items():
+            rows += [[*row, ray] for row in _through_ray(through, boxes)]
+        if measured:
+            events = {
+                row["boxes"]: row["rate_per_box"] for row in content["rows"] if row["policy"] == "TANDEM"
+            }
+            rows.append(["tandem, simulated, times the rate of one box", *_times_one(events, boxes), link])
         head = [
             "by boxes; lost against one router with fresh reports",
             *(f"{count:,}" for count in boxes),
@@ -119,6 +132,24 @@ def capacity(found: Found) -> list[str]:
         if any(row["lost_to_routing_points"] < 0 for row in content["rows"]):
             lines += [wrapped(_NEGATIVE_LOSS), ""]
     return lines
+
+
+def _through_ray(content: Mapping[str, Any], boxes: Sequence[int]) -> Iterator[list[str]]:
+    """Rates through Ray by boxes, and how many times one box's rate all carry.
+
+    These boxes have another engine than the simulated ones, so that only the multiples compare.
+    """
+    rates = {int(count): rate for count, rate in content["rate_per_box_at_90"].items()}
+    per_box = (formats.ABSENT if (rate := rates.get(count)) is None else f"{rate:.1f}" for count in boxes)
+    yield [f"real boxes through Ray ({content['engine']}), requests/s and box at 90 %", *per_box]
+    yield ["real boxes through Ray, times the rate of one box", *_times_one(rates, boxes)]
+
+
+def _times_one(rates: Mapping[int, float | None], boxes: Iterable[int]) -> Iterator[str]:
+    one = rates.get(1)
+    for count in boxes:
+        rate = rates.get(count)
+        yield formats.ABSENT if rate is None or not one else f"{count * rate / one:,.2f}"
 
 
 def _name(policy: str) -> str:
@@ -134,6 +165,6 @@ TABLES: Sequence[tuple[Sequence[str], Callable[[Found], Iterable[str]]]] = (
         routing,
     ),
     (("fleet-choices.json", "fleet-routers.json"), compared_boxes),
-    (("fleet-capacity.json",), capacity),
+    (("fleet-capacity.json", "fleet-ray-capacity.json"), capacity),
 )  # fmt: skip
 """File names, and the table of those of them that are kept."""

@@ -43,7 +43,8 @@ CURRENT = frozenset(
     (
         "collocation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
         "fleet-conversations", "fleet-fairness", "fleet-kinds", "fleet-report-cost", "fleet-retry-storms",
-        "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
+        "fleet-faults", "fleet-policies", "fleet-ray-capacity", "fleet-ray-latency", "fleet-retries",
+        "fleet-router-lost", "fleet-routers",
         "fleet-staleness", "fleet-staleness-90", "fleet-traces", "hostile-input",
         "matrix-sizes", "mix-compute", "mix-light", "mix-memory", "retry-after", "same-architecture",
         "simulated-mix-prefill", "soak", "tuning-on-engines", "workflow-engines",

@@ -63,6 +63,36 @@ def test_the_rate_per_box_and_what_routing_costs_are_rows() -> None:
     ]
 
 
+def test_rates_through_ray_are_beside_those_of_the_simulated_boxes() -> None:
+    simulated = [
+        row(
+            boxes=count,
+            policy="TANDEM",
+            rate_per_box=rate,
+            lost_to_routing_points=-0.1,
+            report_bytes_per_second=1,
+        )
+        for count, rate in ((1, 28.0), (2, 28.7), (8, 28.0))
+    ]
+    through = {"engine": "steps of 50 ms", "rate_per_box_at_90": {"1": 16.9, "2": 16.7, "4": None}}
+    lines = fleet_tables.capacity({"[a]": {"rows": simulated}, "[b]": through})
+    assert lines[5:8] == [
+        "| real boxes through Ray (steps of 50 ms), requests/s and box at 90 % | 16.9 | 16.7 | — | [b] |",
+        "| real boxes through Ray, times the rate of one box | 1.00 | 1.98 | — | [b] |",
+        "| tandem, simulated, times the rate of one box | 1.00 | 2.05 | 8.00 | [a] |",
+    ]
+    assert lines[9].startswith("Fewer than no points are lost")
+
+
+def test_what_ray_adds_is_stated_for_the_first_token_and_a_chunk() -> None:
+    times = {"ttft_ms": 68.3, "chunk_delay_ms": 0.81}
+    above = {"ttft_ms": 2.31, "chunk_delay_ms": 0.26}
+    content = {"engine": "steps of 50 ms", "requests": 60, "ray": times, "box": times, "ray_above_box": above}
+    (first, chunk) = fleet_rows.ray_latency(content)
+    assert first[0].startswith("TTFT of a box") and first[1] == "68.30 and 68.30 ms: +2.31 ms"
+    assert chunk[1] == "0.81 and 0.81 ms: +0.26 ms"
+
+
 def test_a_second_try_is_compared_with_none() -> None:
     rows = [row(retries=True, rate_per_box=48.1)]
     assert list(fleet_rows.retries({**LOAD, "rows": rows})) == [
