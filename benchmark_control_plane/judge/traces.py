@@ -76,10 +76,7 @@ def read_trace(path: Path, columns: TraceColumns) -> Sequence[TracedRequest]:
 
 def _arrivals(path: Path, columns: TraceColumns) -> Iterator[TracedRequest]:
     found = list(rows(path))
-    prefixes = [("", 0)] * len(found)
-    if columns.pieces is not None:
-        prompts = [in_order(column(row, columns.pieces, path)) for row in found]
-        prefixes = shared_prefixes(prompts, piece_tokens(path))
+    prefixes = _prefixes(found, columns, path)
     for number, (row, prefix) in enumerate(zip(found, prefixes, strict=True), start=1):
         try:
             yield TracedRequest(
@@ -93,6 +90,20 @@ def _arrivals(path: Path, columns: TraceColumns) -> Iterator[TracedRequest]:
             if isinstance(error, BadInput):
                 raise
             raise BadInput(f"{path}: row {number}: {error}") from error
+
+
+def _prefixes(
+    found: Sequence[Mapping[str, Any]], columns: TraceColumns, path: Path
+) -> Sequence[tuple[str, int]]:
+    if columns.pieces is None:
+        return [("", 0)] * len(found)
+    try:
+        prompts = [in_order(column(row, columns.pieces, path)) for row in found]
+        return shared_prefixes(prompts, piece_tokens(path))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path}: {columns.pieces}: not pieces with known tokens: {error!r}") from error
 
 
 def _tokens(value: Any) -> int:

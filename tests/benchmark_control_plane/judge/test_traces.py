@@ -58,6 +58,13 @@ def test_the_prefix_of_a_prompt_is_its_first_pieces_that_many_prompts_share(tmp_
     assert [(row.prefix, row.prefix_tokens) for row in found] == [("7-8", 21)] * MANY + [("7", 16)] * 2
 
 
+def test_a_piece_without_known_tokens_is_reported(tmp_path):
+    path = written_prompts(tmp_path, [8] * 12)
+    (tmp_path / "1_sys_prompt.jsonl").write_text('{"id": 7, "token_length": 16}', encoding="utf-8")
+    with pytest.raises(BadInput, match=r"0_trace\.jsonl: pieces: not pieces .* KeyError\(8\)"):
+        read_trace(path, TraceColumns("t", "in", pieces="pieces"))
+
+
 def test_a_file_of_pieces_without_their_tokens_is_reported(tmp_path):
     path = written_prompts(tmp_path, [8] * 12)
     (tmp_path / "3_history.jsonl").write_text('{"id": 1, "tokens": 3}', encoding="utf-8")
