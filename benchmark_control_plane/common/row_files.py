@@ -14,13 +14,13 @@ _FORMATS = (".csv", ".jsonl")
 
 
 def rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yields one mapping per row; raises BadInput if the file is absent or in neither format."""
+    """Yields one mapping per row that is not empty; raises BadInput if the file is in neither format."""
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind not in _FORMATS:
         raise BadInput(f"{path}: must be .csv or .jsonl, optionally with .gz")
     try:
         with _opened(path) as file:
-            yield from csv.DictReader(file) if kind == ".csv" else map(json.loads, file)
+            yield from csv.DictReader(file) if kind == ".csv" else map(json.loads, filter(str.strip, file))
     except OSError as error:
         raise BadInput(
             f"{path}: {error.strerror or error}; the benchmark's README says where the data comes from"

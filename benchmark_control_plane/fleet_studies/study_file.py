@@ -89,7 +89,8 @@ class ConversationsSection:
 class LoadSection:
     """What arrives: `drawn` requests, `conversations`, or `streams` of an experiment, also recorded ones.
 
-    Requests that arrive within `warm_up` seconds load the boxes and are not counted.
+    Requests that arrive within `warm_up` seconds load the boxes and are not counted. Without `names_prefixes`
+    prompts share the prefixes of the streams, but routers are not told so.
     """
 
     rate_per_box: Positive
@@ -98,6 +99,7 @@ class LoadSection:
     drawn: DrawnSection = DrawnSection()
     conversations: ConversationsSection | None = None
     streams: Annotated[Mapping[Name, StreamSection], Field(min_length=1)] | None = None
+    names_prefixes: bool = True
 
     def __post_init__(self) -> None:
         if self.warm_up >= self.seconds:
@@ -107,6 +109,8 @@ class LoadSection:
             raise ValueError("drawn, conversations and streams exclude each other; give one of them")
         if self.streams and any(stream.kind != "generate" for stream in self.streams.values()):
             raise ValueError("streams: simulated boxes have an LLM only; give streams of kind: generate")
+        if not self.names_prefixes and self.streams is None:
+            raise ValueError("names_prefixes: concerns prefixes of streams; give streams, or drop it")
 
     def quick(self) -> Self:
         """The same for a few seconds."""

@@ -80,6 +80,7 @@ def sweep(study: SweepStudy, data: Path) -> dict[str, Any]:
         "study": study.name.removeprefix("fleet-"),
         "boxes": [study.fleet.boxes],
         "rate_per_box": study.load.rate_per_box,
+        "rate_per_box_by_cell": {name: cell.load.rate_per_box for name, cell in study.cells.items()},
         "seconds": study.load.seconds,
         "warm_up": study.load.warm_up,
         "seeds": list(study.seeds),
@@ -120,7 +121,8 @@ def _workload(load: LoadSection, boxes: int, seed: int, data: Path) -> FleetWork
     columns = ([getattr(each, name) for each in planned] for name in ("prompt_tokens", "output_tokens"))
     prompt, output = (np.array(column, np.int32) for column in columns)
     shared = np.array([each.prefix_tokens for each in planned], np.int32)
-    return FleetWorkload(at, prompt, output, np.array(groups, np.int32), shared, shared)
+    named = shared if load.names_prefixes else np.zeros_like(shared)
+    return FleetWorkload(at, prompt, output, np.array(groups, np.int32), shared, named)
 
 
 def figures(found: FleetResult | FleetTotals) -> dict[str, float]:

@@ -94,8 +94,16 @@ class TraceSection:
     @property
     def has_queries(self) -> bool:
         """Whether the trace has lengths of embedding queries."""
-        columns = self.columns or NAMED[self.name or ""][1]
-        return columns.query is not None
+        return self._stated.query is not None
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether the trace has the prefixes that its prompts share."""
+        return self._stated.pieces is not None
+
+    @property
+    def _stated(self) -> TraceColumns:
+        return self.columns or NAMED[self.name or ""][1]
 
 
 @section(frozen=True, config=STRICT)
@@ -166,6 +174,8 @@ class StreamSection:
             raise ValueError("embed_class: missing; kind: retrieval needs it")
         if (self.passages is None) != (self.passage_tokens is None):
             raise ValueError("passages and passage_tokens go together; give both or none")
+        if self.shared_prefix is not None and self.trace is not None and self.trace.has_prefixes:
+            raise ValueError("shared_prefix: the trace states it; drop one of them")
         for name in lengths:
             is_traced = self.trace is not None and (name != "query_tokens" or self.trace.has_queries)
             if is_traced and getattr(self, name) is not None:

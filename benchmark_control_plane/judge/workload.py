@@ -118,6 +118,7 @@ def _draw_stream(
 def _with_prefix(
     request: PlannedRequest, stream: str, shared: SharedPrefixSection | None, rng: np.random.Generator
 ) -> PlannedRequest:
+    """With a drawn prefix; one that was recorded stays."""
     if shared is None or request.kind is Kind.EMBED:
         return request
     tokens = min(shared.tokens, request.prompt_tokens - 1)
@@ -149,7 +150,7 @@ def _draw_row(stream: StreamSection, at: float, rng: np.random.Generator, data: 
     if stream.trace is not None:
         rows = read_trace(*_source(stream.trace, data))
         row = rows[int(rng.integers(len(rows)))]
-        return _capped(stream.trace, TracedRequest(at, row.prompt, row.output, row.query))
+        return _capped(stream.trace, replace(row, at=at))
     prompt, output = draw(stream.prompt_tokens, rng), draw(stream.output_tokens, rng)
     query = None if stream.query_tokens is None else draw(stream.query_tokens, rng)
     return TracedRequest(at, prompt, output, query)
@@ -171,12 +172,12 @@ def _replay(
         at = (row.at + rounds * span - rows[start].at) * scale
         if at >= duration:
             return
-        yield _capped(trace, TracedRequest(at, row.prompt, row.output, row.query))
+        yield _capped(trace, replace(row, at=at))
 
 
 def _capped(trace: TraceSection, row: TracedRequest) -> TracedRequest:
     prompt, output = min(trace.prompt_cap, row.prompt), min(trace.output_cap, row.output)
-    return TracedRequest(row.at, max(1, prompt), max(1, output), row.query)
+    return replace(row, prompt=prompt, output=output, prefix_tokens=min(row.prefix_tokens, prompt - 1))
 
 
 def _source(trace: TraceSection, data: Path) -> tuple[Path, TraceColumns]:
@@ -194,6 +195,7 @@ def _requests(
     generate = PlannedRequest(
         name, at, Kind.GENERATE, stream.service_class, stream.tenant,
         prompt_tokens=row.prompt, output_tokens=row.output, max_tokens=stream.max_tokens,
+        prefix_group=row.prefix, prefix_tokens=row.prefix_tokens,
     )  # fmt: skip
     if stream.kind == "generate":
         yield generate

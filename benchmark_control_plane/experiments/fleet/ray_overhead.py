@@ -1,10 +1,12 @@
 """Measures what Ray Serve adds to a box, and what a second box adds; the boxes have simulated engines.
 
 `latency`: one request at a time, to a fleet of one box and to a box without Ray, in turns. `capacity`: fleets
-of one and two boxes at Poisson arrivals of several rates; the rate at 90 % attainment is interpolated.
+of several sizes at Poisson arrivals of several rates; the rate at 90 % attainment is interpolated. Four boxes
+near their limit need more than two cores; answers of 16 `--tokens` halve the rate of that limit.
 
     python -m benchmark_control_plane.experiments.fleet.ray_overhead latency [--requests N] [--results FILE]
-    python -m benchmark_control_plane.experiments.fleet.ray_overhead capacity [--rates R ...] [--results FILE]
+    python -m benchmark_control_plane.experiments.fleet.ray_overhead capacity [--boxes N ...] [--rates R ...]
+        [--tokens N] [--results FILE]
 """
 
 import argparse
@@ -20,7 +22,12 @@ import numpy as np
 from benchmark_control_plane.common.command_line import BadInput, print_json
 from benchmark_control_plane.common.results_file import add_results
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
-from benchmark_control_plane.experiments.fleet.simulated_boxes import serving_box, serving_fleet
+from benchmark_control_plane.experiments.fleet.simulated_boxes import (
+    MAX_RUNNING,
+    STEP_SECONDS,
+    serving_box,
+    serving_fleet,
+)
 from benchmark_control_plane.experiments.fleet.streaming_client import (
     Ending,
     StreamedExchange,
@@ -29,7 +36,6 @@ from benchmark_control_plane.experiments.fleet.streaming_client import (
     offer,
 )
 
-_TOKENS = 8
 _ATTAINMENT = 0.9
 _WARM_UP = 5
 
@@ -42,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rates", type=float, nargs="+", default=[10, 12, 14, 16, 18], help="per second and box"
     )
     parser.add_argument("--boxes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--tokens", type=int, default=8, help="of an answer")
     parser.add_argument("--seed", type=int, default=1)
     add_results(parser)
     options = parser.parse_args(arguments)
@@ -61,7 +68,7 @@ def _latency(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     """Medians in milliseconds, and their differences, which the criteria bound."""
     (folder / "alone").mkdir()
     with serving_fleet(folder, 1) as fleet, serving_box(folder / "alone") as box:
-        seen = asyncio.run(_in_turns({"ray": fleet.url, "box": box.url}, options.requests))
+        seen = asyncio.run(_in_turns({"ray": fleet.url, "box": box.url}, options))
     medians = {
         name: {
             "ttft_ms": 1e3 * statistics.median(each.ttft for each in exchanges),
@@ -71,15 +78,20 @@ def _latency(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         for name, exchanges in seen.items()
     }
     above = {key: medians["ray"][key] - medians["box"][key] for key in medians["ray"]}
-    return {"requests": options.requests, **medians, "ray_above_box": above}
+    return {**_conditions(options), **medians, "ray_above_box": above}
 
 
-async def _in_turns(urls: dict[str, str], requests: int) -> dict[str, list[StreamedExchange]]:
+def _conditions(options: argparse.Namespace) -> dict[str, object]:
+    engine = f"simulated engine, steps of {1e3 * STEP_SECONDS[0]:g} ms, {MAX_RUNNING} answers of "
+    return {"engine": f"{engine}{options.tokens} tokens at a time", "requests": options.requests}
+
+
+async def _in_turns(urls: dict[str, str], options: argparse.Namespace) -> dict[str, list[StreamedExchange]]:
     seen: dict[str, list[StreamedExchange]] = {name: [] for name in urls}
     async with client() as http:
-        for number in range(requests + _WARM_UP):
+        for number in range(options.requests + _WARM_UP):
             for name, url in urls.items():
-                found = await exchange(http, url, tokens=_TOKENS)
+                found = await exchange(http, url, tokens=options.tokens)
                 if found.ending is not Ending.COMPLETE:
                     raise RuntimeError(
                         f"{name}: request {number} ended {found.ending.value}, status {found.status}"
@@ -90,7 +102,7 @@ async def _in_turns(urls: dict[str, str], requests: int) -> dict[str, list[Strea
 
 
 def _capacity(folder: Path, options: argparse.Namespace) -> dict[str, object]:
-    found: dict[str, object] = {}
+    found: dict[str, object] = _conditions(options)
     at_90: dict[int, float | None] = {}
     for boxes in options.boxes:
         own = folder / str(boxes)
@@ -109,7 +121,8 @@ def _capacity(folder: Path, options: argparse.Namespace) -> dict[str, object]:
 async def _attainment(url: str, boxes: int, rate: float, options: argparse.Namespace) -> dict[str, float]:
     # Arrivals at one rate are independent of those at another.
     seed = hash((options.seed, rate))
-    exchanges = await offer(url, rate=rate * boxes, count=options.requests * boxes, tokens=_TOKENS, seed=seed)
+    count = options.requests * boxes
+    exchanges = await offer(url, rate=rate * boxes, count=count, tokens=options.tokens, seed=seed)
     return {
         "rate_per_box": rate,
         "attainment": statistics.mean(each.is_met for each in exchanges),

@@ -59,7 +59,9 @@ def order(content: Mapping[str, Any]) -> Rows:
         f"Event model against the gate-exact simulation, {len(cells)} policies on {_range(cells, 'boxes')} "
         "boxes",
         f"{pairs['same_order']} of {pairs['pairs']} pairs in the same order, attainment "
-        f"{_range(cells, 'attainment_points', '+.1f')} points",
+        f"{_range(cells, 'attainment_points', '+.1f')} points, "
+        f"TTFT P50 {_range(cells, 'ttft_p50_percent', '+.0f')} %, "
+        f"P99 {_range(cells, 'ttft_p99_percent', '+.0f')} %",
     )
 
 
@@ -86,6 +88,16 @@ def report_cost(content: Mapping[str, Any]) -> Rows:
         )
     for boxes, took in content["choose_us_by_boxes"].items():
         yield f"Choice of a router over {_boxes(int(boxes))}", f"{took['p50']:.1f} µs (median)"
+
+
+def ray_latency(content: Mapping[str, Any]) -> Rows:
+    ray, box, above = (content[name] for name in ("ray", "box", "ray_above_box"))
+    for key, words in (("ttft_ms", "TTFT"), ("chunk_delay_ms", "Chunk from the engine to the client")):
+        yield (
+            f"{words} of a box through Ray Serve and without it, one request at a time "
+            f"({content['engine']}, median of {content['requests']} each)",
+            f"{ray[key]:.2f} and {box[key]:.2f} ms: {above[key]:+.2f} ms",
+        )
 
 
 def retry_storms(content: Mapping[str, Any]) -> Rows:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from benchmark_control_plane.experiments.results_page.bench_tables import markdown_table
+from benchmark_control_plane.experiments.results_page.fleet_tables import rate_of
 from benchmark_control_plane.report import formats
 
 
@@ -51,7 +52,14 @@ _HOMES_USELESS = (
     "([0081](decisions/0081-sessions-have-homes.md))"
 )
 _REASONS = {
-    "recorded code completions": "arrivals in bursts of milliseconds at this scale; not shown",
+    "recorded code completions": (
+        "a router predicts the time to the first token, and what is missed is the time per token: answers "
+        "of 13 tokens (median) decode beside prompts of 2,000 ([fleet](fleet.md#what-the-studies-found))"
+    ),
+    "recorded answers over passages, with the prefixes of the recording": (
+        "at most five prefixes are in use at a time, so that every box has them; named, they go to two "
+        "boxes each ([fleet](fleet.md#what-the-studies-found))"
+    ),
 }
 _STALE_S = 1.0
 
@@ -71,13 +79,13 @@ def policies(content: Mapping[str, Any]) -> Losses:
         if (points := own["met_percent"] - best["met_percent"]) >= 0:
             continue
         reason = _REASONS.get(value, _TWO_CHOICES)
-        if "cached_percent" in own:
+        if value not in _REASONS and "cached_percent" in own:
             reason = _HOMES_LEFT if best["cached_percent"] > own["cached_percent"] else _HOMES_USELESS
         if -points < max(own["met_spread"], best["met_spread"]):
             reason = "less than the range of the seeds"
         elif key == "period" and value >= _STALE_S:
             reason = _ROUTERS_APART
-        where = f"{content['boxes'][0]} boxes at {content['rate_per_box']:g}/s, {_condition(key, value)}"
+        where = f"{content['boxes'][0]} boxes at {rate_of(content, value):g}/s, {_condition(key, value)}"
         if routers is not None:
             where += f", {routers} router{'s' * (routers > 1)}"
         against = best["policy"].replace("_", " ").lower()

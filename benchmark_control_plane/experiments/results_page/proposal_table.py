@@ -53,6 +53,11 @@ _MEASURED: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "simulated boxes; with and without forecasts of other boxes",
     ),
     (
+        "4: one to four boxes on Ray Serve",
+        ("fleet-ray-capacity", "fleet-ray-latency"),
+        "real boxes whose engines are simulated, on one machine",
+    ),
+    (
         "5: against one backbone that merges the batches of generation and embeddings",
         ("same-architecture",),
         "simulated, modelled from step times",

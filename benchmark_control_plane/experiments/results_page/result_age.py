@@ -26,7 +26,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0080": ("traces",),
     "0082": ("victims",),
     "0084": ("embed-many",),
-    "0090": ("quota", "traces-code", "workflow", "workflow-trace"),
+    "0090": ("quota", "traces-code", "workflow-trace"),
     "0095": ("matrix-sizes", "memory-splits"),
     "0096": ("hostile-input",),
 }  # fmt: skip
@@ -43,11 +43,11 @@ INDEPENDENT = frozenset(
 CURRENT = frozenset(
     (
         "collocation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
-        "fleet-conversations", "fleet-fairness", "fleet-kinds", "fleet-report-cost", "fleet-retry-storms",
-        "fleet-faults", "fleet-policies", "fleet-retries", "fleet-router-lost", "fleet-routers",
-        "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "mix-compute", "mix-light", "mix-memory", "retry-after", "same-architecture",
-        "simulated-mix-prefill", "soak", "tuning-gain", "tuning-on-engines", "workflow-engines",
+        "fleet-conversations", "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies",
+        "fleet-ray-capacity", "fleet-ray-latency", "fleet-report-cost", "fleet-retries",
+        "fleet-retry-storms", "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90",
+        "fleet-traces", "mix-compute", "mix-light", "mix-memory", "retry-after", "same-architecture",
+        "simulated-mix-prefill", "soak", "tuning-gain", "tuning-on-engines", "workflow", "workflow-engines",
     )
 )  # fmt: skip
 """Results of the present rules."""

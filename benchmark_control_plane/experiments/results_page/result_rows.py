@@ -349,6 +349,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "fleet-order.json": (FLEET, fleet_rows.order),
     "fleet-scale.json": (FLEET, fleet_rows.scale),
     "fleet-report-cost.json": (FLEET, fleet_rows.report_cost),
+    "fleet-ray-latency.json": (FLEET, fleet_rows.ray_latency),
     "fleet-retry-storms.json": (FLEET, fleet_rows.retry_storms),
     "fleet-fairness.json": (FLEET, fleet_rows.fairness),
     "hybrid-cost-*.json": (HIDDEN_CACHE, decode_cost),

@@ -232,6 +232,8 @@ def choose(
     now: float,
 ) -> int:
     """The box that router `r` chooses by its policy; the scans over all boxes begin at a random one."""
+    if shared == 0:
+        group = -1
     count = len(routers.cumulative)
     first = uniform(numbers.seed, request, 0)
     if numbers.policy == _ROUND_ROBIN:

@@ -62,7 +62,7 @@ class FleetWorkload:
 
     `group` is the shared prefix that a prompt begins with, or its conversation, -1 without one. `shared` are
     the tokens that an earlier prompt with it, or the output of that, has too. `named` are those that routers
-    take for these: of a conversation the whole prompt.
+    take for these: of a conversation the whole prompt, and 0 where they are told of no prefix.
     """
 
     at: Floats

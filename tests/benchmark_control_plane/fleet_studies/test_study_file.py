@@ -104,6 +104,10 @@ def test_a_cell_states_only_its_differences_and_other_seeds_replace_those_of_the
             {"load": {**SWEEP["load"], "streams": {"a": STREAM}, "drawn": {"burst": 2}}},
             "drawn, conversations and streams exclude each other",
         ),
+        (
+            {"load": {**SWEEP["load"], "names_prefixes": False}},
+            "names_prefixes: concerns prefixes of streams",
+        ),
     ],
 )
 def test_mistakes_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import csv
 import itertools
+import json
 from statistics import median
 
 import pytest
@@ -8,6 +9,7 @@ from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_schema import (
     Arrivals,
     LengthsSection,
+    SharedPrefixSection,
     StreamSection,
     TraceSection,
 )
@@ -163,3 +165,22 @@ def test_trace_with_equal_times_cannot_be_replayed(tmp_path):
     still = TraceSection(file="trace.csv", columns=TraceColumns(at="t", prompt="in"))
     with pytest.raises(BadInput, match="all rows have the same time"):
         plan({"still": StreamSection(kind="generate", service_class="any", share=1, trace=still)}, tmp_path)
+
+
+def test_recorded_prefixes_are_those_of_the_prompts_up_to_their_last_token(tmp_path):
+    system = [{"id": 7, "token_length": 60}]
+    rows = [{"t": at, "in": 50 + at, "pieces": {"sys_prompt": [7], "user_input": []}} for at in range(40)]
+    files = {"0_trace": rows, "1_sys_prompt": system}
+    for name in ("0_trace", "1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search"):
+        lines = map(json.dumps, files.get(name, []))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    columns = TraceColumns(at="t", prompt="in", pieces="pieces")
+    recorded = TraceSection(file="0_trace.jsonl", columns=columns)
+    answers = StreamSection(kind="generate", service_class="any", share=1, trace=recorded)
+    asked = plan({"answers": answers}, tmp_path, rate=2)
+    assert {one.prefix_group for one in asked} == {"7"}
+    assert {(one.prompt_tokens, one.prefix_tokens) for one in asked} == {
+        (prompt, min(60, prompt - 1)) for prompt in range(50, 90)
+    }
+    with pytest.raises(ValueError, match="shared_prefix: the trace states it"):
+        StreamSection(**vars(answers) | {"shared_prefix": SharedPrefixSection(3, 16)})

@@ -225,6 +225,15 @@ def test_sessions_lose_by_homes_that_are_left_or_kept_in_vain() -> None:
     assert "leaves a box" in left.reason and "nothing of its prompt" in useless.reason
 
 
+def test_a_cell_whose_loss_was_examined_states_the_reason_that_was_found() -> None:
+    cell = "recorded answers over passages, with the prefixes of the recording"
+    own = {"cell": cell, "policy": "TANDEM", "met_percent": 88.0, "met_spread": 2.5, "cached_percent": 87.8}
+    rows = [own, own | {"policy": "ROUND_ROBIN", "met_percent": 95.0, "cached_percent": 88.3}]
+    rates = {"rate_per_box": 20.0, "rate_per_box_by_cell": {cell: 8.0}}
+    (loss,) = other_losses.policies({"boxes": [64], "rows": rows, **rates})
+    assert loss.where == f"64 boxes at 8/s, {cell}" and "every box has them" in loss.reason
+
+
 def test_a_server_that_takes_longer_is_a_loss_also_where_the_runs_do_not_agree() -> None:
     def ratio(low: float, middle: float, high: float) -> dict[str, float]:
         return {"min": low, "median": middle, "max": high}

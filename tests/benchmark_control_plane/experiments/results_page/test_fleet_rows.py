@@ -17,6 +17,7 @@ def test_routing_has_a_row_for_each_condition_and_one_without_reports() -> None:
         "[c]": {**LOAD, "rows": [row(boxes_down=3)]},
         "[d]": {**LOAD, "rows": [row(router_lost=True)]},
         "[e]": {**LOAD, "rows": [row(cell="turns", routers=1), row(cell="turns", routers=4)]},
+        "[f]": {**LOAD, "rate_per_box_by_cell": {"code": 9.0}, "rows": [row(cell="code")]},
     }
     assert [line.strip("| ").split(" | ") for line in fleet_tables.routing(found)[2:-1]] == [
         ["8 boxes at 37/s, reports every 0.2 s", "98.0", "—", "98.0", "—", "—", "—", "—", "[a]"],
@@ -28,6 +29,7 @@ def test_routing_has_a_row_for_each_condition_and_one_without_reports() -> None:
          "—", "—", "[d]"],
         ["8 boxes at 37/s, turns, 1 router", "—", "—", "98.0", "—", "—", "—", "—", "[e]"],
         ["8 boxes at 37/s, turns, 4 routers", "—", "—", "98.0", "—", "—", "—", "—", "[e]"],
+        ["8 boxes at 9/s, code", "—", "—", "98.0", "—", "—", "—", "—", "[f]"],
     ]  # fmt: skip
 
 
@@ -59,6 +61,36 @@ def test_the_rate_per_box_and_what_routing_costs_are_rows() -> None:
         "| round robin, points lost to routing there | 0.0 | 1.2 | [a] |",
         "| kB of reports per second to all routers | 7 | 6,963 | [a] |",
     ]
+
+
+def test_rates_through_ray_are_beside_those_of_the_simulated_boxes() -> None:
+    simulated = [
+        row(
+            boxes=count,
+            policy="TANDEM",
+            rate_per_box=rate,
+            lost_to_routing_points=-0.1,
+            report_bytes_per_second=1,
+        )
+        for count, rate in ((1, 28.0), (2, 28.7), (8, 28.0))
+    ]
+    through = {"engine": "steps of 50 ms", "rate_per_box_at_90": {"1": 16.9, "2": 16.7, "4": None}}
+    lines = fleet_tables.capacity({"[a]": {"rows": simulated}, "[b]": through})
+    assert lines[5:8] == [
+        "| real boxes through Ray (steps of 50 ms), requests/s and box at 90 % | 16.9 | 16.7 | — | [b] |",
+        "| real boxes through Ray, times the rate of one box | 1.00 | 1.98 | — | [b] |",
+        "| tandem, simulated, times the rate of one box | 1.00 | 2.05 | 8.00 | [a] |",
+    ]
+    assert lines[9].startswith("Fewer than no points are lost")
+
+
+def test_what_ray_adds_is_stated_for_the_first_token_and_a_chunk() -> None:
+    times = {"ttft_ms": 68.3, "chunk_delay_ms": 0.81}
+    above = {"ttft_ms": 2.31, "chunk_delay_ms": 0.26}
+    content = {"engine": "steps of 50 ms", "requests": 60, "ray": times, "box": times, "ray_above_box": above}
+    (first, chunk) = fleet_rows.ray_latency(content)
+    assert first[0].startswith("TTFT of a box") and first[1] == "68.30 and 68.30 ms: +2.31 ms"
+    assert chunk[1] == "0.81 and 0.81 ms: +0.26 ms"
 
 
 def test_a_second_try_is_compared_with_none() -> None:
@@ -107,7 +139,7 @@ def test_accuracy_is_the_range_over_the_cells() -> None:
     assert question.endswith("32 requests/s and box")
     assert found == "2 cells, boxes 3: attainment -2.6 to +1.5 points, TTFT P50 -50 %, P99 -9 %"
     [(_, found)] = fleet_rows.order({"cells": cells, "order": {"pairs": 9, "same_order": 5}})
-    assert found == "5 of 9 pairs in the same order, attainment -2.6 to +1.5 points"
+    assert found.startswith("5 of 9 pairs in the same order, attainment -2.6 to +1.5 points, TTFT P50 -50 %,")
 
 
 def test_autoscaling_states_what_as_many_boxes_all_the_time_lose() -> None:

@@ -104,6 +104,17 @@ def test_the_other_policies(policy: RoutingPolicy, expected: list[int] | None) -
     assert chosen == (expected or [chosen[0]] * 5)
 
 
+@pytest.mark.parametrize("policy", [RoutingPolicy.TANDEM, RoutingPolicy.PREFIX_STICKY])
+def test_a_prefix_that_routers_are_not_told_of_changes_no_choice(policy: RoutingPolicy) -> None:
+    scenario = FleetScenario(20, policy=policy, routers=1)
+    arrays = compiled.new_routers(scenario, FleetWorkload.drawn(10, 1, 1, groups=2, shared_tokens=16))
+    numbers = compiled.numbers_of(scenario)
+    chosen = [
+        [compiled.choose(arrays, numbers, 0, at, 100, group, 0, 0.0) for at in range(50)] for group in (-1, 1)
+    ]
+    assert chosen[0] == chosen[1] and len(set(chosen[0])) > 10
+
+
 @pytest.mark.parametrize("policy", [RoutingPolicy.ROUND_ROBIN, RoutingPolicy.LEAST_CONNECTIONS])
 def test_a_fast_box_gets_its_part_from_the_policies_without_reports(policy: RoutingPolicy) -> None:
     """A proxy in use has weights for boxes of unequal speed, too."""
