@@ -163,7 +163,9 @@ def test_class_that_is_never_kept_gives_status_3(config, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "objectives"), [("slow", {"e2e_ms": 600_000}), ("fast", {"tpot_ms": 1_000})])
+@pytest.mark.parametrize(
+    ("name", "objectives"), [("slow", {"e2e_ms": 600_000}), ("fast", {"tpot_ms": 1_000})]
+)
 def test_a_class_that_no_queue_of_the_window_can_break_is_capped(config, capsys, name, objectives):
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     content["classes"][name] = {"default": name == "fast", "sheddable": False, **objectives}
