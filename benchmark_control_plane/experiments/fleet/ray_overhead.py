@@ -2,7 +2,7 @@
 
 `latency`: one request at a time, to a fleet of one box and to a box without Ray, in turns. `capacity`: fleets
 of several sizes at Poisson arrivals of several rates; the rate at 90 % attainment is interpolated. Four boxes
-near their limit need more than two cores; answers of 16 `--tokens` halve the rate of that limit.
+near their limit may need more than two cores; answers of 16 `--tokens` halve the rate of that limit.
 
     python -m benchmark_control_plane.experiments.fleet.ray_overhead latency [--requests N] [--results FILE]
     python -m benchmark_control_plane.experiments.fleet.ray_overhead capacity [--boxes N ...] [--rates R ...]
