@@ -2,7 +2,7 @@
 
 `latency`: one request at a time, to a fleet of one box and to a box without Ray, in turns. `capacity`: fleets
 of several sizes at Poisson arrivals of several rates; the rate at 90 % attainment is interpolated. Four boxes
-near their limit need more than two cores; answers of 16 `--tokens` halve the rate of that limit.
+near their limit may need more than two cores; answers of 16 `--tokens` halve the rate of that limit.
 
     python -m benchmark_control_plane.experiments.fleet.ray_overhead latency [--requests N] [--results FILE]
     python -m benchmark_control_plane.experiments.fleet.ray_overhead capacity [--boxes N ...] [--rates R ...]
@@ -14,6 +14,7 @@ import asyncio
 import statistics
 import tempfile
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import numpy as np
 from benchmark_control_plane.common.command_line import BadInput, print_json
 from benchmark_control_plane.common.results_file import add_results
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
+from benchmark_control_plane.experiments.fleet.ray_cluster import listed_boxes
 from benchmark_control_plane.experiments.fleet.simulated_boxes import (
     MAX_RUNNING,
     STEP_SECONDS,
@@ -37,7 +39,9 @@ from benchmark_control_plane.experiments.fleet.streaming_client import (
 )
 
 _ATTAINMENT = 0.9
-_WARM_UP = 5
+_WARM_UP, _START_SECONDS = 5, 300
+_ADMIN_KEY = "overhead"
+_SECTIONS = {"server": {"admin_key_sha256": sha256(_ADMIN_KEY.encode()).hexdigest()}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +111,8 @@ def _capacity(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     for boxes in options.boxes:
         own = folder / str(boxes)
         own.mkdir()
-        with serving_fleet(own, boxes) as fleet:
+        with serving_fleet(own, boxes, sections=_SECTIONS) as fleet:
+            asyncio.run(_settle(fleet.url, boxes, options))
             rows = [asyncio.run(_attainment(fleet.url, boxes, rate, options)) for rate in options.rates]
         at_90[boxes] = _rate_at(_ATTAINMENT, [(row["rate_per_box"], row["attainment"]) for row in rows])
         found[f"{boxes} boxes"] = rows
@@ -116,6 +121,23 @@ def _capacity(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     if first is not None and last is not None:
         found["times_the_first"] = last * options.boxes[-1] / (first * options.boxes[0])
     return found
+
+
+async def _settle(url: str, boxes: int, options: argparse.Namespace) -> None:
+    """Waits until every box reports, and sends a few requests that are not counted.
+
+    A fleet is ready with its first box, and would be offered the first rate while the others start.
+    """
+    async with client() as http:
+        for _ in range(_START_SECONDS):
+            listed = await listed_boxes(http, url, {"authorization": f"Bearer {_ADMIN_KEY}"}) or []
+            if sum(bool(box["report"]) for box in listed) == boxes:
+                break
+            await asyncio.sleep(1.0)
+        else:
+            raise RuntimeError(f"not all of {boxes} boxes report within {_START_SECONDS} s")
+    count = 2 * _WARM_UP * boxes
+    await offer(url, rate=2 * boxes, count=count, tokens=options.tokens, seed=options.seed)
 
 
 async def _attainment(url: str, boxes: int, rate: float, options: argparse.Namespace) -> dict[str, float]:
