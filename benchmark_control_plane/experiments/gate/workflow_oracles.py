@@ -2,10 +2,9 @@
 
     python -m benchmark_control_plane.experiments.gate.workflow_oracles configs/bench/workflow.yaml
 
-Against the systems of the experiment: the deadline is divided by the true work of the stages
-(`true_work_division`), the gate reserves for the answer that an admitted reranking announces
-(`announced_answers`), and it orders a stage by a part of what remains but refuses it only by all of that
-(`part_order`). Each row has the attainment by class, in which that of the answers is the share of
+Two kinds of oracle against the systems of the experiment: the deadline is divided by the true work of the
+stages (`true_work_division`), and the gate reserves for the answer that an admitted reranking announces
+(`announced_answers`). Each row has the attainment by class, in which that of the answers is the share of
 workflows kept, and where the others were lost.
 """
 
@@ -24,7 +23,6 @@ from typing import Any
 from benchmark_control_plane.common.command_line import add_data, data_folder_option, exit_status
 from benchmark_control_plane.common.results_file import add_results, write_or_print
 from benchmark_control_plane.experiments.gate.announced_answers import AnnouncingTarget, Reserve
-from benchmark_control_plane.experiments.gate.part_order import PartOrder, ordered_by_parts
 from benchmark_control_plane.experiments.gate.true_work_division import TrueWork, divided, work_ms
 from benchmark_control_plane.judge.experiment_file import Experiment, classes_section, merge, read_experiment
 from benchmark_control_plane.judge.measurement_stages import Act, Bench, Result, requests_of, staged
@@ -60,17 +58,16 @@ _DIVISIONS: Mapping[str, TrueWork] = {
 
 @dataclass(frozen=True, slots=True)
 class OracleArm:
-    """A system of the experiment, with what the gate does or clients state beyond it."""
+    """A system of the experiment, with a division or a reserve that needs an oracle."""
 
     name: str
     system: SystemSection
     division: TrueWork | None = None
     reserve: Reserve | None = None
-    order: PartOrder | None = None
 
     @classmethod
     def all_of(cls, systems: Sequence[SystemSection]) -> "list[OracleArm]":
-        """The systems, the divisions by work, the orders by parts, and each reserve with each system."""
+        """The systems alone, the divisions by work, and each reserve with each system."""
         arms = [cls(system.name, system) for system in systems]
         arms += [cls(name, systems[0], division) for name, division in _DIVISIONS.items()]
         arms += [
@@ -78,29 +75,12 @@ class OracleArm:
             for system in systems
             if system.deadlines is not None and system.deadlines.shares
         ]
-        for system in systems:
-            if system.deadlines is not None and system.deadlines.state == "budgets":
-                arms += cls._ordered(system, systems)
         arms += [
             cls(f"{system.name}, reserve: {name}", system, None, reserve)
             for system in systems
             for name, reserve in _RESERVES.items()
         ]
         return arms
-
-    @classmethod
-    def _ordered(cls, budgets: SystemSection, systems: Sequence[SystemSection]) -> "list[OracleArm]":
-        """Stages ordered by the shares of `budgets`, and refused by what all that remains leaves for them."""
-        assert budgets.deadlines is not None
-        whole = next(s for s in systems if s.deadlines is not None and s.deadlines.state == "remaining")
-        shares, name = budgets.deadlines.shares, f"ordered by {budgets.name.removeprefix('budgets ')}"
-        later, twice = _DIVISIONS["all but the later work"], _DIVISIONS["all but twice the later work"]
-        return [
-            cls(name, whole, order=PartOrder(shares)),
-            cls(f"{name}, also its worth", whole, order=PartOrder(shares, is_worth_by_part=True)),
-            cls(f"{name}, refused by all but the later work", whole, later, order=PartOrder(shares)),
-            cls(f"{name}, refused by all but twice the later work", whole, twice, order=PartOrder(shares)),
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +98,8 @@ class _OracleBench(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class _OracleStage:
-    """The service on a simulated device, whose gate reserves for announced answers or orders by parts."""
+class _ReservingStage:
+    """The service on a simulated device, with a gate that reserves for announced answers."""
 
     bench: Bench
     arm: OracleArm
@@ -132,11 +112,8 @@ class _OracleStage:
     async def _acted(self, act: "Act[Result]") -> Result:
         plan, system = self.bench.experiment.plan, self.arm.system
         sections = merge({"classes": classes_section(plan, self.bench.objectives)}, system.simulated or {})
+        assert self.arm.reserve is not None
         async with simulated_target(plan.device_of(system), sections, has_gate=True) as target:
-            if self.arm.order is not None:
-                with ordered_by_parts(target, self.arm.order) as parted:
-                    return await act(parted, asyncio.get_running_loop().time, target.sample)
-            assert self.arm.reserve is not None
             announcing = AnnouncingTarget(target, self.requests, self.arm.reserve)
             result = await act(announcing, asyncio.get_running_loop().time, target.sample)
             await announcing.settle()
@@ -148,8 +125,8 @@ def measured(bench: Bench, arm: OracleArm, load: float, seed: int, folder: Path)
     plan = bench.experiment.plan
     bench = _OracleBench(bench.experiment, bench.objectives, bench.capacity, arm.division)
     requests = bench.requests(arm.system, load * bench.capacity, seed)
-    if arm.reserve is not None or arm.order is not None:
-        stage = _OracleStage(bench, arm, requests)
+    if arm.reserve is not None:
+        stage = _ReservingStage(bench, arm, requests)
         entry, records = bench.run(stage, arm.system, load, seed, lambda *_: None)
     else:
         with staged(plan, arm.system, bench.objectives, folder) as plain:
