@@ -27,6 +27,7 @@ from benchmark_control_plane.experiments.fleet.streaming_client import (
     client,
     exchange,
 )
+from tests.controlplane.api.scripted_server import listens
 from tests.controlplane.fleet_on_ray.ray_marks import RUNS_A_FLEET
 
 pytestmark = RUNS_A_FLEET
@@ -167,8 +168,8 @@ async def test_a_killed_box_loses_only_what_it_had(url: str) -> None:
     found = endings(ended)
     log.info("killed box: %s, two boxes after %.1f s", dict(found), 1 + recovery)
     assert found["complete", 200] > 20
-    assert {ending for ending, _ in found} <= {"complete", "cut", "refused"}
     # What the box had begun is cut, or has a 502 if it had no status yet.
+    assert {ending for ending, _ in found} <= {"complete", "cut", "refused"}
     # At most the requests that the box had, and one more of each client.
     assert len(ended) - found["complete", 200] <= 2 * CLIENTS
 
@@ -254,15 +255,18 @@ async def replaced(before: set[int]) -> bool:
 
 async def test_without_a_box_each_answer_is_a_503_and_none_hangs(url: str) -> None:
     await until(both_serve, 60)
+    ports = [httpx.URL(box).port or 0 for box in box_urls()]
     for box in replicas(BOX):
         os.kill(box, signal.SIGKILL)
+
+    async def are_closed() -> bool:
+        return not any([await listens(port) for port in ports])
+
+    # A process that still ends may accept a request, which then has a 502.
+    await until(are_closed, 10)
     begin = time.monotonic()
     async with client() as http, asyncio.timeout(90):
-        # Not at once: the connection that each killed box had open ends with a 502, or without a status.
-        for _ in range(3):
-            answers = [await exchange(http, url, tokens=1)]
-            if answers[0].ending is not Ending.CUT and answers[0].status != 502:
-                break
+        answers = [await exchange(http, url, tokens=1)]
         ready = await http.get(f"{url}/ready")
         while answers[-1].ending is not Ending.COMPLETE:
             answers.append(await exchange(http, url, tokens=1))
@@ -272,8 +276,7 @@ async def test_without_a_box_each_answer_is_a_503_and_none_hangs(url: str) -> No
     log.info("no box: %s, at most %.2f s, served after %.1f s", endings(refused), slowest, seconds)
     assert (ready.status_code, ready.headers.get("retry-after")) == (503, "2")
     assert {(each.status, each.retry_after) for each in refused} == {(503, "2")}
-    # No hang. Boxes start at the same time: an answer took 2.9 s on two busy cores, where 2 s are the aim.
-    assert slowest < 10
+    assert slowest < 2
 
 
 async def test_afterwards_ledgers_are_empty_and_no_request_was_begun_twice(url: str, folder: Path) -> None:
