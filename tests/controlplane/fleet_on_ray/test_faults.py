@@ -27,6 +27,7 @@ from benchmark_control_plane.experiments.fleet.streaming_client import (
     client,
     exchange,
 )
+from tests.controlplane.api.scripted_server import listens
 from tests.controlplane.fleet_on_ray.ray_marks import RUNS_A_FLEET
 
 pytestmark = RUNS_A_FLEET
@@ -254,15 +255,15 @@ async def replaced(before: set[int]) -> bool:
 
 async def test_without_a_box_each_answer_is_a_503_and_none_hangs(url: str) -> None:
     await until(both_serve, 60)
-    killed = set(replicas(BOX))
-    for box in killed:
+    ports = [httpx.URL(box).port or 0 for box in box_urls()]
+    for box in replicas(BOX):
         os.kill(box, signal.SIGKILL)
 
-    async def are_gone() -> bool:
-        return not killed & set(replicas(BOX))
+    async def are_closed() -> bool:
+        return not any([await listens(port) for port in ports])
 
-    # A box that still ends may accept a request, which then has a 502.
-    await until(are_gone, 10)
+    # A process that still ends may accept a request, which then has a 502.
+    await until(are_closed, 10)
     begin = time.monotonic()
     async with client() as http, asyncio.timeout(90):
         answers = [await exchange(http, url, tokens=1)]
