@@ -19,10 +19,10 @@ def interference(content: Mapping[str, Any]) -> Rows:
         tandem, naive = (formats.share(cell[name]["burst_attainment"]) for name in ("tandem", "naive"))
         kept, pair = (formats.share(cell[name]["chat_attainment"]) for name in ("tandem", "naive"))
         alone = cell["alone"]["tandem"]["p99_ttft_ms"] / cell["alone"]["naive"]["p99_ttft_ms"]
-        # Passages that cost the chat nothing at all would leave this.
-        least = {name: value / cell["naive"][name] for name, value in cell["alone"]["tandem"].items()}
         ttft, tpot = (
-            f"{formats.times(ratio[name])} (of Tandem without passages {formats.times(least[name])})"
+            # Passages that cost the chat nothing would leave what it has without them.
+            f"{formats.times(ratio[name])} (of Tandem without passages "
+            f"{formats.times(cell['alone']['tandem'][name] / cell['naive'][name])})"
             for name in ("p99_ttft_ms", "p99_tpot_ms")
         )
         yield (

@@ -22,7 +22,6 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0066": (
         "cancellation", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
     ),
-    "0077": ("predictors",),
     "0080": ("traces",),
     "0082": ("victims",),
     "0084": ("embed-many",),
@@ -46,8 +45,9 @@ CURRENT = frozenset(
         "fleet-conversations", "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies",
         "fleet-ray-capacity", "fleet-ray-latency", "fleet-report-cost", "fleet-retries",
         "fleet-retry-storms", "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90",
-        "fleet-traces", "mix-compute", "mix-light", "mix-memory", "retry-after", "same-architecture",
-        "simulated-mix-prefill", "soak", "tuning-gain", "tuning-on-engines", "workflow", "workflow-engines",
+        "fleet-traces", "mix-compute", "mix-light", "mix-memory", "predictors", "retry-after",
+        "same-architecture", "simulated-mix-prefill", "soak", "tuning-gain", "tuning-on-engines", "workflow",
+        "workflow-engines",
     )
 )  # fmt: skip
 """Results of the present rules."""
