@@ -9,6 +9,8 @@ from benchmark_control_plane.report import aggregates, formats
 from benchmark_control_plane.report.headline import headline
 from benchmark_control_plane.report.schema import Results, RunFigures
 
+_MOST_PAUSE = 3.0
+"""Longest pause between tokens of an undisturbed answer in TPOTs: 1.3 to 2.5 in the other results."""
 _CHANGED = "working tree with changes that the commit lacks"
 _WIDTH = 118
 
@@ -150,6 +152,7 @@ def _remarks(results: Results, picture: str | None, link: str) -> str:
         remarks.append(f"other processes used {fmean(others):.2f} cores, at most {max(others):.2f} in a run")
     if took := [run["work_ms"] for run in results["runs"] if "work_ms" in run]:
         remarks.append(f"the same piece of work took {min(took):.0f} to {max(took):.0f} ms before the runs")
+    remarks += _disturbed(results) if picture else []
     if invalid := aggregates.invalid(results):
         remarks.append(f"{len(invalid)} of {len(results['runs'])} runs not valid and left out")
         valid = {_cell_of(run) for run in results["runs"] if run["valid"]}
@@ -161,6 +164,20 @@ def _remarks(results: Results, picture: str | None, link: str) -> str:
         if missing := not_measured(results):
             remarks.append(f"**not measured: {', '.join(missing)}**")
     return f"({'; '.join(remarks)}.)"
+
+
+def _disturbed(results: Results) -> list[str]:
+    """The classes whose unloaded latencies, and so objectives, other work on the machine lengthened."""
+    classes = []
+    for name, latencies in results.get("unloaded_ms", {}).items():
+        pause, tpot = latencies.get("gap_ms"), latencies.get("tpot_ms")
+        if pause is not None and tpot is not None and pause > _MOST_PAUSE * tpot:
+            classes.append(f"{name} {tpot:.1f} ms, longest pause {pause:.0f} ms")
+    if not classes:
+        return []
+    return [
+        f"**other work lengthened the latencies that objectives are multiples of: TPOT {'; '.join(classes)}**"
+    ]
 
 
 def _cell_of(run: RunFigures) -> tuple[str, float, int]:

@@ -23,8 +23,8 @@ REASONS: Mapping[tuple[str, float], str] = {
         "predictors",
         0.75,
     ): "the ranges of the seeds overlap; the device is busy all the time, and documents give "
-    "way to chat, which has more weight and gains 2.3 points. With pessimistic lengths fewer answers run at once, "
-    "and 2.8 points more are met at this load, but 3.5 fewer at 150 %",
+    "way to chat, which has more weight and gains 2.3 points. With pessimistic lengths fewer answers run at "
+    "once, and 2.8 points more are met at this load, but 3.5 fewer at 150 %",
     (
         "mix-light",
         0.5,

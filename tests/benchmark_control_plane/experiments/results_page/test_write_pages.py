@@ -205,6 +205,17 @@ def test_an_experiment_states_what_other_processes_used_and_the_speed_of_the_mac
     assert sorted(by_system.split(", ")) == ["30.2", "30.2", "30.2", "33.9"]
 
 
+@pytest.mark.parametrize(("pause_ms", "is_marked"), [(11.9, False), (36.0, True)])
+def test_objectives_from_disturbed_latencies_are_marked(
+    tmp_path: Path, pause_ms: float, *, is_marked: bool
+) -> None:
+    content: dict[str, Any] = {**experiments.results(loads=(1.0,))}
+    content["unloaded_ms"] = {"chat": {"tpot_ms": 4.0, "gap_ms": pause_ms}, "documents": {"e2e_ms": 9.0}}
+    (tmp_path / "mix-memory.json").write_text(json.dumps(content))
+    words = " ".join(write_pages.results_page(tmp_path).split())
+    assert ("TPOT chat 4.0 ms, longest pause 36 ms" in words) is is_marked
+
+
 def test_a_partial_experiment_is_marked(tmp_path: Path) -> None:
     file = tmp_path / "mix-memory.json"
     file.write_text(json.dumps(experiments.results(loads=(1.0,), partial=True)))
