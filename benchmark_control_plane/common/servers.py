@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 # vLLM refuses to start unless this share of the GPU is free (default 92 %), even if its KV cache size is
 # given in bytes; next to another server the default fails, or depends on which one starts first.
+_INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 _MIN_GPU_SHARE = 0.01
 
 
@@ -185,26 +187,50 @@ def all_serving(
 
 @contextmanager
 def _process(server: Server, log: Path, *, own_session: bool) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            server.command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=_environment(server.threads) | dict(server.variables),
-            start_new_session=own_session,
-            process_group=None if own_session else 0,
-        )
-        try:
-            if server.nice and own_session:
-                set_session_nice(process.pid, server.nice)
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    with ExitStack() as stack:
+        output = stack.enter_context(log.open("wb"))
+        with _interrupts_deferred():
+            process = subprocess.Popen(
+                server.command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(server.threads) | dict(server.variables),
+                start_new_session=own_session,
+                process_group=None if own_session else 0,
+            )
+            stack.callback(_stop, process)
+        if server.nice and own_session:
+            set_session_nice(process.pid, server.nice)
+        yield process
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Handles SIGTERM and SIGINT after the block: an exception in `Popen` would leave its process running.
+
+    Blocking the signals instead would block them in the process, too. Other threads get no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came:
+            os.kill(os.getpid(), number)
 
 
 def interrupt_on_sigterm() -> None:

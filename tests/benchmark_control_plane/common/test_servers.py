@@ -67,6 +67,28 @@ def test_termination_during_start_stops_the_servers_at_once(tmp_path):
             os.kill(server, 0)
 
 
+_INTERRUPTED = """
+import os, signal, subprocess
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Interrupted
+"""
+
+
+def test_termination_while_a_process_begins_stops_it(tmp_path):
+    program = [sys.executable, "-c", _INTERRUPTED + _STARTS, str(tmp_path)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+    assert "KeyboardInterrupt" in ended.stderr
+    (server,) = map(int, ended.stdout.split())
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+
+
 def _told(log: Path) -> int:
     """Process id in a file, once it is written."""
     end = time.monotonic() + 30
