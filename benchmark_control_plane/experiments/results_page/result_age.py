@@ -20,7 +20,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0060": ("one-gpu",),
     "0061": ("admission", "forecast", "memory-pressure", "tpot"),
     "0066": (
-        "cancellation", "fleet-scale", "live-feed", "load", "observation-cost", "overload-10x",
+        "cancellation", "fleet-scale", "load", "observation-cost", "overload-10x",
     ),
     "0080": ("traces",),
     "0082": ("victims",),
@@ -45,7 +45,7 @@ CURRENT = frozenset(
         "fleet-conversations", "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies",
         "fleet-ray-capacity", "fleet-ray-latency", "fleet-report-cost", "fleet-retries",
         "fleet-retry-storms", "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90",
-        "fleet-traces", "mix-compute", "mix-light", "mix-memory", "predictors", "retry-after",
+        "fleet-traces", "live-feed", "mix-compute", "mix-light", "mix-memory", "predictors", "retry-after",
         "same-architecture", "simulated-mix-prefill", "soak", "tuning-gain", "tuning-on-engines", "workflow",
         "workflow-engines",
     )
