@@ -31,8 +31,8 @@ STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 # vLLM refuses to start unless this share of the GPU is free (default 92 %), even if its KV cache size is
 # given in bytes; next to another server the default fails, or depends on which one starts first.
-_INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 _MIN_GPU_SHARE = 0.01
+_INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ _POLICIES = (
 )  # fmt: skip
 
 _NEGATIVE_LOSS = (
-    "Fewer than no points are lost where one router with fresh reports meets less than four with reports of "
+    "A negative loss means that one router with fresh reports meets less than four routers with reports of "
     "0.2 s. At these rates the objective that is missed is the time per token, and a router predicts only "
     "the time to the first one. On two boxes at 28.2/s (seeds 1 to 3) fresh reports shorten the mean TTFT "
-    "from 158 to 130 ms, of 500; requests so join the batch sooner, the mean TPOT rises from 40.9 to 42.7 "
-    "ms, of 50, and 12.9 % miss it instead of 9.3: 3.1 to 3.3 points less are met. On 64 boxes at 28.15/s "
+    "from 158 to 130 ms, of 500; requests then join the batch sooner, the mean TPOT rises from 40.9 to 42.7 "
+    "ms, of 50, and 12.9 % miss it instead of 9.3: 3.1 to 3.3 points fewer are met. On 64 boxes at 28.15/s "
     "it is 1.9 to 3.1 points. The table has one seed, and states the loss at the nearer of two rates that "
     "are 5 % apart, so its columns differ by more than the numbers of boxes."
 )
