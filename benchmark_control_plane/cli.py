@@ -184,6 +184,10 @@ def _add_run(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--quick", action="store_true",
         help="run only two loads, one seed and two systems; of a fleet study the ends of its axes",
     )  # fmt: skip
+    action.add_argument(
+        "--resume", action="store_true",
+        help="keep the runs in --out with their objectives and capacity, and measure only what is missing",
+    )  # fmt: skip
     add_data(action)
     action.add_argument("--json", action="store_true", help="print the written files as JSON")
 
@@ -235,11 +239,14 @@ def _run(options: argparse.Namespace) -> int:
 
     content, _ = read_extended(options.experiment)
     if isinstance(content, dict) and "study" in content:
+        if options.resume:
+            raise BadInput(f"{options.experiment}: a fleet study takes minutes; leave out --resume")
         return _run_study(options)
     interrupt_on_sigterm()
     status = run_experiment(
-        options.experiment, options.out, seeds=options.seeds, is_quick=options.quick, data=options.data
-    )
+        options.experiment, options.out, seeds=options.seeds, is_quick=options.quick,
+        is_resumed=options.resume, data=options.data,
+    )  # fmt: skip
     pages = [write_page(folder) for folder in cell_folders(options.out) or [options.out]]
     _print_pages(pages, is_json=options.json)
     return status

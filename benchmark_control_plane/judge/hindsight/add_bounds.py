@@ -4,14 +4,13 @@ The experiment is read from the results themselves. A run gets a bound if the re
 as it offered; results whose workload was drawn otherwise keep none.
 """
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmark_control_plane.common.command_line import BadInput, data_folder_option
-from benchmark_control_plane.judge.experiment_file import EXTENDED_FILE, Experiment, read_experiment
+from benchmark_control_plane.judge.experiment_file import Experiment, experiment_of_text
 from benchmark_control_plane.judge.hindsight.hindsight_bounds import HindsightBounds
 from benchmark_control_plane.judge.measurement_stages import requests_of
 
@@ -21,7 +20,7 @@ def add_bounds(results: Mapping[str, Any], data: Path | None) -> tuple[dict[str,
 
     Raises BadInput if the experiment cannot be read, or no run gets a bound.
     """
-    experiment = _experiment(results["experiment"]["yaml"], data_folder_option(data))
+    experiment = experiment_of_text(results["experiment"]["yaml"], data_folder_option(data))
     capacity, runs, found = results.get("capacity_rps"), list(results["runs"]), 0
     if capacity is None:
         raise BadInput("capacity_rps: missing; run the experiment to its end first")
@@ -50,15 +49,3 @@ def _offers(experiment: Experiment, run: Mapping[str, Any], capacity: float) -> 
     drawn = requests_of(experiment, system, run["load"] * capacity, run["seed"])
     offered: float = run["offered_rps"] * run["duration_s"]
     return bool(abs(sum(not request.is_warmup for request in drawn) - offered) < 1)
-
-
-def _experiment(text: str, data: Path) -> Experiment:
-    """The experiment of a text as `Experiment.text` holds it: a file, then each of those it extends."""
-    own, *below = EXTENDED_FILE.split(text)
-    with tempfile.TemporaryDirectory() as folder:
-        for name, base in zip(below[::2], below[1::2], strict=True):
-            (Path(folder) / Path(name).name).write_text(base, encoding="utf-8")
-        # The name of the file itself is not kept; no base has this one.
-        file = Path(folder) / "experiment of the results.yaml"
-        file.write_text(own, encoding="utf-8")
-        return read_experiment(file, data)

@@ -8,11 +8,11 @@ from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.judge.experiment_file import (
     EXTENDED_FILE,
     classes_section,
+    experiment_of_text,
     quick,
     read_experiment,
 )
 from benchmark_control_plane.judge.experiment_matrix import read_cells
-from benchmark_control_plane.judge.hindsight import add_bounds
 from benchmark_control_plane.judge.system_schema import QueueLimits
 
 FOLDER = Path(__file__).parents[3] / "configs" / "bench"
@@ -200,7 +200,7 @@ def test_a_file_may_extend_one_that_extends_another(tmp_path):
     assert found.plan.name == "top" and found.plan.classes["chat"].ttft_ms == 90
     assert found.plan.question == SMALL["question"]
     assert EXTENDED_FILE.findall(found.text) == ["middle.yaml", "base.yaml"]
-    assert add_bounds._experiment(found.text, tmp_path).plan == found.plan
+    assert experiment_of_text(found.text, tmp_path).plan == found.plan
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(SMALL | {"extends": "top.yaml"}), encoding="utf-8")
     with pytest.raises(BadInput, match=r"base\.yaml: extends: top\.yaml extends this file; drop one"):
         read_experiment(tmp_path / "top.yaml", tmp_path)

@@ -15,6 +15,7 @@ from benchmark_control_plane.experiments.client_accuracy.scripted_server import 
 from benchmark_control_plane.judge.experiment_file import classes_section, read_experiment
 from benchmark_control_plane.judge.memory_sampler import MemorySampler, parse_metrics
 from benchmark_control_plane.judge.reference_system import objectives_from
+from benchmark_control_plane.judge.results import ResultsWriter
 from benchmark_control_plane.judge.run_experiment import _ExperimentRun, run_experiment
 from benchmark_control_plane.judge.system_schema import Endpoint, Endpoints, Split, SystemSection
 from benchmark_control_plane.report.aggregates import median_rate
@@ -154,6 +155,63 @@ def test_interrupted_experiment_keeps_completed_runs(experiment, tmp_path, monke
     assert results["partial"] and len(results["runs"]) == 3
     assert {r["run"] for r in requests} == {0, 1, 2}
     assert "interrupted; 3 runs are kept" in terminal.getvalue()
+
+    with (tmp_path / "out" / "requests.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(requests[0] | {"run": 3}) + '\n{"run":3,"id"')  # What a kill leaves.
+    monkeypatch.setattr("sys.stderr", reported := io.StringIO())
+    assert run_experiment(experiment, tmp_path / "out", is_resumed=True) == 0
+    assert "continuing with 3 runs" in reported.getvalue() and "[1/5]" in reported.getvalue()
+    assert run_experiment(experiment, tmp_path / "whole") == 0
+    (continued, one), (whole, other) = kept(tmp_path / "out"), kept(tmp_path / "whole")
+    assert not continued["partial"] and one == other
+    for name in ("runs", "max_goodput_rate", "capacity_rps", "slos", "systems"):
+        assert continued[name] == whole[name]
+
+
+@pytest.mark.long
+def test_a_finished_experiment_gets_another_load_and_seed(experiment, tmp_path):
+    out = tmp_path / "out"
+    run_experiment(experiment, out, seeds=[0])
+    before, _ = kept(out)
+    more = EXPERIMENT | {"loads": [1.0, 0.5, 2.0], "frontier": {"targets": [0.9]}}
+    experiment.write_text(yaml.safe_dump(more), encoding="utf-8")
+    assert run_experiment(experiment, out, is_resumed=True) == 0
+    after, requests = kept(out)
+    assert after["runs"][: len(before["runs"])] == before["runs"]
+    added = [(r["load"], r["seed"]) for r in after["runs"][len(before["runs"]) :]]
+    assert sorted(added) == sorted([(1.0, 0), (0.5, 1), (1.0, 1), (2.0, 1)] * 2)
+    assert {r["run"] for r in requests} == set(range(len(after["runs"])))
+    assert yaml.safe_load(after["experiment"]["yaml"])["loads"] == more["loads"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"window": {"warmup_s": 1, "measured_s": 6, "drain_s": 30}}, "window differ"),
+        ({"slo_scale": 2.0}, "slo_scale differ"),
+        ({"systems": [EXPERIMENT["systems"][0] | {"simulated": {"admission": {"max_wait_ms": 1}}},
+                      EXPERIMENT["systems"][1]]}, "system 'tandem' differ"),
+    ],
+)  # fmt: skip
+def test_results_of_another_experiment_are_not_continued(experiment, tmp_path, changed, named):
+    writer = ResultsWriter(read_experiment(experiment, tmp_path), tmp_path / "out")
+    writer.measure({}, {}, 20.0)
+    experiment.write_text(yaml.safe_dump(EXPERIMENT | changed), encoding="utf-8")
+    with pytest.raises(BadInput, match=named):
+        run_experiment(experiment, tmp_path / "out", is_resumed=True)
+
+
+def test_results_of_another_machine_are_not_continued(experiment, tmp_path, monkeypatch):
+    writer = ResultsWriter(read_experiment(experiment, tmp_path), tmp_path / "out")
+    writer.measure({}, {}, 20.0)
+    monkeypatch.setattr("platform.python_version", lambda: "2.7")
+    with pytest.raises(BadInput, match=r"another environment \(python\); leave out --resume"):
+        run_experiment(experiment, tmp_path / "out", is_resumed=True)
+
+
+def test_a_quick_run_is_not_resumed(experiment, tmp_path):
+    with pytest.raises(BadInput, match="leave out --quick"):
+        run_experiment(experiment, tmp_path / "out", is_quick=True, is_resumed=True)
 
 
 @pytest.mark.long
@@ -369,6 +427,7 @@ def test_a_run_of_started_servers_states_other_processes_and_the_speed(tmp_path,
     entry = {"valid": True, "attainment": {"overall": 1.0}}
     bench, results = MagicMock(), MagicMock()
     bench.run.return_value = (entry, [])
+    results.attained.return_value = None
     run = _ExperimentRun(bench, MagicMock(), results, tmp_path, MagicMock())
     assert run.measure(MagicMock(), system, 1.0, 0) == 1.0
     (stored, _), _ = results.add.call_args
