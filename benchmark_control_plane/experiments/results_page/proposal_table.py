@@ -18,8 +18,8 @@ _MEASURED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     (
         "1: against tuned baselines: queue limits, small batches, niceness, static splits",
-        ("head-to-head", "mix-memory-tuned"),
-        "",
+        ("mix-memory", "head-to-head"),
+        "mix-memory: queue limits of 16 and 32",
     ),
     ("1: without help from the operating system's scheduler", ("mix-compute-no-idle",), ""),
     (

@@ -48,7 +48,7 @@ REAL_ENGINES = (
     "mix-light.json",
     "mix-bursty.json",
     "mix-documents.json",
-    "mix-memory-tuned.json",
+    "mix-compute-no-idle.json",
     "head-to-head.json",
     "mix-compute-strict.json",
     "workflow-engines.json",
