@@ -79,8 +79,9 @@ class Box:
             raise RuntimeError("the box was drained and accepts no requests")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Ray Serve for its autoscaling policy (`scaling_policy`)."""
-        return {USE: self._service.load_reporter.utilisation()}
+        """Called by Ray Serve for its autoscaling policy (`scaling_policy`); empty without a load report."""
+        use = self._service.load_reporter.utilisation()
+        return {} if use is None else {USE: use}
 
     async def __del__(self) -> None:
         """Stops the engines, after the last request."""

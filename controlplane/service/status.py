@@ -178,8 +178,11 @@ class ServiceStatus:
             "waiting": len(self.dispatcher.queued(owner)),
         }
 
-    def metrics_text(self, utilisation: float, *, has_vllm_names: bool) -> bytes:
-        """All series in the Prometheus text format; with `has_vllm_names` also those under vLLM's names."""
+    def metrics_text(self, utilisation: float | None, *, has_vllm_names: bool) -> bytes:
+        """All series in the Prometheus text format; with `has_vllm_names` also those under vLLM's names.
+
+        A `utilisation` that is not known is left out.
+        """
         self.dispatcher.sync_engine_leases()
         m, states, workers = self.metrics, self.owners(), self.encoders.counts
         engine = self._engine_states()
@@ -190,7 +193,7 @@ class ServiceStatus:
         chat = next(iter(self.generators.values()), None) if has_vllm_names else None
         return m.exposition(
             {
-                m.predicted_utilisation: utilisation,
+                **({} if utilisation is None else {m.predicted_utilisation: utilisation}),
                 m.config_version: self.dispatcher.config_version,
                 m.quota_bytes: each("quota_bytes"),
                 m.held_bytes: each("held_bytes"),

@@ -120,9 +120,12 @@ class LoadReporter:
             prefixes=self._dispatcher.prefixes.digests() if has_prefixes else {},
         ).to_text()
 
-    def utilisation(self) -> float:
-        """The report's utilisation, at most 50 ms old."""
-        return self._at_most(_PERIOD).report.utilisation
+    def utilisation(self) -> float | None:
+        """The report's utilisation, at most 50 ms old; None if no report can be made."""
+        with suppress(Exception):
+            # `health` has logged it.
+            return self._at_most(_PERIOD).report.utilisation
+        return None
 
     def stop(self) -> None:
         """Ends the timer; from then on a report is made when one is asked for and the last is 50 ms old."""

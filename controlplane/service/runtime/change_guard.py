@@ -7,6 +7,7 @@ the time whatever it is.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,8 @@ from math import sqrt
 
 from controlplane.core.clock import Instant, seconds, to_seconds
 from controlplane.service.attainment_windows import LONGEST, Attained, AttainmentWindows, Counts, difference
+
+_log = logging.getLogger(__name__)
 
 LONGEST_GUARD_S = to_seconds(LONGEST)
 """The counts before the change reach back so far."""
@@ -127,6 +130,16 @@ class ChangeGuard:
         )
 
     async def _watch(self) -> None:
+        try:
+            await self._watched()
+        except Exception as error:
+            _log.exception("the guard of version %d stopped", self.version)
+            if self.state is GuardState.WATCHING:
+                self.state = GuardState.FAILED
+                self.reason = f"the guard stopped: {error!r}; nothing is undone"
+                self.on_end(self)
+
+    async def _watched(self) -> None:
         for check in range(1, _CHECKS + 1):
             await asyncio.sleep(self.seconds / _CHECKS)
             if (lost := self._lost(is_last=check == _CHECKS)) is not None:

@@ -26,7 +26,8 @@ def require_exporter(section: TracingSection) -> None:
     try:
         import_module(_TRACER)
     except ModuleNotFoundError as error:
-        missing = f"tracing.endpoint: {error.name} is not installed; install the extra otel"
+        remedy = "install the extra otel; in a clone: pip install '.[otel]'"
+        missing = f"tracing.endpoint: {error.name} is not installed; {remedy}"
         raise ConfigError(missing) from None
 
 

@@ -83,9 +83,13 @@ async def test_an_answer_is_given_without_a_load_that_cannot_be_reported(monkeyp
             assert (answer.status_code, HEADER_LOAD in answer.headers) == (200, False)
             faults = stage.service.status.faults()
             assert faults["load_report"] == "no load report can be made: no model"
+            series = await stage.http.get("/metrics")
+            assert series.status_code == 200
+            assert "\ntandem_predicted_utilisation " not in series.text
         answer = await stage.http.post("/v1/completions", json=BODY, headers=ROUTED)
         assert (answer.status_code, HEADER_LOAD in answer.headers) == (200, True)
         assert "load_report" not in stage.service.status.faults()
+        assert "\ntandem_predicted_utilisation 0.0\n" in (await stage.http.get("/metrics")).text
 
 
 async def test_a_report_is_kept_for_a_moment_and_states_its_age() -> None:

@@ -147,3 +147,13 @@ def test_an_undo_that_fails_is_shown():
     assert guard.state is GuardState.FAILED
     assert guard.reason == f"{undone[0]}; undoing the change failed: no engine"
     assert guard.to_json()["since"] == {"gold": {"percent": 0.0, "requests": 100}}
+
+
+def test_a_guard_that_cannot_read_attainment_says_so(monkeypatch):
+    def lost(guard, *, is_last):
+        raise RuntimeError("no counts")
+
+    monkeypatch.setattr(ChangeGuard, "_lost", lost)
+    guard, undone, took = watched((1_000, 0), (80, 20))
+    assert guard.state is GuardState.FAILED and undone == [] and took == 1.0
+    assert guard.reason == "the guard stopped: RuntimeError('no counts'); nothing is undone"
