@@ -67,9 +67,9 @@ class ResultsWriter:
             self._content[name] = kept[name]
         planned = {system["name"] for system in self._content["systems"]}
         self._content["systems"] += [each for each in kept["systems"] if each["name"] not in planned]
-        now, before = self._content["environment"], kept["environment"]
-        if now["commit"] != before["commit"]:
-            now["commit"] = f"{before['commit']}; continued at {now['commit']}"
+        now, before = self._content["environment"], str(kept["environment"]["commit"])
+        is_same = before.endswith(str(now["commit"]))
+        now["commit"] = before if is_same else f"{before}; continued at {now['commit']}"
         self._rendered_runs = [_rendered(entry, 2) for entry in kept["runs"]]
 
     @property

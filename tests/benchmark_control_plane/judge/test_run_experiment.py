@@ -209,6 +209,16 @@ def test_results_of_another_machine_are_not_continued(experiment, tmp_path, monk
         run_experiment(experiment, tmp_path / "out", is_resumed=True)
 
 
+def test_results_name_each_commit_once(experiment, tmp_path, monkeypatch):
+    plan, out = read_experiment(experiment, tmp_path), tmp_path / "out"
+    ResultsWriter(plan, out).measure({}, {}, 20.0)
+    first = kept(out)[0]["environment"]["commit"]
+    monkeypatch.setattr("benchmark_control_plane.judge.results._commit", lambda: "abc")
+    for _ in range(2):
+        ResultsWriter(plan, out, is_resumed=True)
+        assert kept(out)[0]["environment"]["commit"] == f"{first}; continued at abc"
+
+
 def test_a_quick_run_is_not_resumed(experiment, tmp_path):
     with pytest.raises(BadInput, match="leave out --quick"):
         run_experiment(experiment, tmp_path / "out", is_quick=True, is_resumed=True)
