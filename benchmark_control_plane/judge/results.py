@@ -19,8 +19,8 @@ import orjson
 from backends.device.probe import gpu_name
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.results_file import write_atomic
+from benchmark_control_plane.judge.continued_results import keep_requests, read_kept
 from benchmark_control_plane.judge.experiment_file import Experiment
-from benchmark_control_plane.judge.kept_results import keep_requests, read_kept
 from benchmark_control_plane.judge.records import RequestRecord
 
 RESULTS, REQUESTS = "results.json", "requests.jsonl"
@@ -62,11 +62,12 @@ class ResultsWriter:
 
     def _continue(self, kept: Mapping[str, Any]) -> None:
         """Takes over all runs, also of systems that are no longer planned, and what they share."""
+        ran = {run["system"] for run in kept["runs"]}
         keep_requests(self._out / REQUESTS, len(kept["runs"]))
         for name in ("started", "runs", "slos", "unloaded_ms", "capacity_rps", "sweeps"):
             self._content[name] = kept[name]
         planned = {system["name"] for system in self._content["systems"]}
-        self._content["systems"] += [each for each in kept["systems"] if each["name"] not in planned]
+        self._content["systems"] += [s for s in kept["systems"] if s["name"] in ran - planned]
         now, before = self._content["environment"], str(kept["environment"]["commit"])
         is_same = before.endswith(str(now["commit"]))
         now["commit"] = before if is_same else f"{before}; continued at {now['commit']}"
