@@ -32,7 +32,8 @@ _OF_EITHER_KIND = (
         )
     ),
 )  # fmt: skip
-# Embeddings have no TPOT and do not preempt; while their worker restarts they wait or fail.
+# Embeddings have no TPOT and do not preempt, and may be rejected for generations; while their worker restarts
+# they wait or fail.
 DECISIONS = {
     Kind.GENERATE: (
         *_OF_EITHER_KIND,
@@ -41,7 +42,7 @@ DECISIONS = {
         ("REJECT", Reason.ENGINE_DOWN),
         ("EVICT", Reason.ENGINE_DOWN),
     ),
-    Kind.EMBED: _OF_EITHER_KIND,
+    Kind.EMBED: (*_OF_EITHER_KIND, ("REJECT", Reason.DEVICE_TIME)),
 }
 UNREAD = "unread"
 """The value of `class` for requests that were rejected before they were parsed: it is in their body."""

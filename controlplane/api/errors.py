@@ -39,11 +39,7 @@ _MAX_SEARCHED_ITEMS = 4_096
 # Token ids are searched in parts by functions of C.
 _SEARCHED_AT_ONCE = 4_096
 _UNKNOWN_RETRY_MS = 5_000
-"""Retry-After of a 503 whose cause states no time.
-
-How long a model loads, or how soon memory is free, is not known. A client that comes back every five seconds
-costs next to nothing, and loses little of a start that takes a quarter of a minute or more.
-"""
+"""Retry-After of a 503 whose cause states no time: coming back so often costs next to nothing."""
 # A suggestion for a longer name would cost more than it helps.
 _MAX_SUGGESTION_CHARACTERS = 64
 # JSON writes each of them in six bytes.
@@ -64,6 +60,7 @@ _DROPPED = {
     Reason.TPOT_GUARD: "rejected-saturated",
     Reason.BEHIND_OTHERS: "rejected-saturated",
     Reason.SLO_UNATTAINABLE: "rejected-saturated",
+    Reason.DEVICE_TIME: "rejected-saturated",
     Reason.QUEUE_FULL: "rejected-saturated",
     Reason.RATE_LIMITED: "rejected-saturated",
     Reason.QUEUE_TIMEOUT: "rejected-ttl-expired",
@@ -77,6 +74,7 @@ _EVICTED = {
 _REJECT_CODES = {
     Reason.NEVER_FITS: "context_length_exceeded",
     Reason.SLO_UNATTAINABLE: "slo_unattainable",
+    Reason.DEVICE_TIME: "device_time",
     Reason.QUEUE_TIMEOUT: "queue_timeout",
     Reason.RATE_LIMITED: "rate_limit_exceeded",
     Reason.SHUTTING_DOWN: "shutting_down",
@@ -95,6 +93,7 @@ _REJECT_CAUSES = {
     Reason.BEHIND_OTHERS: "other requests are served first",
     Reason.NEVER_FITS: "the request can never fit into the memory pool",
     Reason.SLO_UNATTAINABLE: "the request is predicted to miss its objective",
+    Reason.DEVICE_TIME: "generations need the device's time more",
     Reason.QUEUE_FULL: "the waiting queue is full",
     Reason.QUEUE_TIMEOUT: "the request was not admitted within the longest waiting time",
     Reason.RATE_LIMITED: "the rate limit of the tenant is exceeded",
@@ -104,6 +103,7 @@ _REJECT_CAUSES = {
 _REJECT_REMEDIES = {
     Reason.NEVER_FITS: "shorten the prompt or lower max_tokens",
     Reason.SLO_UNATTAINABLE: "relax the objective or use another service class",
+    Reason.DEVICE_TIME: "or use a service class with a higher weight",
     Reason.SHUTTING_DOWN: "or use another server",
     Reason.ENGINE_DOWN: "or use another server",
 }

@@ -18,6 +18,7 @@ REASONS: Mapping[str, str] = {
     Reason.BEHIND_OTHERS: "behind others in the queue",
     Reason.NEVER_FITS: "larger than its quota can ever be",
     Reason.SLO_UNATTAINABLE: "objective cannot be met now",
+    Reason.DEVICE_TIME: "generations need the device's time more",
     Reason.QUEUE_FULL: "queue is full",
     Reason.QUEUE_TIMEOUT: "waited too long",
     Reason.RATE_LIMITED: "tenant's rate limit",

@@ -322,6 +322,8 @@ def _of_sharing(config: Config) -> Iterator[Mechanism]:
         yield Mechanism("decode pacing", engine.decode_pacing > 0, pacing)
     both = "by the SLOs that each pass meets and breaks" if _has_both(config) else None
     yield Mechanism("priced embedding passes", both is not None, both or "only one kind of model is served")
+    why = "embedding calls whose time is worth more to generations are rejected"
+    yield Mechanism("price of time", both is not None, why if both else "only one kind of model is served")
     yield Mechanism("moving quotas", static is None, static or f"quota.policy: {quota.policy}")
     quantile = quota.forecast.quantile
     why = static or f"quota.forecast.quantile: {quantile}"

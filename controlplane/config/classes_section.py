@@ -17,8 +17,9 @@ class ClassSection:
     """Higher is served first, within `scheduling.priority_head_start_ms`, and may preempt lower ones."""
     weight: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None
     """Value of a met SLO of this class relative to other classes, for the engine orderings `srmt` and
-    `apt` and for the price of an embedding pass; `1 + priority` by default. Under `srmt`, a class of weight 3
-    goes before a class of weight 1 unless its request needs more than three times the memory-time."""
+    `apt`, for the price of an embedding pass and for what the time of an embedding call is worth to
+    generations; `1 + priority` by default. Under `srmt`, a class of weight 3 goes before a class of weight 1
+    unless its request needs more than three times the memory-time."""
     ttft_ms: Milliseconds | None = None
     """Objective for the time to first token; none by default."""
     tpot_ms: Milliseconds | None = None
@@ -28,8 +29,8 @@ class ClassSection:
     gap_ms: Milliseconds | None = None
     """Objective for the longest time between two output tokens; none by default."""
     sheddable: bool = True
-    """Reject a request at once if it is predicted to miss its objective;
-    if false it waits, up to `admission.max_wait_ms`."""
+    """Reject a request at once if it is predicted to miss its objective, or if it is an embedding call whose
+    time is worth more to generations; if false it waits, up to `admission.max_wait_ms`."""
     default: bool = False
     """Class of requests that name none; exactly one class is the default."""
 

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     BEHIND_OTHERS = "behind_others"
     NEVER_FITS = "never_fits"
     SLO_UNATTAINABLE = "slo_unattainable"
+    DEVICE_TIME = "device_time"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     RATE_LIMITED = "rate_limited"

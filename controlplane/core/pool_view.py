@@ -189,6 +189,8 @@ class Share:
     """Calls that a serial owner holds, each with its tokens to compute."""
     last_passes: Mapping[str, Instant] = field(default_factory=dict)
     """When the last pass of each of a serial owner's models ended."""
+    time_price: float = 0.0
+    """Weighted SLOs that generations lose for each second of the device that a serial owner takes."""
     decode_load: DecodeLoad | None = None
     """None for embeddings, and before steps were observed."""
     wait_optimism: float = 1.0

@@ -72,7 +72,7 @@ class _AnnouncingSnapshots(SnapshotBuilder):
     def __init__(self, plain: SnapshotBuilder, announced: Callable[[], Sequence[Waiting]]) -> None:
         super().__init__(
             plain.ledger, plain.tickets, plain.generators, plain.encoders, plain.pace_estimators,
-            plain.engine_leases, plain.ttft, plain.prefixes,
+            plain.engine_leases, plain.ttft, plain.prefixes, plain.time_pricing,
         )  # fmt: skip
         self.announced = announced
 

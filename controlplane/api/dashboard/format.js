@@ -7,6 +7,7 @@ export const REASONS = {
   behind_others: "behind others in the queue",
   never_fits: "larger than its quota can ever be",
   slo_unattainable: "objective cannot be met now",
+  device_time: "generations need the device's time more",
   queue_full: "queue is full",
   queue_timeout: "waited too long",
   rate_limited: "tenant's rate limit",

@@ -16,8 +16,10 @@ Algorithm 1 of the collocation proposal, extended by growth and absolute times:
 A request that would be late even in an empty queue is admitted where it need not wait: rejecting it gains
 nothing, a retry would not help, and only its completion can show that the forecast was wrong. An embedding
 call in that state is rejected while generation runs: it would be computed faster alone, and it would slow the
-running requests down for nothing. So is one in flight once its deadline is lost. If that leaves no call, the
-smallest is admitted after a pause without passes, so that the times of passes are learned anew.
+running requests down for nothing. So is a call that takes time in which generations would meet more SLOs,
+weighted by class, than it is worth (`time_price`), and one in flight once its deadline is lost. If that
+leaves no call, the smallest is admitted after a pause without passes, so that the times of passes are learned
+anew.
 
 An engine that schedules by itself manages its memory, and does step 3 itself. A request is forwarded to it
 at once, while its queue has room and the running requests meet their TPOT. It is rejected only if it is
@@ -38,6 +40,7 @@ from controlplane.policy.gate.memory_lookahead import LookAhead
 from controlplane.policy.gate.moore_hodgson import DeadlineJob, job_of, late_jobs, tokens_before
 from controlplane.policy.gate.ordering import work_before_deadline
 from controlplane.policy.gate.preemption import VictimRank, choose_victims, latest_started
+from controlplane.policy.gate.time_price import PRICE_CHANGES_WITHIN, too_dear
 from controlplane.policy.gate.tpot_guard import tpot_feasible
 
 Fits = Callable[[Share, LookAhead, Footprint], bool]
@@ -85,6 +88,12 @@ class Admission:
             f"{share.largest:,}; shorten the input or lower max_tokens"
         )
         return Reject(Reason.NEVER_FITS, None, detail)
+
+    def reject_too_dear(self, share: Share, waiting: Waiting) -> Reject | None:
+        """The rejection of an embedding call that costs generations more SLOs than it meets, else None."""
+        if not share.is_serial or (why := too_dear(share, waiting)) is None:
+            return None
+        return Reject(Reason.DEVICE_TIME, retry_after(PRICE_CHANGES_WITHIN), why)
 
     def reject_late(self, share: Share, queue: Sequence[Waiting], now: Instant) -> dict[str, Reject]:
         """Rejections by request id among the jobs of a serial owner that cannot all be on time.

@@ -69,12 +69,14 @@ def _decide_owner(
 ) -> None:
     undecided = sorted(queue.undecided, key=_by_rank)
     candidates = queue.waiting
-    impossible = {
-        w.request.id: reject for w in undecided if (reject := admission.reject_if_never_fits(share, w))
+    unwanted = {
+        w.request.id: reject
+        for w in undecided
+        if (reject := admission.reject_if_never_fits(share, w) or admission.reject_too_dear(share, w))
     }
-    if impossible:
-        decisions.rejections += impossible.items()
-        candidates = [w for w in candidates if w.request.id not in impossible]
+    if unwanted:
+        decisions.rejections += unwanted.items()
+        candidates = [w for w in candidates if w.request.id not in unwanted]
     if share.is_serial and (late_jobs := admission.reject_late(share, candidates, now)):
         decisions.rejections += late_jobs.items()
         candidates = [w for w in candidates if w.request.id not in late_jobs]

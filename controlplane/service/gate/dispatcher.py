@@ -34,6 +34,7 @@ from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
 from controlplane.service.gate.retry_after import RetrySpacer
 from controlplane.service.gate.snapshot import SnapshotBuilder
+from controlplane.service.gate.time_pricing import TimePricing
 from controlplane.service.gate.waiting_queue import WaitingQueue
 from controlplane.service.prediction.fail_open import GuardedLengthPredictor
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
@@ -85,13 +86,15 @@ class Dispatcher:
             self.pace_estimators[Owner.LLM] = self._engine_leases.pace_estimator
         self.ttft = TtftPredictor(generators, self.pace_estimators, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
-        parts = (self.pace_estimators, self._engine_leases, self.ttft, self.prefixes)
+        pricing = TimePricing(ledger, self.pace_estimators[Owner.LLM])
+        parts = (self.pace_estimators, self._engine_leases, self.ttft, self.prefixes, pricing)
         self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, encoders, *parts)
         self._retry_spacer = RetrySpacer()
         self.accounting = Accounting(
             ledger, metrics, rates, tenants, lengths, self.pace_estimators[Owner.LLM], self.ttft, generators,
             self.prefixes, recorder,
         )  # fmt: skip
+        self.accounting.on_end.append(pricing.request_ended)
 
     @property
     def config_version(self) -> int:
@@ -113,10 +116,7 @@ class Dispatcher:
             ticket.entry, ticket.footprint = capped, capped.footprint
 
     def reclaim(self, needed_bytes: int, priority: int) -> int:
-        """Preempts generations of lower priority than `priority` that free `needed_bytes`; all or nothing.
-
-        Returns the bytes freed.
-        """
+        """Preempts generations below `priority` that free `needed_bytes`, all or none; returns the bytes."""
         victims = choose_victims(
             self.snapshots.preemptible(self._clock.now()),
             needed_bytes=needed_bytes,

@@ -15,6 +15,7 @@ from controlplane.service.decision_history import Preempted
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.engine_lease_sync import EngineLeases, EngineQueueView
 from controlplane.service.gate.prefix_leases import PrefixLeases
+from controlplane.service.gate.time_pricing import TimePricing
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
 from predictors.timing.embedding_pace import ModelPaces
@@ -38,6 +39,7 @@ class SnapshotBuilder:
     engine_leases: EngineLeases | None
     ttft: TtftPredictor
     prefixes: PrefixLeases
+    time_pricing: TimePricing
     largest: dict[Owner, int] = field(init=False, default_factory=dict)
     """The most bytes that one request may ever have, for owners whose quota changes."""
 
@@ -129,6 +131,7 @@ class SnapshotBuilder:
                 last_passes=self._last_passes(),
                 calls=tuple(embedding_calls_in_flight(self.tickets.values())) if leases.ids else (),
                 is_device_shared=ledger.count(Owner.LLM) > 0,
+                time_price=self.time_pricing.per_second(now),
             )
         free_bytes = ledger.ceiling(owner) - ledger.held(owner)
         planned = None if self.engine_leases is None else self.engine_leases.planned

@@ -37,6 +37,7 @@ REJECTIONS = [
     (Reason.BEHIND_OTHERS, 429, "overloaded", "rejected-saturated"),
     (Reason.QUEUE_FULL, 429, "overloaded", "rejected-saturated"),
     (Reason.SLO_UNATTAINABLE, 429, "slo_unattainable", "rejected-saturated"),
+    (Reason.DEVICE_TIME, 429, "device_time", "rejected-saturated"),
     (Reason.QUEUE_TIMEOUT, 429, "queue_timeout", "rejected-ttl-expired"),
     (Reason.RATE_LIMITED, 429, "rate_limit_exceeded", "rejected-saturated"),
     (Reason.SHUTTING_DOWN, 503, "shutting_down", "rejected-shutting-down"),

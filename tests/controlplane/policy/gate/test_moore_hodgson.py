@@ -54,6 +54,7 @@ def decided(
     memory: int = 1_000,
     is_shared: bool = False,
     last_pass_ago_s: float | None = None,
+    time_price: float = 0.0,
 ) -> Plan:
     """The plan with calls h0, h1, ... in flight and w0, w1, ... waiting; `is_shared` with generations."""
     ledger = MemoryLedger({Owner.EMBEDDING: 1_000})
@@ -71,7 +72,7 @@ def decided(
     share = Share(
         ceiling=memory, held=10 * len(held), deficit=0, largest=1_000, free_slots=9,
         leases=ledger.table(Owner.EMBEDDING), pace=PACE, is_serial=True, calls=tuple(calls),
-        is_device_shared=is_shared,
+        is_device_shared=is_shared, time_price=time_price,
         last_passes={} if last_pass_ago_s is None else {"m": Instant(NOW - seconds(last_pass_ago_s))},
     )  # fmt: skip
     view = PoolView({Owner.EMBEDDING: share}, {Owner.EMBEDDING: Queue(waiting, waiting)})
