@@ -28,6 +28,10 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0090": ("quota", "traces-code", "workflow-trace"),
     "0095": ("matrix-sizes", "memory-splits"),
     "0096": ("hostile-input",),
+    "0097": (
+        "collocation", "mix-compute", "mix-light", "predictors", "retry-after", "same-architecture",
+        "tuning-gain", "tuning-on-engines", "workflow", "workflow-engines",
+    ),
 }  # fmt: skip
 """Results by the number of the first decision that they precede on admission, order, passes or limits."""
 INDEPENDENT = frozenset(
@@ -41,13 +45,11 @@ INDEPENDENT = frozenset(
 """Results of no gate and no scheduler of the server."""
 CURRENT = frozenset(
     (
-        "collocation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
-        "fleet-conversations", "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies",
-        "fleet-ray-capacity", "fleet-ray-latency", "fleet-report-cost", "fleet-retries",
-        "fleet-retry-storms", "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90",
-        "fleet-traces", "live-feed", "mix-compute", "mix-light", "mix-memory", "predictors", "retry-after",
-        "same-architecture", "simulated-mix-prefill", "soak", "tuning-gain", "tuning-on-engines", "workflow",
-        "workflow-engines",
+        "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-conversations",
+        "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies", "fleet-ray-capacity",
+        "fleet-ray-latency", "fleet-report-cost", "fleet-retries", "fleet-retry-storms",
+        "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
+        "live-feed", "mix-memory", "simulated-mix-prefill", "soak",
     )
 )  # fmt: skip
 """Results of the present rules."""
