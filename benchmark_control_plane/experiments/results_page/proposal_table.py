@@ -19,7 +19,7 @@ _MEASURED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "1: against tuned baselines: queue limits, small batches, niceness, static splits",
         ("mix-memory", "head-to-head"),
-        "mix-memory: queue limits of 16 and 32",
+        "mix-memory: a queue limit of 16 and 8 requests",
     ),
     ("1: without help from the operating system's scheduler", ("mix-compute-no-idle",), ""),
     (

@@ -17,7 +17,9 @@ class TimePricing:
     """Tells the price of generations that ended, and which of them lacked time.
 
     One lacked time if it missed its SLO although it could have met it when it arrived, and memory was always
-    free. An answer whose retrieval took most of its time could not, and says nothing about the device.
+    free. Only objectives that the operator states count: with a TPOT that no device meets, a client could
+    have the embeddings of others rejected, and what an answer has left after its retrieval says nothing about
+    the device. Nor does a request that failed or that never fits.
     """
 
     def __init__(self, ledger: MemoryLedger, estimator: ObservedPace | ReportedPace) -> None:
@@ -36,9 +38,12 @@ class TimePricing:
             self._memory_short_at = now
 
     def request_ended(self, ticket: Ticket) -> None:
-        """Counts a generation with an SLO, unless its client left."""
+        """Counts a generation with the objectives of its class that was served, rejected or evicted."""
         request, at = ticket.request, ticket.timeline.finished
-        if at is None or request.kind is not Kind.GENERATE or ticket.outcome is Outcome.ABORTED:
+        if at is None or request.kind is not Kind.GENERATE or request.slo != request.service_class.slo:
+            return
+        never_fits = ticket.footprint.worst > self._ledger.ceiling(Owner.LLM)
+        if never_fits or ticket.outcome in (Outcome.ABORTED, Outcome.FAILED):
             return
         pace, deadline = self._estimator.pace_of(request.model), request.first_deadline
         if pace is None or deadline is None:

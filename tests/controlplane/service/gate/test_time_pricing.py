@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from backends.testing.scripted import ScriptedEmbedder
-from controlplane.core.clock import Instant, milliseconds
+from controlplane.core.clock import Duration, Instant, milliseconds
 from controlplane.core.decision import Outcome, Reason
 from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import Pace
@@ -29,6 +29,8 @@ def price(
     running: int = 1,
     kind: Kind = Kind.GENERATE,
     outputs: int = 0,
+    of_client: Duration | None = None,
+    worst: int = 0,
     estimator: SimpleNamespace | None = None,
     **slo_ms: float,
 ) -> float:
@@ -45,9 +47,10 @@ def price(
     slo = Slo(**{part: milliseconds(value) for part, value in slo_ms.items()})
     for number in range(10):
         request = a_request(str(number), 100, 40, slo=slo, kind=kind)
+        request = replace(request, slo=slo if of_client is None else replace(slo, tpot=of_client))
         timeline = Timeline(Instant(0))
         timeline.finished, timeline.output_tokens = END, outputs
-        ticket = Ticket(request, Footprint(1, 1, 40), None, timeline, None)
+        ticket = Ticket(request, Footprint(1, 1, 40, worst), None, timeline, None)
         ticket.outcome = outcome
         pricing.request_ended(ticket)
     return pricing.per_second(END)
@@ -92,6 +95,9 @@ def test_a_request_that_memory_was_short_for_says_nothing_although_it_is_free_ag
     [
         (Outcome.MET, {"ttft": 500}),
         (Outcome.ABORTED, {"ttft": 500}),
+        (Outcome.FAILED, {"ttft": 500}),
+        (Outcome.LATE, {"ttft": 500, "of_client": milliseconds(1)}),
+        (Outcome.REJECTED, {"ttft": 500, "worst": 1_001}),
         (Outcome.LATE, {}),
         (Outcome.LATE, {"ttft": 500, "memory": 600}),
         # The prompt alone takes longer than the retrieval before it has left.
@@ -100,7 +106,19 @@ def test_a_request_that_memory_was_short_for_says_nothing_although_it_is_free_ag
         (Outcome.LATE, {"ttft": 500, "kind": Kind.EMBED}),
         (Outcome.LATE, {"ttft": 500, "estimator": SimpleNamespace(pace_of=lambda model: None)}),
     ],
-    ids=["met", "client left", "no slo", "memory", "ttft", "e2e", "embedding", "no pace"],
+    ids=[
+        "met",
+        "client left",
+        "failed",
+        "objective of the client",
+        "never fits",
+        "no slo",
+        "memory",
+        "ttft",
+        "e2e",
+        "embedding",
+        "no pace",
+    ],
 )
 def test_others_say_nothing_about_the_device(outcome, case):
     assert price(outcome, **case) == 0.0
