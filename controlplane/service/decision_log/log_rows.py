@@ -238,8 +238,8 @@ def _stated(request: Request) -> dict[str, float]:
 
 
 def _ms(duration: Duration | None) -> float | None:
-    """Milliseconds in steps of 0.1, from a second on in four significant digits."""
-    if duration is None or duration < 1_000_000_000:
+    """Milliseconds: below 100 in steps of 0.1, then in whole ones, from 10 s on in four digits."""
+    if duration is None or duration < 100_000_000:
         return None if duration is None else duration // 100_000 / 10
     whole = duration // 1_000_000
     return round(whole, 4 - len(str(whole)))
