@@ -13,8 +13,11 @@ from operator import mul
 # Plain floats: for so few numbers, once per engine step, numpy takes four times as long.
 Row = list[float]
 
-# Each solve starts from the previous solution, so few coordinate-descent sweeps are enough.
+# Each solve starts from the previous solution, so few coordinate-descent sweeps are enough. Not so at first,
+# when each observation changes the solution a lot: with two the first cost would take the errors of all.
 _SWEEPS = 2
+_FIRST_SWEEPS = 32
+_FIRST_OBSERVATIONS = 64
 
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:
@@ -40,6 +43,8 @@ class OnlineLeastSquares:
         # Normal equations of the observations: matrix and right-hand side.
         self._rows: list[Row] = [[0.0] * len(costs) for _ in costs]
         self._totals: Row = [0.0] * len(costs)
+        # Observations since the start or the last change of the system.
+        self._observed = 0
 
     def prediction_variance(self, load: Row, precisions: Row) -> float:
         """Approximate variance of the predicted total of `load`; off-diagonal terms are ignored.
@@ -59,6 +64,7 @@ class OnlineLeastSquares:
             for to, other in enumerate(load):
                 row[to] = decay * row[to] + counted * other
             totals[at] = decay * totals[at] + counted * total
+        self._observed += 1
         self._solve(precisions)
         costs, beliefs, least = self.costs, self.beliefs, self._least
         for at, (part, belief) in enumerate(zip(load, beliefs, strict=True)):
@@ -70,11 +76,12 @@ class OnlineLeastSquares:
         """Scales the weight of all earlier observations by `share`, after a change of the system."""
         self._rows = [[share * value for value in row] for row in self._rows]
         self._totals = [share * total for total in self._totals]
+        self._observed = 0
 
     def _solve(self, precisions: Row) -> None:
         """Coordinate descent on the penalised normal equations, each cost clipped at 0."""
         costs, totals, beliefs = self.costs, self._totals, self.beliefs
-        for _ in range(_SWEEPS):
+        for _ in range(_FIRST_SWEEPS if self._observed <= _FIRST_OBSERVATIONS else _SWEEPS):
             for at, row in enumerate(self._rows):
                 own, precision = row[at], precisions[at]
                 others = sum(map(mul, row, costs)) - own * costs[at]

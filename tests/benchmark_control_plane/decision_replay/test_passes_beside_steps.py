@@ -33,7 +33,7 @@ def log(tmp_path_factory):
     # Long passes: a third of the time one is under way.
     requests = [
         replace(offer, lengths=(200,) * 20) if hasattr(offer, "lengths") else offer
-        for offer in offered(rate=6.0)
+        for offer in offered(rate=4.5)
     ]
     simulate(requests, BESIDE, {**SECTIONS, "decision_log": {"dir": str(folder), "sample": 0}})
     return folder

@@ -62,3 +62,14 @@ def test_keep_speeds_up_learning():
     for one in (fit, slow):
         observe(one, random, [4.0, 0.5, 1.0], steps=30)
     assert abs(fit.costs[0] - 4.0) < 0.3 < abs(slow.costs[0] - 4.0)
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_the_first_errors_go_to_the_cost_that_caused_them(scale):
+    """A fixed part and one that varies are told apart within a few observations, also after a change."""
+    fit = OnlineLeastSquares([1.0, 1.0], decay=0.998)
+    for truth in ([1.0, scale], [scale, 1.0]):
+        fit.keep(0.005)
+        for load in ([1.0, 8.0], [1.0, 0.0], [1.0, 4.0]):
+            fit.observe(load, dot(load, truth), weight=1 / 0.2**2, precisions=DOUBTS)
+        assert fit.costs == pytest.approx(truth, rel=0.15)
