@@ -84,16 +84,17 @@ def set_session_nice(process_id: int, nice: int, processes: Path = Path("/proc")
 
 @contextmanager
 def raised_session(lead: int, file: Path = Path("/proc/self/autogroup")) -> Iterator[None]:
-    """Lowers the nice value of this process's autogroup by `lead` until the block ends, where permitted.
+    """Lowers the nice value of this process's autogroup until the block ends, where permitted.
 
-    Linux divides a core among sessions before the niceness of their processes counts, and each server that a
-    benchmark starts has a session of its own.
+    It is then at most `-lead`: Linux divides a core among sessions before the niceness of their processes
+    counts, and each server that a benchmark starts has a session of its own, which begins at 0 whatever the
+    value of this one.
     """
     words: list[str] = []
     with suppress(OSError):
         # For example "/autogroup-9 nice 0"; absent or empty without autogroups.
         if words := file.read_text(encoding="ascii").split():
-            file.write_text(str(int(words[-1]) - lead), encoding="ascii")
+            file.write_text(str(min(int(words[-1]), 0) - lead), encoding="ascii")
     try:
         yield
     finally:

@@ -53,12 +53,13 @@ def test_the_probe_gives_a_time_for_each_second_of_the_block():
     assert len(found) >= 1 and all(took > 0.0 for took in found)
 
 
-def test_a_session_has_its_former_level_after_the_block(tmp_path):
+@pytest.mark.parametrize(("before", "within"), [("5", "-10"), ("-3", "-13")])
+def test_a_session_leads_new_ones_in_the_block_and_has_its_former_level_after_it(tmp_path, before, within):
     file = tmp_path / "autogroup"
-    file.write_text("/autogroup-9 nice 5\n", encoding="ascii")
+    file.write_text(f"/autogroup-9 nice {before}\n", encoding="ascii")
     with raised_session(10, file):
-        assert file.read_text(encoding="ascii") == "-5"
-    assert file.read_text(encoding="ascii") == "5"
+        assert file.read_text(encoding="ascii") == within
+    assert file.read_text(encoding="ascii") == before
 
 
 @pytest.mark.parametrize("content", [None, ""], ids=["no autogroups", "the machine's first session"])
