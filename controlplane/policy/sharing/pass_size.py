@@ -2,13 +2,14 @@
 
 A pass delays the engine's steps: by its time where they take turns, by less where they run at the same time
 (decision 0084). `PauseCosts` predicts how many SLOs that delay breaks, weighted by class: from the length
-distribution of each running request, and from the time left to each that waits for a place in the engine. A
-pass meets SLOs, too: each input is worth its share of its call's SLO, scaled by the share of the device that
-the pending calls need from now on to be on time. With time to spare a pass is worth little and waits for a
-step at which it costs nothing; close to a deadline it is worth as much as the class's weight. The pass takes
-the most urgent inputs up to the number at which its worth less its cost is highest; at zero inputs no pass
-starts. Passes without a cost would use up all time that a TPOT objective leaves, and the next delay would
-break it, so a tenth of it is kept.
+distribution of each running request, from the time left to each that waits for a place in the engine, and
+from how often generations arrive and what time they have (`expected_arrivals`). A pass meets SLOs, too:
+each input is worth its share of its call's SLO, scaled by the share of the device that the pending calls
+need from now on to be on time. With time to spare a pass is worth little and waits for a step at which it
+costs nothing; close to a deadline it is worth as much as the class's weight. The pass takes the most urgent
+inputs up to the number at which its worth less its cost is highest; at zero inputs no pass starts. Passes
+without a cost would use up all time that a TPOT objective leaves, and the next delay would break it, so a
+tenth of it is kept.
 
 Neither side starves. An engine waits for passes no longer than its TPOT objectives allow (`decode_pacing`).
 Calls that are late or have no deadline are worth a small fixed share, and 5 % of the time since the last pass
@@ -42,7 +43,7 @@ _LONGEST_FREE_SECONDS = 0.05
 # Part of a TPOT objective that passes leave to delays which nothing predicts (decision 0066).
 _RESERVED_SHARE = 0.1
 # Chance of a start just before the deadline, over that of a start at any time until then (decision 0064).
-_LATE_START_SHARE = 0.3
+LATE_START_SHARE = 0.3
 # Candidate sizes of a pass differ by at least this part of the size, which bounds their number.
 _SIZE_STEP = 8
 # The longest pass, as a part of the shortest objective of so many recent calls.
@@ -180,7 +181,7 @@ class PauseCosts:
     gate admits what it predicts to be in time, so that few starts are as late as that: 0.3 of it.
 
     Prompts arrive during a pause, too, and are computed after it: a second of a pause delays the requests by
-    `stretch` seconds.
+    `stretch` seconds. What a pause costs the requests to come, `to_come` tells (`expected_arrivals`).
     """
 
     def __init__(
@@ -189,10 +190,12 @@ class PauseCosts:
         waiting: Iterable[WeightedSlo] = (),
         stretch: float = 1.0,
         pass_delay: float = 1.0,
+        to_come: Callable[[float], float] | None = None,
     ) -> None:
         self._running = list(running)
         self._stretch = stretch
         self._pass_delay = pass_delay
+        self._to_come = to_come
         by_spare = sorted((slo.least_spare, slo.weight) for slo in waiting)
         self._spares = [spare for spare, _ in by_spare]
         # Of the first n: their weights, and what each second costs.
@@ -203,6 +206,8 @@ class PauseCosts:
         """The expected number for passes of these lengths from now on, in seconds, ascending."""
         pauses = [self._stretch * self._pass_delay * seconds for seconds in passes]
         costs = list(map(self._cost_to_waiting, pauses))
+        if self._to_come is not None:
+            costs = [cost + self._to_come(pause) for cost, pause in zip(costs, pauses, strict=True)]
         # Plain floats: no pause breaks most SLOs, and for the few others numpy takes longer.
         for slo in self._running:
             if (risks := slo.added_risk(pauses)) is not None:
@@ -211,7 +216,7 @@ class PauseCosts:
 
     def _cost_to_waiting(self, pause: float) -> float:
         taken = bisect_right(self._spares, pause)
-        return self._weights[taken] + _LATE_START_SHARE * pause * (self._rates[-1] - self._rates[taken])
+        return self._weights[taken] + LATE_START_SHARE * pause * (self._rates[-1] - self._rates[taken])
 
 
 class PendingWork(NamedTuple):

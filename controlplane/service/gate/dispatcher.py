@@ -28,7 +28,7 @@ from controlplane.service.gate.cycle_timer import CycleTimer
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
-from controlplane.service.gate.pause_pricing import price_pause
+from controlplane.service.gate.pause_pricing import PausePricing
 from controlplane.service.gate.policies import Policies
 from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.rate_limits import RateLimiter
@@ -86,7 +86,8 @@ class Dispatcher:
             self.pace_estimators[Owner.LLM] = self._engine_leases.pace_estimator
         self.ttft = TtftPredictor(generators, self.pace_estimators, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
-        pricing = TimePricing(ledger, self.pace_estimators[Owner.LLM])
+        pricing = TimePricing(ledger, llm := self.pace_estimators[Owner.LLM])
+        self._pause_pricing = PausePricing(self._tickets, ledger, llm, self._engine_leases)
         parts = (self.pace_estimators, self._engine_leases, self.ttft, self.prefixes, pricing)
         self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, encoders, *parts)
         self._retry_spacer = RetrySpacer()
@@ -133,8 +134,7 @@ class Dispatcher:
 
     def pause_cost(self) -> PauseCost | None:
         """What an embedding pass costs the generations in the engine now; None if there are none."""
-        pace, now = self.pace_estimators[Owner.LLM], self._clock.now()
-        return price_pause(self._tickets.values(), self.ledger, pace, now, self._engine_leases)
+        return self._pause_pricing.cost(self._clock.now())
 
     def set_policies(self, policies: Policies) -> None:
         """Replaces the policies; waiting requests are ranked and decided again."""
@@ -376,6 +376,7 @@ class Dispatcher:
             ticket.decision = "DEFER" if ticket.phase is Phase.DEFERRED else decision
             ticket.timeline.dispatched = now
             self.ttft.dispatched(ticket, admit.wait, now)
+            self._pause_pricing.admitted(ticket, now)
         ticket.move(Phase.PREFILL)
         ticket.granted.set_result(None)
 

@@ -1,11 +1,12 @@
 """Prices a pause of the engine, which `pass_size` weighs against the value of an embedding pass."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from controlplane.core.clock import Duration, Instant, after, between, to_seconds
 from controlplane.core.memory_ledger import MemoryLedger
 from controlplane.core.ports import PauseCost
 from controlplane.core.request import Kind, Owner
+from controlplane.policy.sharing.expected_arrivals import Arrival, ExpectedArrivals
 from controlplane.policy.sharing.pass_size import MeanPace, PauseCosts, TimeLeft, WeightedSlo
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.ticket import Ticket
@@ -15,47 +16,66 @@ from predictors.timing.online_step_time import ObservedPace, ReportedPace
 _MAX_STRETCH = 20.0
 
 
-def price_pause(
-    tickets: Iterable[Ticket],
-    ledger: MemoryLedger,
-    estimator: ObservedPace | ReportedPace,
-    now: Instant,
-    engine: EngineLeases | None,
-) -> PauseCost | None:
-    """What an embedding pass costs the requests in the engine; None if there is none.
+class PausePricing:
+    """Prices a pause for the generations in the engine and for those that will arrive during it.
 
     Args:
-        tickets: in order of arrival.
+        tickets: all requests, in order of arrival.
         ledger: has a lease for each request in the engine.
         estimator: of the pace of the LLM.
-        now: start of the pass.
         engine: knows which requests wait for a place in it; None: none waits.
     """
-    pace = estimator.pace
-    # `own_step` excludes the delay by embedding passes, which are priced one by one.
-    if (own_step := estimator.own_step) is None:
-        own_step = Duration(0) if pace is None else pace.step
-    stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - estimator.prefill_share))
-    step = to_seconds(own_step) * stretch
-    per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
-    remaining = ledger.remaining_steps(Owner.LLM)
-    running, waiting, prompt_tokens, generate = list[WeightedSlo](), list[WeightedSlo](), 0, Kind.GENERATE
-    for ticket in tickets:
-        request = ticket.request
-        if ticket.lease is None or request.kind is not generate:
-            continue
-        first = 0.0
-        if ticket.timeline.first_token is None:
-            # Prompts that arrived before are computed before, in the same step at the latest.
-            prompt_tokens += max(0, request.prompt_tokens - request.cached_tokens)
-            first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
-        objectives = _objectives(ticket, remaining[request.id], first, step, now)
-        slo = WeightedSlo(request.service_class.weight, objectives)
-        has_place = engine is None or engine.has_started(ticket)
-        (running if has_place else waiting).append(slo)
-    if not running and not waiting:
-        return None
-    return PauseCosts(running, waiting, stretch, estimator.pass_delay)
+
+    def __init__(
+        self,
+        tickets: Mapping[str, Ticket],
+        ledger: MemoryLedger,
+        estimator: ObservedPace | ReportedPace,
+        engine: EngineLeases | None,
+    ) -> None:
+        self._tickets = tickets
+        self._ledger = ledger
+        self._estimator = estimator
+        self._engine = engine
+        self._arrivals = ExpectedArrivals()
+
+    def admitted(self, ticket: Ticket, now: Instant) -> None:
+        """Counts a generation that was admitted with a time to the first token."""
+        request, pace = ticket.request, self._estimator.pace
+        if request.kind is not Kind.GENERATE or request.slo.ttft is None or pace is None:
+            return
+        step = self._estimator.own_step or pace.step
+        work = request.prefill_tokens * to_seconds(pace.per_prompt_token) + to_seconds(step)
+        spare = to_seconds(request.slo.ttft) - work
+        self._arrivals.record(Arrival(now, spare, request.service_class.weight))
+
+    def cost(self, now: Instant) -> PauseCost | None:
+        """What an embedding pass from now on costs; None if no generation is in the engine."""
+        estimator, pace = self._estimator, self._estimator.pace
+        # `own_step` excludes the delay by embedding passes, which are priced one by one.
+        if (own_step := estimator.own_step) is None:
+            own_step = Duration(0) if pace is None else pace.step
+        stretch = min(_MAX_STRETCH, 1 / max(1e-9, 1 - estimator.prefill_share))
+        step = to_seconds(own_step) * stretch
+        per_prompt_token = 0.0 if pace is None else to_seconds(pace.per_prompt_token)
+        remaining = self._ledger.remaining_steps(Owner.LLM)
+        running, waiting, prompt_tokens, generate = list[WeightedSlo](), list[WeightedSlo](), 0, Kind.GENERATE
+        for ticket in self._tickets.values():
+            request = ticket.request
+            if ticket.lease is None or request.kind is not generate:
+                continue
+            first = 0.0
+            if ticket.timeline.first_token is None:
+                # Prompts that arrived before are computed before, in the same step at the latest.
+                prompt_tokens += max(0, request.prompt_tokens - request.cached_tokens)
+                first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
+            objectives = _objectives(ticket, remaining[request.id], first, step, now)
+            slo = WeightedSlo(request.service_class.weight, objectives)
+            has_place = self._engine is None or self._engine.has_started(ticket)
+            (running if has_place else waiting).append(slo)
+        if not running and not waiting:
+            return None
+        return PauseCosts(running, waiting, stretch, estimator.pass_delay, self._arrivals.costs(now))
 
 
 def _objectives(

@@ -9,7 +9,7 @@ from controlplane.core.memory_ledger import Footprint, MemoryLedger
 from controlplane.core.pool_view import Pace
 from controlplane.core.request import Owner, Timeline
 from controlplane.core.slo import Slo
-from controlplane.service.gate.pause_pricing import price_pause
+from controlplane.service.gate.pause_pricing import PausePricing
 from controlplane.service.ticket import Ticket
 from tests.example_requests import a_request
 
@@ -27,8 +27,10 @@ class Bench:
             prefill_share=prefill_share,
             pass_delay=1.0,
         )
-        self.tickets: list[Ticket] = []
+        self.tickets: dict[str, Ticket] = {}
         self.waiting: list[Ticket] = []
+        engine = SimpleNamespace(has_started=lambda ticket: ticket not in self.waiting)
+        self.pricing = PausePricing(self.tickets, self.ledger, self.estimator, engine)
 
     def add(self, prompt_tokens: int, *, cached: int = 0, outputs: int = 0, **slo_ms: float) -> None:
         slo = Slo(**{part: milliseconds(value) for part, value in slo_ms.items()})
@@ -39,18 +41,16 @@ class Bench:
             timeline.output_tokens = outputs
         ticket = Ticket(request, Footprint(1, 1, 10), None, timeline, None)
         ticket.lease = self.ledger.open(request.id, Owner.LLM, ticket.footprint, priority=0)
-        self.tickets.append(ticket)
+        self.tickets[request.id] = ticket
 
     def cost(self, *pauses_ms: float) -> list[float]:
-        engine = SimpleNamespace(has_started=lambda ticket: ticket not in self.waiting)
-        found = price_pause(self.tickets, self.ledger, self.estimator, NOW, engine)
+        found = self.pricing.cost(NOW)
         assert found is not None
         return found([pause / 1e3 for pause in pauses_ms])
 
 
 def test_nothing_that_runs_means_no_cost():
-    bench = Bench()
-    assert price_pause(bench.tickets, bench.ledger, bench.estimator, NOW, None) is None
+    assert Bench().pricing.cost(NOW) is None
 
 
 def test_a_first_token_needs_its_prompt_and_those_before_it():
@@ -64,11 +64,11 @@ def test_a_first_token_needs_its_prompt_and_those_before_it():
 def test_a_pause_delays_those_that_wait_for_a_place_by_their_part_of_the_time_left():
     bench = Bench()
     bench.add(200, ttft=130)
-    bench.waiting = bench.tickets
+    bench.waiting = list(bench.tickets.values())
     # Of 130 ms, 10 have passed; the prompt takes 20 ms and the step 10 ms, so 90 ms may be waited.
     assert bench.cost(9, 45, 200) == pytest.approx([0.3 * 0.1, 0.3 * 0.5, 1.0])
     bench.add(900, ttft=50)
-    bench.waiting = bench.tickets
+    bench.waiting = list(bench.tickets.values())
     assert bench.cost(9) == pytest.approx([0.3 * 0.1]), "the second is late in any case"
 
 
@@ -92,3 +92,16 @@ def test_a_pass_that_runs_beside_the_steps_costs_what_it_delays_them():
     bench.add(200, ttft=100)
     # Of 100 ms, 10 have passed, the prompt takes 20 ms and the step 10 ms.
     assert bench.cost(236, 244) == pytest.approx([0.0, 1.0])
+
+
+def test_a_pause_costs_those_to_come_as_much_as_it_takes_of_the_time_that_their_own_work_leaves():
+    bench = Bench()
+    bench.add(200, outputs=3)
+    bench.add(200, outputs=3, ttft=80)
+    assert bench.cost(100) == [0.0]
+    running, admitted = bench.tickets.values()
+    for _ in range(20):
+        bench.pricing.admitted(running, Instant(0))
+        bench.pricing.admitted(admitted, Instant(0))
+    # 20 have come in 10 ms. Of 80 ms each needs 20 for its prompt and 10 for the step.
+    assert bench.cost(50, 51) == pytest.approx([0.3 * 50, 0.3 * 50 + 2], rel=0.01)
