@@ -27,7 +27,7 @@ from backends.vllm.grammar_limits import GrammarLimits
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.plugin.request_metadata import metadata_of
 from backends.vllm.text_codec import HuggingFaceCodec
-from backends.vllm.warm_up import WARM_UP_LIMIT_SECONDS, warm_up
+from backends.vllm.warm_up import WARM_UP_LIMIT_SECONDS, learn_step_times, warm_up
 from controlplane.core.engine_reports import EngineState, EngineStep, StepCost
 from controlplane.core.errors import BackendDown
 from controlplane.core.forecast import LengthForecast
@@ -181,6 +181,7 @@ class VllmGenerator:
         if engine.scheduler_client is not None:
             # Replaces what the scheduler has learned from steps that compiled.
             await engine.scheduler_client.connect(engine.step_cost)
+            await learn_step_times(engine)
         engine.start_watchdog(stall_seconds=self._stall_seconds)
         engine.watch_outputs()
         # Set last, since the steps of the warm-up say nothing about later ones.

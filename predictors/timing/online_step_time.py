@@ -160,6 +160,7 @@ class StepReports:
         self._reported = 0
         self._stretch = 1.0
         self._steps = self._all_seconds = self._prefill_seconds = self._prefill_squares = 0.0
+        self._waited_seconds = 0.0
         # At first a pass is taken to delay the steps by its whole time.
         self._delayed_seconds = self._pass_seconds = _PRIOR_PASS_SECONDS
         self._full_steps: deque[Duration] = deque(maxlen=_STRETCH_STEPS)
@@ -230,6 +231,7 @@ class StepReports:
         stretch = 1.0 if is_alone else max(1.0, took / 1e9 / predicted)
         prefill = work.prefill_tokens * self.steps.per_prompt_token
         self._record_prefill(min(busy / 1e9, prefill), busy / 1e9)
+        self._waited_seconds = _DECAY * self._waited_seconds + waited / 1e9
         self._stretch += (clipped(stretch, self._stretch) - self._stretch) / _STRETCH_STEPS
 
     def observe_pass(self, predicted: Duration) -> None:
@@ -264,6 +266,12 @@ class StepReports:
     def prefill_share(self) -> float:
         """Share of recent step time spent on prefill."""
         return self._prefill_seconds / self._all_seconds if self._all_seconds else 0.0
+
+    @property
+    def waited_share(self) -> float:
+        """Share of recent time, of steps and waits, for which the engine waited on purpose."""
+        whole = self._all_seconds + self._waited_seconds
+        return self._waited_seconds / whole if whole else 0.0
 
     @property
     def prefill_deviation(self) -> float:

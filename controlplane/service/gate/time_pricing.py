@@ -11,6 +11,8 @@ from predictors.timing.online_step_time import ObservedPace, ReportedPace
 
 # With less of the LLM's memory in use, a generation that missed its SLO did not wait for memory.
 _MOST_MEMORY_IN_USE = 0.5
+# An engine that waits on purpose for more of its time has time left.
+_MOST_WAITED = 0.05
 
 
 class TimePricing:
@@ -20,6 +22,9 @@ class TimePricing:
     free. Only objectives that the operator states count: with a TPOT that no device meets, a client could
     have the embeddings of others rejected, and what an answer has left after its retrieval says nothing about
     the device. Nor does a request that failed or that never fits.
+
+    While the engine waits for embedding passes on purpose, time is not short: what is missed then is missed
+    by the wait, or by chance (decision 0099).
     """
 
     def __init__(self, ledger: MemoryLedger, estimator: ObservedPace | ReportedPace) -> None:
@@ -31,7 +36,7 @@ class TimePricing:
     def per_second(self, now: Instant) -> float:
         """Weighted SLOs that generations lose for each second of the device."""
         self._look_at_memory(now)
-        return self._price.per_second(now)
+        return 0.0 if self._estimator.waited_share > _MOST_WAITED else self._price.per_second(now)
 
     def _look_at_memory(self, now: Instant) -> None:
         if self._ledger.held(Owner.LLM) > _MOST_MEMORY_IN_USE * self._ledger.ceiling(Owner.LLM):

@@ -122,7 +122,7 @@ async def test_the_first_logprobs_and_structured_output_compile_nothing():
         assert observed.stages == [StartStage.WARMING_UP]
         [line] = observed.notes
         assert re.fullmatch(
-            r"logprobs [\d.]+ s, samples [\d.]+ s, structured output [\d.]+ s", line
+            r"logprobs [\d.]+ s, samples [\d.]+ s, structured output [\d.]+ s, prompts [\d.]+ s", line
         ), line  # fmt: skip
         plain = await seconds_of(complete(generator, PROMPT, greedy(4)))
         for sampling in (

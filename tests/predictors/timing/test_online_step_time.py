@@ -255,6 +255,7 @@ def paces_after(*steps: tuple[int, float, bool]) -> ObservedPace:
 
 def test_prefill_share_follows_prefill_time():
     assert ObservedPace().prefill_share == ObservedPace().prefill_deviation == 0.0
+    assert ObservedPace().waited_share == 0.0
     observed = paces_after((0, 10, True), (100, 20, True))
     assert observed.prefill_share == pytest.approx(10 / 30, rel=0.05)
     assert observed.prefill_deviation == pytest.approx(0.005, rel=0.05)
@@ -266,8 +267,12 @@ def test_intentional_wait_is_not_step_time():
         observed.observe_work(StepWork(0, 1, 0), milliseconds(10))
         observed.observe_work(StepWork(0, 1, 0), milliseconds(30), waited=milliseconds(18), is_alone=False)
     assert observed.own_step == pytest.approx(milliseconds(10), rel=0.01)
+    assert observed.waited_share == pytest.approx(18 / 40, rel=0.01)
     # The client waits for this time all the same.
     assert observed.predicted_token_gap(0.5) == pytest.approx(milliseconds(20), rel=0.1)
+    for _ in range(2_000):
+        observed.observe_work(StepWork(0, 1, 0), milliseconds(10))
+    assert observed.waited_share < 0.02
 
 
 def test_prefill_share_counts_prefill_and_not_embedding_time():

@@ -20,6 +20,11 @@ from tests.example_requests import a_request
 
 END = Instant(milliseconds(5_000))
 STEP = milliseconds(10)
+PACE = Pace(STEP, milliseconds(1))
+
+
+def an_estimator(pace: Pace | None = PACE, *, waited_share: float = 0.0) -> SimpleNamespace:
+    return SimpleNamespace(pace_of=lambda model: pace, own_step=STEP, waited_share=waited_share)
 
 
 def price(
@@ -39,11 +44,7 @@ def price(
     for number in range(running):
         each = Footprint(memory // running, memory // running, 10)
         ledger.open(f"r{number}", Owner.LLM, each, priority=0)
-    pricing = TimePricing(
-        ledger,
-        estimator
-        or SimpleNamespace(pace_of=lambda model: Pace(STEP, milliseconds(1)), own_step=milliseconds(10)),
-    )
+    pricing = TimePricing(ledger, estimator or an_estimator())
     slo = Slo(**{part: milliseconds(value) for part, value in slo_ms.items()})
     for number in range(10):
         request = a_request(str(number), 100, 40, slo=slo, kind=kind)
@@ -72,8 +73,7 @@ def test_an_output_longer_than_expected_takes_its_own_time():
 
 def test_a_request_that_memory_was_short_for_says_nothing_although_it_is_free_again():
     ledger = MemoryLedger({Owner.LLM: 1_000})
-    pace = Pace(STEP, milliseconds(1))
-    pricing = TimePricing(ledger, SimpleNamespace(pace_of=lambda model: pace, own_step=STEP))
+    pricing = TimePricing(ledger, an_estimator())
     lease = ledger.open("r", Owner.LLM, Footprint(600, 600, 10), priority=0)
     assert pricing.per_second(Instant(milliseconds(1_000))) == 0.0
     ledger.close(lease)
@@ -104,7 +104,8 @@ def test_a_request_that_memory_was_short_for_says_nothing_although_it_is_free_ag
         (Outcome.LATE, {"ttft": 90}),
         (Outcome.REJECTED, {"e2e": 450}),
         (Outcome.LATE, {"ttft": 500, "kind": Kind.EMBED}),
-        (Outcome.LATE, {"ttft": 500, "estimator": SimpleNamespace(pace_of=lambda model: None)}),
+        (Outcome.LATE, {"ttft": 500, "estimator": an_estimator(None)}),
+        (Outcome.LATE, {"ttft": 500, "estimator": an_estimator(waited_share=0.06)}),
     ],
     ids=[
         "met",
@@ -118,6 +119,7 @@ def test_a_request_that_memory_was_short_for_says_nothing_although_it_is_free_ag
         "e2e",
         "embedding",
         "no pace",
+        "the engine waits for passes",
     ],
 )
 def test_others_say_nothing_about_the_device(outcome, case):
