@@ -58,6 +58,7 @@ HERE: Mapping[str, str] = {
     _EXPERIMENT + r"gate\.rejections .*": "--seeds 0",
     _EXPERIMENT + r"gate\.retry_after_accuracy": "--rates 8 --seeds 1",
     _EXPERIMENT + r"gate\.victims .*": '--seeds 0 --arms srmt "gate: random"',
+    _EXPERIMENT + r"gate\.virtual_day.*": "--hours 3 --settling 1 --rate 0.05",
     _EXPERIMENT + r"gate\.workflow_oracles .*": (
         '--arms "by work" "shares 5 10 85, reserve: time" --seeds 0 --loads 0.5'
     ),

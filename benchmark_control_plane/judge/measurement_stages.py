@@ -205,7 +205,7 @@ class Bench:
 def requests_of(
     experiment: Experiment, system: SystemSection, rate: float, seed: int, measured: float | None = None
 ) -> list[PlannedRequest]:
-    """Plan of requests at `rate` per second for a system, with its own arrivals; `measured` in seconds."""
+    """Plan of requests at `rate` per second, with what the system states of them; `measured` in seconds."""
     plan = experiment.plan
     streams = {
         name: replace(stream, arrivals=system.arrivals[name]) if name in system.arrivals else stream
@@ -215,6 +215,8 @@ def requests_of(
         streams, rate=rate, seed=seed, warmup=plan.window.warmup_s,
         measured=measured or plan.window.measured_s, data=experiment.data,
     )  # fmt: skip
+    if system.known_lengths:
+        requests = [replace(request, max_tokens=None) for request in requests]
     return [r if r.stage is None else replace(r, stage=_stated(plan, system, r.stage)) for r in requests]
 
 

@@ -132,11 +132,13 @@ class SystemSection:
     Exactly one of `tandem` (sections of the server's YAML), `split`, `endpoints`, `simulated` (sections, on
     the simulated device) and `ungated` (simulated engines without the gate). Of `variants` of a split, the
     best one in a trial run is measured. `deadlines` is what requests of a workflow state of its deadline;
-    without it nothing. `loads` and `seeds` replace those of the experiment.
+    without it nothing. `loads` and `seeds` replace those of the experiment. A system of kind `what-if` is
+    given what Tandem lacks, such as a larger `device`; with `known_lengths` its requests state the number of
+    output tokens as their limit.
     """
 
     name: Name
-    kind: Literal["tandem", "ablation", "baseline"]
+    kind: Literal["tandem", "ablation", "baseline", "what-if"]
     description: str = ""
     tandem: Mapping[str, Any] | None = None
     split: Split | None = None
@@ -149,6 +151,7 @@ class SystemSection:
     loads: tuple[Positive, ...] | None = None
     seeds: tuple[int, ...] | None = None
     deadlines: WorkflowDeadlines | None = None
+    known_lengths: bool = False
     frontier: bool = True
 
     def __post_init__(self) -> None:

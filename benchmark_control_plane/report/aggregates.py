@@ -28,11 +28,11 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.median(measured), min(measured), max(measured), len(measured))
 
 
-_KIND_ORDER = {"tandem": 0, "baseline": 1, "ablation": 2}
+_KIND_ORDER = {"tandem": 0, "baseline": 1, "ablation": 2, "what-if": 3}
 
 
 def ordered(results: Results) -> Results:
-    """Results with systems sorted by kind: Tandem, baselines, ablations, others."""
+    """Results with systems sorted by kind: Tandem, baselines, ablations, what-ifs, others."""
     systems = sorted(results["systems"], key=lambda system: _KIND_ORDER.get(system["kind"], len(_KIND_ORDER)))
     return {**results, "systems": systems}
 

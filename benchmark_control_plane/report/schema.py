@@ -51,7 +51,7 @@ class Environment(TypedDict):
 
 
 class SystemInfo(TypedDict):
-    """`kind` is tandem, ablation or baseline."""
+    """`kind` is tandem, ablation, baseline or what-if."""
 
     name: str
     description: str

@@ -137,3 +137,16 @@ def soak(content: Mapping[str, Any]) -> Rows:
         f"{', '.join(grown)}; {content['lost']} of {sum(content['endings'].values()):,} requests lost, "
         f"{content['open_requests']:g} open at the end",
     )
+
+
+def virtual_day(content: Mapping[str, Any]) -> Rows:
+    """One row on what the service keeps under traffic of hours, in virtual time."""
+    first = content["settling"]
+    yield (
+        f"{content['hours']} virtual hours at {content['rate']:g} requests/s with a reader of the live feed: "
+        f"growth after {first} hours",
+        f"{content['objects_per_hour']:+,.0f} Python objects per hour ({content['objects'][first]:,} to "
+        f"{content['objects'][-1]:,}), {content['resident_mb_per_hour']:+.2f} MB/h "
+        f"({content['resident_mb'][first]:.0f} to {content['resident_mb'][-1]:.0f} MB); "
+        f"{content['requests']:,} requests",
+    )

@@ -22,6 +22,10 @@ _TERMS = """A request meets its SLO if it meets every objective of its class; a 
 request is a miss. Attainment is the share of the requests that met theirs. A cell is one load of one
 experiment, a point is one percent of its requests, and the best baseline is the best one at that load.
 """
+_GIVEN = """Points that the default arrangement gains if it is given what it lacks, and by how many points a
+schedule with hindsight is ahead of it. What neither explains is lost to the order of requests, or to a bound
+that no schedule reaches.
+"""
 _SIMULATED = "The baselines are mostly the same engines without a gate."
 _READING = """## How to read the tables
 
@@ -66,6 +70,7 @@ def front(
         ("Classes that give way", comparison_tables.classes_table(compared)),
         ("Where Tandem wins", comparison_tables.ahead_table(compared)),
         ("What each mechanism earns", comparison_tables.mechanisms_table(compared)),
+        ("Where the rest is lost", [_GIVEN, *comparison_tables.what_if_table(compared)]),
         ("Results of present and of older rules", [_ages(folder, decisions)]),
         ("The experiments of the proposal", proposal_table.table(folder, _links(folder, found, cells))),
     )

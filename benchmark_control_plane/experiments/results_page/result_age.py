@@ -32,6 +32,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
         "collocation", "mix-compute", "mix-light", "predictors", "retry-after", "same-architecture",
         "tuning-gain", "tuning-on-engines", "workflow", "workflow-engines",
     ),
+    "0098": ("mix-memory", "simulated-mix-prefill"),
 }  # fmt: skip
 """Results by the number of the first decision that they precede on admission, order, passes or limits."""
 INDEPENDENT = frozenset(
@@ -49,7 +50,7 @@ CURRENT = frozenset(
         "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies", "fleet-ray-capacity",
         "fleet-ray-latency", "fleet-report-cost", "fleet-retries", "fleet-retry-storms",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "live-feed", "mix-memory", "simulated-mix-prefill", "soak",
+        "live-feed", "losses", "mix-compute-no-idle", "soak", "virtual-day",
     )
 )  # fmt: skip
 """Results of the present rules."""

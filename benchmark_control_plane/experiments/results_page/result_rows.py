@@ -332,6 +332,7 @@ QUOTES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Rows]]] = {
     "overload-10x.json": (FAULTS, fault_rows.new_connections),
     "hostile-input.json": (FAULTS, fault_rows.hostile_input),
     "soak.json": (FAULTS, fault_rows.soak),
+    "virtual-day.json": (FAULTS, fault_rows.virtual_day),
     "engine-frontier.json": (ENGINE, engine_frontier),
     "plugin-cost.json": (ENGINE, plugin_cost),
     "collocation.json": (COLLOCATION, collocation_rows.interference),

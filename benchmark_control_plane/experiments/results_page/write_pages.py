@@ -44,11 +44,11 @@ README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
 COMPONENTS = PAGE.with_name(front_page.COMPONENTS)
 REAL_ENGINES = (
     "mix-memory.json",
+    "mix-compute-no-idle.json",
     "mix-compute.json",
     "mix-light.json",
     "mix-bursty.json",
     "mix-documents.json",
-    "mix-compute-no-idle.json",
     "head-to-head.json",
     "mix-compute-strict.json",
     "workflow-engines.json",

@@ -175,3 +175,21 @@ def test_the_deadline_of_a_workflow_is_scaled_like_every_objective(tmp_path):
     experiment = read_experiment(path, tmp_path)
     first = requests_of(experiment, experiment.plan.systems[0], 4.0, seed=0)[:2]
     assert [(one.stage.deadline_ms, one.stage.budget_ms) for one in first] == [(500, 100), (500, 400)]
+
+
+def test_a_system_with_known_lengths_states_the_output_tokens_of_the_same_requests(tmp_path):
+    path = tmp_path / "known.yaml"
+    chat = {"kind": "generate", "service_class": "documents", "share": 1, "max_tokens": 64,
+            "prompt_tokens": {"fixed": 8}, "output_tokens": {"between": [1, 32]}}  # fmt: skip
+    systems = [
+        {"name": "limited", "kind": "tandem", "simulated": {}},
+        {"name": "known", "kind": "what-if", "known_lengths": True, "simulated": {}},
+    ]
+    path.write_text(
+        yaml.safe_dump(EXPERIMENT | {"streams": {"chat": chat}, "systems": systems, "reference": "limited"})
+    )
+    experiment = read_experiment(path, tmp_path)
+    limited, known = (requests_of(experiment, each, 4.0, seed=0) for each in experiment.plan.systems)
+    assert {request.max_tokens for request in limited} == {64}
+    assert {request.max_tokens for request in known} == {None}
+    assert [(r.at, r.output_tokens) for r in limited] == [(r.at, r.output_tokens) for r in known]

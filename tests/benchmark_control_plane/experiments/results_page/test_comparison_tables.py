@@ -27,7 +27,7 @@ def results(attained: dict[str, dict[str, float]]) -> Any:
 
 
 def compared(content: Any) -> list[comparison_tables.BaselineComparison]:
-    found = comparison_tables.comparisons("mix-memory", "mix-memory", "present rules", content, is_live=True)
+    found = comparison_tables.comparisons("a-mix", "a-mix", "present rules", content, is_live=True)
     return list(found)
 
 
@@ -39,7 +39,7 @@ BEHIND = {
 }
 
 
-LINK = "[mix-memory](#mix-memory)"
+LINK = "[a-mix](#a-mix)"
 
 
 UNKNOWN = "not examined; by class: interactive -10.0, batch +10.0"
@@ -67,10 +67,10 @@ def test_only_a_loss_of_few_requests_and_at_most_a_point_is_too_small(
 
 
 def test_a_known_reason_is_stated_for_its_load_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison_tables, "REASONS", {("mix-memory", 0.5): "passes wait"})
+    monkeypatch.setattr(comparison_tables, "REASONS", {("a-mix", 0.5): "passes wait"})
     (loss,) = comparison_tables.losses(compared(results(BEHIND)))
     assert loss.reason == "14 of 720 requests; passes wait"
-    monkeypatch.setattr(comparison_tables, "REASONS", {("mix-memory", 1.0): "passes wait"})
+    monkeypatch.setattr(comparison_tables, "REASONS", {("a-mix", 1.0): "passes wait"})
     (loss,) = comparison_tables.losses(compared(results(BEHIND)))
     assert loss.reason == f"14 of 720 requests; {UNKNOWN}"
 
@@ -167,6 +167,22 @@ def test_a_mechanism_that_costs_is_negative() -> None:
     assert comparison_tables.mechanisms_table(compared(results(small)))[2:] == [
         "", f"Less than a point at every load: tandem-no-forecast ({LINK}).", ""
     ]  # fmt: skip
+
+
+def test_what_tandem_lacks_gains_points_and_hindsight_is_stated_beside_it() -> None:
+    content = results(BEHIND)
+    assert comparison_tables.what_if_table(compared(content))[2:] == [""]
+    content["systems"] = [
+        system | {"kind": "what-if", "description": ""} if system["name"] == "tandem-no-forecast" else system
+        for system in content["systems"]
+    ]
+    for run in content["runs"]:
+        run["bound"] = {"attainment": 0.98, "feasible": 0.88}
+    assert comparison_tables.what_if_table(compared(content))[2:-1] == [
+        f"| tandem-no-forecast | 50 %: +1.0 | {LINK} |",
+        f"| the best schedule with hindsight that was found | 50 %: -2.0 | {LINK} |",
+        f"| the bound that no schedule exceeds | 50 %: +8.0 | {LINK} |",
+    ]
 
 
 def test_the_summary_counts_cells_ahead_and_behind() -> None:
