@@ -33,6 +33,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
         "tuning-gain", "tuning-on-engines", "workflow", "workflow-engines",
     ),
     "0098": ("mix-memory", "simulated-mix-prefill"),
+    "0101": ("losses", "mix-compute-no-idle"),
 }  # fmt: skip
 """Results by the number of the first decision that they precede on admission, order, passes or limits."""
 INDEPENDENT = frozenset(
@@ -50,7 +51,7 @@ CURRENT = frozenset(
         "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies", "fleet-ray-capacity",
         "fleet-ray-latency", "fleet-report-cost", "fleet-retries", "fleet-retry-storms",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "live-feed", "losses", "mix-compute-no-idle", "soak", "virtual-day",
+        "live-feed", "soak", "virtual-day",
     )
 )  # fmt: skip
 """Results of the present rules."""

@@ -2,9 +2,8 @@
 
 One that arrives during a pass waits for its end. At a constant rate of arrivals, those that come in the
 first `pause - spare` seconds of a pause are late by it, where `spare` is the part of the time to the first
-token that a request's own work leaves. The others are late with a chance that grows with the part of their
-spare time that they wait, as those that wait for a place (`PauseCosts`). The last arrivals stand for those to
-come.
+token that a request's own work leaves. Those that can wait cost nothing, so that a pass which is shorter than
+what all can wait is free of this cost (decision 0101). The last arrivals stand for those to come.
 """
 
 from bisect import bisect_left
@@ -14,7 +13,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from controlplane.core.clock import Instant, between, to_seconds
-from controlplane.policy.sharing.pass_size import LATE_START_SHARE
 
 _LAST = 64
 # Of fewer the rate is not known.
@@ -40,19 +38,15 @@ class ArrivalCosts:
     def __init__(self, arrivals: Iterable[Arrival], seconds: float) -> None:
         by_spare = sorted((arrival.spare, arrival.weight) for arrival in arrivals)
         self._spares = [spare for spare, _ in by_spare]
-        # Of the first n: their weights, these times their spare times, and these over their spare times.
+        # Of the first n: their weights, and these times their spare times.
         self._weights = [0.0, *accumulate(weight for _, weight in by_spare)]
         self._times = [0.0, *accumulate(weight * spare for spare, weight in by_spare)]
-        self._rates = [0.0, *accumulate(weight / spare for spare, weight in by_spare)]
         self._seconds = seconds
 
     def __call__(self, pause: float) -> float:
         """The expected number for a pause of so many seconds."""
         count = bisect_left(self._spares, pause)
-        late = pause * self._weights[count] - self._times[count]
-        # The chance of a wait `w` is a share of `w / spare`; the integral over waits up to spare, or pause.
-        perhaps = self._times[count] + pause**2 * (self._rates[-1] - self._rates[count])
-        return (late + LATE_START_SHARE * perhaps / 2) / self._seconds
+        return (pause * self._weights[count] - self._times[count]) / self._seconds
 
 
 class ExpectedArrivals:

@@ -43,7 +43,7 @@ _LONGEST_FREE_SECONDS = 0.05
 # Part of a TPOT objective that passes leave to delays which nothing predicts (decision 0066).
 _RESERVED_SHARE = 0.1
 # Chance of a start just before the deadline, over that of a start at any time until then (decision 0064).
-LATE_START_SHARE = 0.3
+_LATE_START_SHARE = 0.3
 # Candidate sizes of a pass differ by at least this part of the size, which bounds their number.
 _SIZE_STEP = 8
 # The longest pass, as a part of the shortest objective of so many recent calls.
@@ -216,7 +216,7 @@ class PauseCosts:
 
     def _cost_to_waiting(self, pause: float) -> float:
         taken = bisect_right(self._spares, pause)
-        return self._weights[taken] + LATE_START_SHARE * pause * (self._rates[-1] - self._rates[taken])
+        return self._weights[taken] + _LATE_START_SHARE * pause * (self._rates[-1] - self._rates[taken])
 
 
 class PendingWork(NamedTuple):
