@@ -80,7 +80,7 @@ async def learn_step_times(engine: "VllmEngine") -> None:
     async with aclosing(engine.generate("learning", prompt, decoding, None)) as deltas:
         with suppress(TimeoutError, Refused, BackendFailed):
             async with asyncio.timeout(_LEARNING_LIMIT_SECONDS):
-                await anext(deltas)
+                await anext(deltas, None)
                 for prompt in _prompts(engine, turn=1):
                     await _run(engine, prompt, _ALONE)
 
