@@ -40,13 +40,17 @@ class PausePricing:
         self._arrivals = ExpectedArrivals()
 
     def admitted(self, ticket: Ticket, now: Instant) -> None:
-        """Counts a generation that was admitted with a time to the first token."""
+        """Counts a generation that was admitted with the time to the first token of its class.
+
+        With one of its own, that hardly any pass allows, a client could stop the passes of others.
+        """
         request, pace = ticket.request, self._estimator.pace
-        if request.kind is not Kind.GENERATE or request.slo.ttft is None or pace is None:
+        ttft = request.service_class.slo.ttft
+        if request.kind is not Kind.GENERATE or pace is None or ttft is None or request.slo.ttft != ttft:
             return
         step = self._estimator.own_step or pace.step
         work = request.prefill_tokens * to_seconds(pace.per_prompt_token) + to_seconds(step)
-        spare = to_seconds(request.slo.ttft) - work
+        spare = to_seconds(ttft) - work
         self._arrivals.record(Arrival(now, spare, request.service_class.weight))
 
     def cost(self, now: Instant) -> PauseCost | None:

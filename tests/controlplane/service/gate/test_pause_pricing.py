@@ -1,5 +1,6 @@
 """What a pause of the engine costs the requests that run or wait in it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -105,3 +106,13 @@ def test_a_pause_costs_those_to_come_that_cannot_wait_for_its_end():
         bench.pricing.admitted(admitted, Instant(0))
     # 20 have come in 10 ms. Of 80 ms each needs 20 for its prompt and 10 for the step.
     assert bench.cost(50, 51) == pytest.approx([0.0, 2.0])
+
+
+def test_a_client_that_states_a_shorter_time_to_the_first_token_makes_no_pass_dearer():
+    bench = Bench()
+    bench.add(200, outputs=3, ttft=80)
+    (ticket,) = bench.tickets.values()
+    ticket.request = replace(ticket.request, slo=replace(ticket.request.slo, ttft=milliseconds(31)))
+    for _ in range(20):
+        bench.pricing.admitted(ticket, Instant(0))
+    assert bench.cost(79) == [0.0]
