@@ -95,8 +95,8 @@ PANELS: dict[str, Sequence[PanelRow]] = {
             [(rate("slo_missed_total", "class, objective", selector=_SC), "{{class}} {{objective}}")],
         ),
         PanelRow(
-            "Rejections", "By reason; `POST /admin/explain` has the numbers behind one.", "reqps",
-            [(rate("decisions_total", "reason", selector=_S + ',decision="REJECT"'), "{{reason}}")],
+            "Rejections and evictions", "By reason; `POST /admin/explain` has the numbers of one.", "reqps",
+            [(rate("decisions_total", "reason", selector=_S + ',decision=~"REJECT|EVICT"'), "{{reason}}")],
             is_stacked=True,
         ),
         PanelRow(
