@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from controlplane import __version__
 
@@ -34,6 +35,10 @@ except ModuleNotFoundError as error:
     remedy = "it is in Tandem's extra 'server'; in a clone: pip install '.[server]'"
     raise SystemExit(f"tandem: {error.name} is not installed; {remedy}") from None
 
+if TYPE_CHECKING:
+    from predictors.output_length.log_replay import Logged
+
+_CONFIG_HELP = "YAML file, or a packaged name: dev, colocated"
 _COMMANDS = "tandem.commands"
 """Entry-point group of further commands. Each entry is a function that adds a parser to the sub-parsers it is
 given and sets that parser's default `run`: a function from the parsed options to the exit status."""
@@ -66,27 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tandem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_init(commands)
-    for name, text, run in (
-        ("check", "validate a configuration and print the memory plan, without loading a model", _run_check),
-        ("serve", "start the engines and the API", _run_serve),
-    ):
-        command = commands.add_parser(name, help=text, description=_sentence(text))
-        command.set_defaults(run=run)
-        command.add_argument("config", type=Path, help="YAML file, or a packaged name: dev, colocated")
-        if name == "check":
-            command.add_argument("--json", action="store_true", help="print the facts as JSON")
-        else:
-            command.add_argument("--host", help="overrides server.host")
-            command.add_argument("--port", type=_port, help="overrides server.port; 0 takes any free port")
-            command.add_argument(
-                "--open", action="store_true", default=None, help="sets server.open: no client needs a key"
-            )
-            command.add_argument("--watch", action="store_true", help="apply the file again when it changes")
-            command.add_argument(
-                "--engine-log", choices=ENGINE_LEVELS, metavar="LEVEL",
-                help="level of the lines of vLLM and transformers; info also shows downloads; "
-                "default: $VLLM_LOGGING_LEVEL, or warning",
-            )  # fmt: skip
+    _add_check(commands)
+    _add_serve(commands)
     add_config_commands(commands)
     add_explain_command(commands)
     add_drain_command(commands)
@@ -94,9 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add_fleet_commands(commands)
     for command_entry in entry_points(group=_COMMANDS):
         command_entry.load()(commands)
-    _add_predictor(
-        commands.add_parser("predictor", help="train or evaluate the output-length predictor on logs")
-    )
+    _add_predictor(commands)
     text = "print a completion script for a shell; needs the extra [cli]"
     completion = commands.add_parser("completion", help=text, description=_sentence(text))
     completion.set_defaults(run=_completion)
@@ -124,8 +108,30 @@ def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
 
 
-def _run_check(options: argparse.Namespace) -> int:
-    return _check(load(config_path(options.config)), is_json=options.json)
+def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "validate a configuration and print the memory plan, without loading a model"
+    check = commands.add_parser("check", help=text, description=_sentence(text))
+    check.set_defaults(run=_check)
+    check.add_argument("config", type=Path, help=_CONFIG_HELP)
+    check.add_argument("--json", action="store_true", help="print the facts as JSON")
+
+
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "start the engines and the API"
+    serve = commands.add_parser("serve", help=text, description=_sentence(text))
+    serve.set_defaults(run=_run_serve)
+    serve.add_argument("config", type=Path, help=_CONFIG_HELP)
+    serve.add_argument("--host", help="overrides server.host")
+    serve.add_argument("--port", type=_port, help="overrides server.port; 0 takes any free port")
+    serve.add_argument(
+        "--open", action="store_true", default=None, help="sets server.open: no client needs a key"
+    )
+    serve.add_argument("--watch", action="store_true", help="apply the file again when it changes")
+    serve.add_argument(
+        "--engine-log", choices=ENGINE_LEVELS, metavar="LEVEL",
+        help="level of the lines of vLLM and transformers; info also shows downloads; "
+        "default: $VLLM_LOGGING_LEVEL, or warning",
+    )  # fmt: skip
 
 
 def _run_serve(options: argparse.Namespace) -> int:
@@ -142,62 +148,77 @@ def _port(given: str) -> int:
     return int(given)
 
 
-def _add_predictor(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True)
-    parser.set_defaults(run=_predictor)
-    for name, text in (
-        ("train", "train on a log and write a checkpoint for predictors.file"),
-        ("eval", "replay a log in order and print the accuracy of the forecasts"),
-    ):
-        action = actions.add_parser(name, help=text, description=_sentence(text))
-        action.add_argument("--json", action="store_true", help="print the result as JSON")
-        action.add_argument("log", type=Path, help="JSONL: prompt (text or messages), output_tokens, model")
-        action.add_argument(
-            "--max-examples", type=int, default=8_192, help="use this many of the last requests"
-        )
-        if name == "train":
-            action.add_argument("--to", type=Path, required=True, help="checkpoint to write")
+def _add_predictor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    predictor = commands.add_parser("predictor", help="train or evaluate the output-length predictor on logs")
+    actions = predictor.add_subparsers(dest="action", required=True)
+    train = _add_log_action(
+        actions, "train", "train on a log and write a checkpoint for predictors.file", _train
+    )
+    train.add_argument("--to", type=Path, required=True, help="checkpoint to write")
+    text = "replay a log in order and print the accuracy of the forecasts"
+    _add_log_action(actions, "eval", text, _evaluate)
 
 
-def _predictor(options: argparse.Namespace) -> int:
-    from predictors.output_length.checkpoint import Checkpoint, require_writable, save
-    from predictors.output_length.learned_predictor import LearnedLengths
-    from predictors.output_length.log_replay import parse_log, replay, report, train_from
+def _add_log_action(
+    actions: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    action = actions.add_parser(name, help=text, description=_sentence(text))
+    action.set_defaults(run=run)
+    action.add_argument("--json", action="store_true", help="print the result as JSON")
+    action.add_argument("log", type=Path, help="JSONL: prompt (text or messages), output_tokens, model")
+    action.add_argument("--max-examples", type=int, default=8_192, help="use this many of the last requests")
+    return action
+
+
+@contextmanager
+def _logged_answers(options: argparse.Namespace) -> Iterator["Iterator[Logged]"]:
+    """The answers of the log. Raises ConfigError for what is wrong with options or files in the block."""
+    from predictors.output_length.log_replay import parse_log
     from predictors.output_length.quantile_model import ENOUGH
 
     if not ENOUGH <= options.max_examples <= 100_000:
         rule = f"should be from {ENOUGH} to 100,000, like predictors.max_examples; change it"
-        print(f"--max-examples={options.max_examples}: {rule}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"--max-examples={options.max_examples}: {rule}")
     try:
-        if options.action == "train":
-            require_writable(options.to)
         with options.log.open(encoding="utf-8") as lines:
-            if options.action == "train":
-                lengths = train_from(parse_log(lines), max_examples=options.max_examples)
-                save(
-                    options.to,
-                    Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state()),
-                )
-                requests = len(lengths.examples)
-                facts: dict[str, Any] = {"checkpoint": str(options.to), "requests": requests}
-                if not options.json:
-                    print(f"{options.to}: trained on {requests:,} requests")
-            else:
-                lengths = LearnedLengths(max_examples=options.max_examples)
-                answers = replay(parse_log(lines), lengths)
-                facts = asdict(report(lengths.calibration, answers))
-                if not options.json:
-                    _print_scores(facts)
-            if options.json:
-                print(json.dumps(facts, indent=1))
+            yield parse_log(lines)
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
     except ValueError as error:
-        print(f"{options.log}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        raise ConfigError(f"{options.log}: {error}") from error
+
+
+def _train(options: argparse.Namespace) -> int:
+    from predictors.output_length.checkpoint import Checkpoint, require_writable, save
+    from predictors.output_length.log_replay import train_from
+
+    with _logged_answers(options) as answers:
+        require_writable(options.to)
+        lengths = train_from(answers, max_examples=options.max_examples)
+        save(options.to, Checkpoint(lengths.examples.table(), lengths.model, lengths.calibration_state()))
+    requests = len(lengths.examples)
+    if options.json:
+        print(json.dumps({"checkpoint": str(options.to), "requests": requests}, indent=1))
+    else:
+        print(f"{options.to}: trained on {requests:,} requests")
+    return ExitStatus.DONE
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from predictors.output_length.learned_predictor import LearnedLengths
+    from predictors.output_length.log_replay import replay, report
+
+    with _logged_answers(options) as answers:
+        lengths = LearnedLengths(max_examples=options.max_examples)
+        facts = asdict(report(lengths.calibration, replay(answers, lengths)))
+    if options.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        _print_scores(facts)
+    return ExitStatus.DONE
 
 
 def _print_scores(facts: Mapping[str, Any]) -> None:
@@ -209,11 +230,11 @@ def _print_scores(facts: Mapping[str, Any]) -> None:
     print_table("forecasts of the output length", ("class", *scores), rows)
 
 
-def _check(config: Config, *, is_json: bool) -> int:
+def _check(options: argparse.Namespace) -> int:
     from controlplane.commands.check import check_facts, print_facts
 
-    facts = check_facts(config)
-    if is_json:
+    facts = check_facts(load(config_path(options.config)))
+    if options.json:
         print(json.dumps(facts, indent=1))
     else:
         print_facts(facts)

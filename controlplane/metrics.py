@@ -40,7 +40,6 @@ DECISIONS = {
         ("ADMIT_WITH_PREEMPTION", "none"),
         ("DEFER", Reason.TPOT_GUARD),
         ("REJECT", Reason.ENGINE_DOWN),
-        ("EVICT", Reason.ENGINE_DOWN),
     ),
     Kind.EMBED: (*_OF_EITHER_KIND, ("REJECT", Reason.DEVICE_TIME)),
 }
@@ -84,13 +83,13 @@ class Metrics(SeriesRegistry):
                 self._attained.labels(name, kind, objective)
                 self._missed.labels(name, kind, objective)
         if kind is Kind.GENERATE:
-            for counter in (self._preemptions, self._read, self._cached):
+            for counter in (self._preemptions, self._prefix_cache_queries, self._prefix_cache_hits):
                 counter.labels(name)
 
     def _add_requests(self) -> None:
         labels = ("class", "kind")
         self._ttft = self._histogram(
-            "time_to_first_token_seconds", "Time from arrival at the gate to the first token.", labels, _TTFT
+            "time_to_first_token_seconds", "Time from arrival at the host to the first token.", labels, _TTFT
         )
         self._tpot = self._histogram(
             "time_per_output_token_seconds",
@@ -100,17 +99,20 @@ class Metrics(SeriesRegistry):
             "longest_token_gap_seconds", "Longest time between two output tokens of a request.", labels, _TTFT
         )
         self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "Time from arrival at the gate to the end.", labels, _LONG
+            "e2e_request_latency_seconds", "Time from arrival at the host to the end.", labels, _LONG
         )
         self._queue = self._histogram(
-            "request_queue_time_seconds", "Time from arrival at the gate to dispatch to the engine.",
+            "request_queue_time_seconds", "Time from arrival at the host to dispatch to the engine.",
             labels, _LONG,
         )  # fmt: skip
         self._prompt = self._histogram(
             "request_prompt_tokens", "Prompt or input tokens of a finished request.", labels, _TOKENS
         )
         self._output = self._histogram(
-            "request_generation_tokens", "Output tokens of a finished request.", labels, _TOKENS
+            "request_generation_tokens",
+            "Output tokens of a finished request; of several choices, of the longest.",
+            labels,
+            _TOKENS,
         )
         self._outcomes = self._counter(
             "requests",
@@ -147,10 +149,10 @@ class Metrics(SeriesRegistry):
             ("kind", "decision", "reason"),
         )
         self._preemptions = self._counter("preemptions", "Requests preempted by the gate.", ("class",))
-        self._read = self._counter(
+        self._prefix_cache_queries = self._counter(
             "prefix_cache_queries", "Prompt tokens of requests that the engine started.", ("class",)
         )
-        self._cached = self._counter(
+        self._prefix_cache_hits = self._counter(
             "prefix_cache_hits", "Prompt tokens that the engine had in its prefix cache.", ("class",)
         )
         self.config_version = self._series(
@@ -244,13 +246,13 @@ class Metrics(SeriesRegistry):
             "Tokens that preemptions dropped from the KV cache; absent if the engine does not report them.",
             "owner",
         )
-        self.stall_count = self._total(
+        self.engine_stalls = self._total(
             "engine_stalls_total", "Times that the watchdog killed an unresponsive engine.", "owner"
         )
         self.engine_restarts = self._total(
             "engine_restarts_total", "Restarts of the LLM engine after its death, failed attempts included."
         )
-        self.restarts = self._total(
+        self.embedding_restarts = self._total(
             "embedding_restarts_total", "Restarts of embedding workers, failed attempts included."
         )
         self.out_of_memory = self._total(
@@ -261,10 +263,10 @@ class Metrics(SeriesRegistry):
         )
 
     def _add_forecasts(self) -> None:
-        self._unlearned = self._counter(
+        self._predictor_failures = self._counter(
             "predictor_failures", "Exceptions in a predictor; a default replaces its value.", ("subject",)
         )
-        self.coverage = self._gauge(
+        self.length_coverage = self._gauge(
             "length_forecast_coverage",
             "Share of outputs no longer than the forecast's 0.9 quantile; 0.9 is calibrated.",
             "class",
@@ -321,20 +323,20 @@ class Metrics(SeriesRegistry):
 
     def declare_predictor(self, subject: str) -> None:
         """Starts the failure counter of a predictor at 0."""
-        self._unlearned.labels(subject)
+        self._predictor_failures.labels(subject)
 
-    def predictor_failed(self, subject: str) -> None:
+    def count_predictor_failure(self, subject: str) -> None:
         """Counts one failure of a predictor."""
-        self._unlearned.labels(subject).inc()
+        self._predictor_failures.labels(subject).inc()
 
-    def preempted(self, class_name: str) -> None:
+    def count_preemption(self, class_name: str) -> None:
         """Counts one preemption by the gate."""
         self._preemptions.labels(class_name).inc()
 
     def count_prompt_tokens(self, request: Request, cached_tokens: int) -> None:
         """Counts the prompt of a request that the engine started; recompute is not counted."""
-        self._read.labels(request.service_class.name).inc(request.prompt_tokens)
-        self._cached.labels(request.service_class.name).inc(cached_tokens)
+        self._prefix_cache_queries.labels(request.service_class.name).inc(request.prompt_tokens)
+        self._prefix_cache_hits.labels(request.service_class.name).inc(cached_tokens)
 
     def count_explored(self, request: Request, outcome: Outcome) -> None:
         """Counts the outcome of a request that was served although it should have been rejected."""

@@ -69,7 +69,7 @@ SERIES = (
         "vllm:generation_tokens_total",
         "counter",
         ("tandem_request_generation_tokens_sum",),
-        "Output tokens of finished requests; vLLM counts them at each step.",
+        "Output tokens of finished requests, of choices the longest; vLLM counts all of them, at each step.",
     ),
     VllmSeries(
         "vllm:prefix_cache_queries_total",
@@ -87,7 +87,7 @@ SERIES = (
         "vllm:time_to_first_token_seconds",
         "histogram",
         ("tandem_time_to_first_token_seconds",),
-        "Time from arrival at the gate to the first token.",
+        "Time from arrival at the host to the first token.",
     ),
     VllmSeries(
         "vllm:request_time_per_output_token_seconds",
@@ -99,13 +99,13 @@ SERIES = (
         "vllm:e2e_request_latency_seconds",
         "histogram",
         ("tandem_e2e_request_latency_seconds",),
-        "Time from arrival at the gate to the end.",
+        "Time from arrival at the host to the end.",
     ),
     VllmSeries(
         "vllm:request_queue_time_seconds",
         "histogram",
         ("tandem_request_queue_time_seconds",),
-        "Time from arrival at the gate to dispatch to the engine.",
+        "Time from arrival at the host to dispatch to the engine.",
     ),
     VllmSeries(
         "vllm:request_prompt_tokens",
@@ -117,7 +117,7 @@ SERIES = (
         "vllm:request_generation_tokens",
         "histogram",
         ("tandem_request_generation_tokens",),
-        "Output tokens of a finished request.",
+        "Output tokens of a finished request; of several choices, of the longest.",
     ),
 )
 """The series computed from Tandem's own; `vllm:cache_config_info` is added from the cache's geometry."""

@@ -19,11 +19,11 @@ class StatedForecast:
     """Quantiles forecast for one request: values at ascending levels, which include 0.5 and LEVEL."""
 
     levels: tuple[float, ...]
-    tokens: tuple[float, ...]
+    values: tuple[float, ...]
 
     def at(self, level: float) -> float:
         """Quantile at `level`, which must be one of `levels`."""
-        return self.tokens[self.levels.index(level)]
+        return self.values[self.levels.index(level)]
 
 
 class _Outcomes:
@@ -38,17 +38,17 @@ class _Outcomes:
         self.pinball: deque[float] = deque(maxlen=window)
         self.log_ratio: deque[float] = deque(maxlen=window)
 
-    def add(self, forecast: StatedForecast, tokens: int) -> None:
+    def add(self, forecast: StatedForecast, outcome: int) -> None:
         median = forecast.at(0.5)
         losses = [
-            max(lv * (tokens - q), (lv - 1) * (tokens - q))
-            for lv, q in zip(forecast.levels, forecast.tokens, strict=True)
+            max(lv * (outcome - q), (lv - 1) * (outcome - q))
+            for lv, q in zip(forecast.levels, forecast.values, strict=True)
         ]
-        self.covered.append(float(tokens <= forecast.at(LEVEL)))
-        self.error.append(abs(tokens - median))
-        self.bias.append(median - tokens)
+        self.covered.append(float(outcome <= forecast.at(LEVEL)))
+        self.error.append(abs(outcome - median))
+        self.bias.append(median - outcome)
         self.pinball.append(sum(losses) / len(losses))
-        self.log_ratio.append(log(max(1, tokens) / max(1.0, median)))
+        self.log_ratio.append(log(max(1, outcome) / max(1.0, median)))
 
 
 def _mean(values: Collection[float]) -> float:
@@ -68,20 +68,20 @@ class Calibration:
     _pending: dict[str, StatedForecast] = field(default_factory=dict)
     _recent: dict[str, _Outcomes] = field(default_factory=dict)
 
-    def record_forecast(self, request_id: str, levels: tuple[float, ...], tokens: tuple[float, ...]) -> None:
+    def record_forecast(self, request_id: str, levels: tuple[float, ...], values: tuple[float, ...]) -> None:
         """Records the forecast of a request; later forecasts of the same request are ignored."""
         if request_id in self._pending:
             return
-        self._pending[request_id] = StatedForecast(levels, tokens)
+        self._pending[request_id] = StatedForecast(levels, values)
         if len(self._pending) > self.forget_after:
             del self._pending[next(iter(self._pending))]
 
-    def record_outcome(self, request_id: str, class_name: str, tokens: int) -> None:
+    def record_outcome(self, request_id: str, class_name: str, outcome: int) -> None:
         """Scores the forecast of a request against its outcome; does nothing if there is no forecast."""
         if (forecast := self._pending.pop(request_id, None)) is not None:
             if (recent := self._recent.get(class_name)) is None:
                 recent = self._recent[class_name] = _Outcomes(self.window)
-            recent.add(forecast, tokens)
+            recent.add(forecast, outcome)
 
     def discard(self, request_id: str) -> None:
         """Drops the forecast of a request that will have no outcome."""

@@ -11,7 +11,7 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.untimed]
 
 ROOT = Path(__file__).resolve().parent.parent
-# The largest file of the code has 22 kB, compressed; a table of results, weights or a data set has more than 50.
+# The largest file of the code has 22 kB, compressed; a table of results, weights or a data set has over 50.
 LARGEST_FILE = 30_000
 LARGEST_WHEEL = 2_000_000
 WEB = {"fastapi", "starlette", "uvicorn", "apscheduler", "prometheus-client", "torch", "vllm"}

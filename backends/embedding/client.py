@@ -344,15 +344,15 @@ class WorkerEmbedder(ModelProperties):
             link = await self._restart()
 
     async def _restart(self) -> WorkerLink:
-        """Retries with exponential backoff, forever; pending calls wait for the first attempt only."""
+        """Retries with backoff, forever, whatever has failed; pending calls wait for one attempt only."""
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
             self.restarts += 1
             try:
                 return await self._launch()
-            except (BackendDown, OSError) as error:
-                self._down_reason = str(error)
-                _log.error("%s; retrying in %g s", error, backoff)
+            except Exception as error:
+                self._down_reason = str(error) or repr(error)
+                _log.error("%s; retrying in %g s", self._down_reason, backoff)
                 self._dispatcher.fail_all(self._down_reason, retry_after=self._dispatcher.restart_seconds)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_SECONDS)

@@ -14,6 +14,8 @@ _FLOAT32_BYTES = 4
 # Hidden-size vectors per token that are live at once in an encoder layer: residual stream, its norm, query,
 # key, value, attention output, its projection, and one copy for a cast or a transpose.
 _HIDDEN_COPIES = 8
+# Where a config states no hidden size.
+_USUAL_HIDDEN = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +77,20 @@ class EmbeddingMemory:
         return _FLOAT32_BYTES * inputs * self.dimension
 
 
-def prior(config: Mapping[str, Any], *, bytes_per_element: int, dimension: int) -> EmbeddingMemory:
+def prior(
+    config: Mapping[str, Any], *, bytes_per_element: int, dimension: int | None = None
+) -> EmbeddingMemory:
     """Estimates memory from a Hugging Face config, without a base.
 
-    A token takes bytes_per_element * (8 * hidden_size + intermediate_size).
+    A token takes bytes_per_element * (8 * hidden_size + intermediate_size). Vectors have the hidden size
+    unless their `dimension` is known.
     """
     text = config.get("text_config") or config
-    hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("dim") or dimension)
+    stated = text.get("hidden_size") or text.get("d_model") or text.get("dim")
+    hidden = int(stated or dimension or _USUAL_HIDDEN)
     inner = int(text.get("intermediate_size") or text.get("d_ff") or text.get("hidden_dim") or 4 * hidden)
     per_token = bytes_per_element * (_HIDDEN_COPIES * hidden + inner)
-    return EmbeddingMemory(0, per_token, dimension)
+    return EmbeddingMemory(0, per_token, dimension or hidden)
 
 
 def fit_memory_model(points: Sequence[MemoryPoint], *, dimension: int) -> EmbeddingMemory:

@@ -1,12 +1,12 @@
 """Tokenizes texts in the server or in the worker, and validates token ids against the model."""
 
 import asyncio
-import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import numpy as np
+import orjson
 from tokenizers import Tokenizer
 
 from backends.embedding.handshake import EncoderFacts
@@ -69,7 +69,7 @@ class PendingTokenizations:
             await asyncio.to_thread(check_expansion, texts, param="input")
         number = next(self._numbers)
         response = self._pending[number] = asyncio.get_running_loop().create_future()
-        send(Frame(FrameKind.TEXTS, number, json.dumps(list(texts)).encode()))
+        send(Frame(FrameKind.TEXTS, number, orjson.dumps(list(texts))))
         try:
             payload = await response
         finally:

@@ -23,7 +23,7 @@ from backends.vllm.plugin.prefix_sharing import PrefixSharing
 from controlplane.core.clock import NO_TIME, Duration, Instant
 from controlplane.core.engine_reports import EnginePreemption
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.pool_view import Pace
+from controlplane.core.pool_view import UNKNOWN_PACE
 from controlplane.policy.engine.decode_pacing import next_step_start
 from controlplane.policy.engine.interface import RANKED, EngineView
 from controlplane.policy.engine.options import EngineOptions
@@ -31,8 +31,6 @@ from controlplane.policy.engine.request_state import RequestState
 from controlplane.policy.engine.running_batch import RunningBatch
 from controlplane.policy.registry import engine_policy
 from predictors.timing.online_step_time import ObservedPace, StepWork
-
-_UNKNOWN_PACE = Pace(Duration(0), Duration(0))
 
 
 @dataclass(eq=False, slots=True)
@@ -142,7 +140,7 @@ class PolicyScheduler(RankedScheduler[P]):
             self.options.decode_pacing,
             free_share=max(0.0, 1.0 - self.used_blocks / self.quota),
             longest_step=self.pace_estimator.longest_step,
-            step=(self.pace_estimator.pace or _UNKNOWN_PACE).step,
+            step=(self.pace_estimator.pace or UNKNOWN_PACE).step,
         )
 
     def arrange(self, now: Instant) -> None:
@@ -163,9 +161,7 @@ class PolicyScheduler(RankedScheduler[P]):
             self._withhold_beyond_ceiling()
         if plan.ranked:
             self._rank([self._of[state] for state in plan.ranked[-RANKED:]])
-        # The use ceiling is enforced by withheld blocks, so a lower quota needs a check of its own.
-        offer = plan.offer if self.use_ceiling == self.quota else view.admitted(plan)
-        self.waiting = deque(self._of[state] for state in offer)
+        self.waiting = deque(self._of[state] for state in view.admitted(plan))
 
     def plan(self, load: StepLoad) -> bool:
         """Composes the next step and adds it to `load`; False if there is nothing to compute."""
@@ -234,7 +230,7 @@ class PolicyScheduler(RankedScheduler[P]):
             self._hold()
         return EngineView(
             now=now,
-            pace=self.pace_estimator.pace or _UNKNOWN_PACE,
+            pace=self.pace_estimator.pace or UNKNOWN_PACE,
             block_tokens=self.block_tokens,
             quota=self.quota,
             used=self.used_blocks,

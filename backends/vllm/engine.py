@@ -27,7 +27,7 @@ from backends.vllm.compat import (
     client_message,
     max_running_requests,
 )
-from backends.vllm.grammar_checker import GrammarChecker
+from backends.vllm.grammar_checker import CheckedGrammar, GrammarChecker
 from backends.vllm.hybrid.support import HybridSetup
 from backends.vllm.lora_adapters import load_adapters
 from backends.vllm.output_parsing import OutputParser, ParsedConversation, check_parsers
@@ -200,11 +200,11 @@ class VllmEngine:
             conversation = await self._output_parser.async_begin(
                 chat, structure, prompt, resumed_tokens=resumed_tokens
             )
+            if self._has_ended:  # `fail_pending` has ended the streams that vLLM knew then.
+                raise EngineDeadError
             structure = structure if conversation is None else conversation.structured_outputs
             checked = None if structure is None or self.grammars is None else self.grammars.find(structure)
-            params = self._params(sampling, structure, conversation, metadata)
-            if checked is not None:
-                params = with_validated(params, checked.validated)
+            params = self._params(sampling, structure, conversation, metadata, checked)
             parser = self._output_parser if conversation is None else conversation
             outputs = self._llm.generate(
                 engine_input(prompt, chat),
@@ -219,13 +219,13 @@ class VllmEngine:
                     if checked is not None and self.grammars is not None:
                         self.grammars.engine_compiled(checked)
                         checked = None
-                    if output.prompt_logprobs:
-                        await convert_prompt_logprobs(output)
-                    if conversation is None and len(output.outputs) == 1:
-                        yield to_delta(output, output.outputs[0], sampling.logprobs)
-                        continue
                     # A ValueError here is a defect of a parser or this backend, not of the request.
                     with self._translated_errors(client_errors=()):
+                        if output.prompt_logprobs:
+                            await convert_prompt_logprobs(output)
+                        if conversation is None and len(output.outputs) == 1:
+                            yield to_delta(output, output.outputs[0], sampling.logprobs)
+                            continue
                         for delta in _deltas(output, sampling, conversation):
                             yield delta
 
@@ -235,9 +235,10 @@ class VllmEngine:
         structure: StructuredOutputsParams | None,
         conversation: ParsedConversation | None,
         metadata: Mapping[str, Any] | None,
+        checked: CheckedGrammar | None,
     ) -> SamplingParams:
         hides_special_tokens = conversation is None or conversation.skip_special_tokens
-        return sampling_params(
+        params = sampling_params(
             sampling,
             self._defaults,
             structure=structure,
@@ -245,6 +246,7 @@ class VllmEngine:
             vocabulary=self.config.model_config.get_vocab_size(),
             extra=None if metadata is None else {KEY: dict(metadata)},
         )
+        return params if checked is None else with_validated(params, checked.validated)
 
     async def load_adapters(self, folders: Mapping[str, str]) -> None:
         """Loads LoRA adapters. Raises ValueError for one that vLLM does not load, BackendDown."""

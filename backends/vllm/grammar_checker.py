@@ -137,7 +137,10 @@ class GrammarChecker:
             if not self._is_known(grammars, key):
                 # Its text may have 99,000 objects.
                 await asyncio.to_thread(text.check_content, self._limits)
-                self._keep(text, key, grammars, await self._process.compile(stated))
+                reply = await self._process.compile(stated)
+                if reply == {"signal": signal.SIGKILL}:
+                    raise BackendFailed("a process that compiled a grammar was killed by another process")
+                self._keep(text, key, grammars, reply)
 
         if not self._is_known(grammars, key):
             await in_turn(compile_unless_known)

@@ -42,15 +42,12 @@ from backends.vllm.plugin.shared_state import EngineFacts, SharedState
 from controlplane.core.clock import Duration, Instant, between
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.forecast import LengthForecast
-from controlplane.core.pool_view import Pace
+from controlplane.core.pool_view import UNKNOWN_PACE
 from controlplane.policy.engine.decode_pacing import next_step_start
 from controlplane.policy.engine.interface import RANKED, EnginePolicy, EngineView
 from controlplane.policy.engine.options import EngineOptions
 from controlplane.policy.registry import engine_policy
 from predictors.timing.online_step_time import ObservedPace, StepWork
-
-_UNKNOWN_PACE = Pace(Duration(0), Duration(0))
-
 
 if TYPE_CHECKING:
     _Base = Scheduler
@@ -203,11 +200,11 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
     def set_step_cost(self, cost: StepCost | None) -> None:
         """Sets the prior of the step-time model, which applies until enough steps were measured."""
         self.pace_estimator = ObservedPace(prior=cost)
-        self._pace = self.pace_estimator.pace or _UNKNOWN_PACE
+        self._pace = self.pace_estimator.pace or UNKNOWN_PACE
 
     def _observe(self, work: StepWork, took: Duration, *, is_alone: bool) -> None:
         self.pace_estimator.observe_work(work, took, is_alone=is_alone)
-        self._pace = self.pace_estimator.pace or _UNKNOWN_PACE
+        self._pace = self.pace_estimator.pace or UNKNOWN_PACE
 
     def _stamp(self, now: Instant) -> None:
         self._tracker.stamp(self.running, now, is_in_flight=bool(self._steps_in_flight))
@@ -235,8 +232,7 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
             self._sharing.waiting.refresh()
         view = self.view(now)
         plan = self.engine_policy.plan(view)
-        # The balloon enforces the use ceiling, so a lower quota needs a check of its own.
-        offer = plan.offer if self.use_ceiling == self.quota else view.admitted(plan)
+        offer = view.admitted(plan)
         for victim, beneficiary in plan.preemptions():
             self.preempt(self.requests[victim.request.id], beneficiary)
         if plan.preempt:

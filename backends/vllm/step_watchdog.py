@@ -65,7 +65,7 @@ class StepWatchdog:
     def _excluded_seconds(self) -> float:
         if self._is_idle() and not self._calls:
             return math.inf
-        return max((spared() for spared in self._delays), default=0.0)
+        return max((delay() for delay in self._delays), default=0.0)
 
     def _kill(self) -> None:
         for process in self._processes:

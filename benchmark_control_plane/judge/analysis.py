@@ -25,6 +25,7 @@ _DECISIONS = {
     "ADMIT_WITH_PREEMPTION": "admit_with_preemption",
     "DEFER": "defer",
     "REJECT": "reject",
+    "EVICT": "reject",
 }
 _LOSSES = {
     "reject": Outcome.REJECTED,

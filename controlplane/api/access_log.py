@@ -31,6 +31,7 @@ _log = logging.getLogger("tandem.access")
 _BY_SEVERITY = (
     None, Outcome.MET, Outcome.LATE, Outcome.ABORTED, Outcome.REJECTED, Outcome.EVICTED, Outcome.FAILED,
 )  # fmt: skip
+_REFUSALS = {Outcome.REJECTED: "REJECT", Outcome.EVICTED: "EVICT"}
 _DELAY_SECONDS = 0.5
 _SHED_SECONDS = 1.0
 # About a millisecond of work.
@@ -173,11 +174,11 @@ def gate_fields(tickets: Sequence[Ticket]) -> dict[str, object]:
         "class": request.service_class.name,
         "requests": len(tickets),
         "outcome": None if worst.outcome is None else worst.outcome.value,
-        "decision": "REJECT" if worst.outcome is Outcome.REJECTED else worst.decision,
+        "decision": worst.decision if worst.outcome is None else _REFUSALS.get(worst.outcome, worst.decision),
         "reason": last.decision.reason.value if last and isinstance(last.decision, Reject) else None,
         "config_version": None if last is None else last.version,
         "prompt_tokens": sum([ticket.request.prompt_tokens for ticket in tickets]),
-        "cached_tokens": sum([ticket.cached_tokens for ticket in tickets]),
+        "cached_tokens": sum([ticket.cache_hit_tokens for ticket in tickets]),
         "output_tokens": sum([ticket.timeline.output_tokens for ticket in tickets]),
         "preemptions": sum([ticket.preemptions for ticket in tickets]),
         "queue_ms": _longest([ticket.timeline.queue for ticket in tickets]),

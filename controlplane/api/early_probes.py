@@ -112,7 +112,8 @@ class EarlyProbeServer:
         message = f"the server is starting ({self.stage} for {seconds:.1f} s); retry after {RETRY_SECONDS} s"
         error = {"message": message, "type": "server_error", "param": None, "code": "starting"}
         body = {"status": "starting", "seconds": round(seconds, 1), "parts": {}, "error": error}
-        return _http(b"503 Service Unavailable", body, f"retry-after: {RETRY_SECONDS}\r\n".encode())
+        retry = f"retry-after: {RETRY_SECONDS}\r\nretry-after-ms: {1_000 * RETRY_SECONDS}\r\n"
+        return _http(b"503 Service Unavailable", body, retry.encode())
 
 
 def _may_be_probe(connection: socket.socket) -> bool:

@@ -55,10 +55,6 @@ HEADER_RETRY_AFTER = "retry-after"
 _ABOUT_RETRY = {HEADER_RETRY_AFTER, HEADER_SHOULD_RETRY}
 
 _DROPPED = {
-    Reason.NO_MEMORY: "rejected-saturated",
-    Reason.NO_SLOT: "rejected-saturated",
-    Reason.TPOT_GUARD: "rejected-saturated",
-    Reason.BEHIND_OTHERS: "rejected-saturated",
     Reason.SLO_UNATTAINABLE: "rejected-saturated",
     Reason.DEVICE_TIME: "rejected-saturated",
     Reason.QUEUE_FULL: "rejected-saturated",
@@ -87,10 +83,6 @@ _REJECT_STATUS = {
     Reason.ENGINE_DOWN: 503,
 }
 _REJECT_CAUSES = {
-    Reason.NO_MEMORY: "the memory pool has no room for the request",
-    Reason.NO_SLOT: "the engine runs its maximum number of requests",
-    Reason.TPOT_GUARD: "one more request would make running requests miss their TPOT",
-    Reason.BEHIND_OTHERS: "other requests are served first",
     Reason.NEVER_FITS: "the request can never fit into the memory pool",
     Reason.SLO_UNATTAINABLE: "the request is predicted to miss its objective",
     Reason.DEVICE_TIME: "generations need the device's time more",
@@ -206,14 +198,14 @@ def failure_of(error: BaseException, *, overload_status: int) -> Failure:
 
 def _backend_down(error: BackendDown) -> Failure:
     log.warning("backend down: %s", error)
+    if isinstance(error, WorkerDied):
+        message = "two embedding workers died of this request, and others would; divide its inputs"
+        return Failure(503, message, code="worker_died", headers={HEADER_SHOULD_RETRY: "false"})
     headers = down_headers(error)
     if error.is_permanent:
         remedy = "use another server"
     else:
         remedy = f"retry after {int(headers[HEADER_RETRY_AFTER_MS]) / 1_000:g} s"
-    if isinstance(error, WorkerDied):
-        message = f"two embedding workers died of this request; divide its inputs, or {remedy}"
-        return Failure(503, message, code="worker_died", headers=headers)
     # A request has no effect but its response.
     message = f"the model's engine is not running; the request can safely be sent again: {remedy}"
     return Failure(503, message, code="backend_down", headers=headers)
@@ -229,7 +221,7 @@ def down_headers(error: BackendDown) -> dict[str, str]:
 def _rejected(error: Rejected, overload_status: int) -> Failure:
     reject = error.reject
     status = _REJECT_STATUS.get(reject.reason, overload_status)
-    headers = {HEADER_DECISION: "REJECT"}
+    headers = {HEADER_DECISION: "EVICT" if error.is_evicted else "REJECT"}
     if reject.reason is Reason.SHUTTING_DOWN:
         # A later request on this connection would be lost when the server ends.
         headers["connection"] = "close"

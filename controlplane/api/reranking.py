@@ -3,6 +3,7 @@
 A request with many documents is one request of the gate, with one deadline.
 """
 
+import asyncio
 import json
 import time
 from dataclasses import replace
@@ -67,8 +68,12 @@ async def _rerank(
         "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    # Documents may hold integers beyond 64 bits, which orjson does not write.
-    await send_json(send, json.dumps(reply, ensure_ascii=False).encode(), ticket_headers([scored.ticket]))
+    try:
+        body_text = orjson.dumps(reply)
+    except TypeError:
+        # A document holds an integer beyond 64 bits.
+        body_text = (await asyncio.to_thread(json.dumps, reply, ensure_ascii=False)).encode()
+    await send_json(send, body_text, ticket_headers([scored.ticket]))
 
 
 async def _rerank_either(service: Service, request: ParsedRequest[EitherRerankRequest], send: Send) -> None:

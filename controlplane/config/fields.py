@@ -56,5 +56,5 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 def optional_duration(value_ms: float | None) -> Duration | None:
-    """Converts milliseconds to a duration; None stays None."""
-    return None if value_ms is None else milliseconds(value_ms)
+    """Converts milliseconds above 0 to a duration of at least a nanosecond; None stays None."""
+    return None if value_ms is None else Duration(max(1, milliseconds(value_ms)))

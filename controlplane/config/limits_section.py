@@ -59,7 +59,7 @@ class LimitsSection:
     loop from all requests, for 40 ms with 380,000; token ids take a tenth of the time. A body that has a part
     of these may have the rest of `max_values` in other values: with half of them, half of the others."""
     max_name: Positive = 1_024
-    """Longest member name in a body, in bytes."""
+    """Longest member name, in bytes; looked at in bodies beyond `inline_body`."""
     tokenizer_threads: Annotated[int, Field(ge=1, le=64)] = 4
     """Texts of more than 4,000 characters that are tokenized at once; tenants take turns, and with more than
     one thread no tenant has all of them."""

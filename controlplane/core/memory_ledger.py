@@ -78,6 +78,11 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def final_bytes(self) -> int:
+        """Bytes that all together hold at their predicted ends, if none ends before."""
+        return int((self.base + self.per_step * self.steps).sum())
+
     def with_lease(self, request_id: str, footprint: Footprint, priority: int) -> "LeaseTable":
         """The table with one more lease."""
         row = (footprint.base, footprint.per_step, footprint.steps, priority)

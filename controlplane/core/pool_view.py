@@ -51,7 +51,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Present speed of an engine: time of a step or embedding pass, and of each prompt token in addition."""
+    """Present times of an engine: of a step or embedding pass, and of each prompt token in addition."""
 
     step: Duration
     per_prompt_token: Duration
@@ -62,6 +62,10 @@ class Pace:
         One that is made only to learn the speed anew then takes at most 5 % of the time.
         """
         return between(last_end, now) >= _OLD_AFTER * (self.step + self.per_prompt_token * tokens)
+
+
+UNKNOWN_PACE = Pace(Duration(0), Duration(0))
+"""That of an engine before its first step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ class PrefixIndex:
 
     def admit(self, request_id: str, blocks: Sequence[int]) -> None:
         """Adds a request that uses these blocks from now on."""
-        self._blocks_of[request_id] = blocks
+        # A client can choose token ids whose blocks have one hash: each block is counted once.
+        blocks = self._blocks_of[request_id] = tuple(dict.fromkeys(blocks))
         for block in blocks:
             self._unused.pop(block, None)
             readers = self._readers.setdefault(block, {})

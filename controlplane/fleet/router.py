@@ -272,9 +272,9 @@ class Router:
             return False
         load = box.load_of(request.model)
         worth = 0.0 if load is None else PREFIX_WORTH * load.per_token * request.kept[1]
-        age, missing, ttft = self._standing(home, request, now)
-        standing = self._standing(other, request, now)
-        return not is_better(*standing, age, missing, ttft - worth, self.options.useful_for)
+        age, missing, ttft = self._comparison(home, request, now)
+        compared = self._comparison(other, request, now)
+        return not is_better(*compared, age, missing, ttft - worth, self.options.useful_for)
 
     def sent(self, request: RoutedRequest, choice: ChosenBox, now: float) -> None:
         """Records that a request is sent to the box that was chosen for it."""
@@ -297,7 +297,7 @@ class Router:
         if place is None or len(pool.names) < 2:
             return retry_after
         other = pool.names[drawn_other(pool.cumulative, place, draw)]
-        age, _, ttft = self._standing(other, request, now)
+        age, _, ttft = self._comparison(other, request, now)
         objective, options = inf if request.objective is None else request.objective, self.options
         if not may_retry(self._retries, age, ttft, objective, options.retry_headroom, options.useful_for):
             return retry_after
@@ -345,13 +345,13 @@ class Router:
         if first == other:
             return self._choice(first, request)
         is_other = is_better(
-            *self._standing(other, request, now),
-            *self._standing(first, request, now),
+            *self._comparison(other, request, now),
+            *self._comparison(first, request, now),
             self.options.useful_for,
         )
         return self._choice(other if is_other else first, request)
 
-    def _standing(self, name: str, request: RoutedRequest, now: float) -> tuple[float, float, float]:
+    def _comparison(self, name: str, request: RoutedRequest, now: float) -> tuple[float, float, float]:
         """Age of the report, bytes of memory that are missing, and the predicted TTFT."""
         box = self._boxes[name]
         load, ttft = box.load_of(request.model), self._ttft(name, request)

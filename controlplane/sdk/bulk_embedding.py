@@ -267,7 +267,8 @@ class BulkEmbedding:
             if len(batch.texts) > 1 or batch.losses >= self.retries.most:
                 return None
             batch.losses += 1
-        if isinstance(error, ApiError) and error.retry_after is not None:
+        if isinstance(error, ApiError) and error.retry_after:
+            # A time of 0, or one in the past, states nothing.
             return spaced(error.retry_after)
         if isinstance(error, RateLimited):
             batch.refusals += 1

@@ -131,13 +131,17 @@ class Readiness:
 
 def decision(headers: Mapping[str, str]) -> Decision:
     """Reads the decision from the response headers."""
-    queue_ms, predicted = headers.get(HEADER_QUEUE_MS), headers.get(HEADER_PREDICTED_TTFT_MS)
     return Decision(
         headers.get(HEADER_REQUEST_ID),
         headers.get(HEADER_DECISION),
-        None if queue_ms is None else float(queue_ms),
-        None if predicted is None else float(predicted),
+        _number(headers.get(HEADER_QUEUE_MS)),
+        _number(headers.get(HEADER_PREDICTED_TTFT_MS)),
     )
+
+
+def _number(text: str | None) -> float | None:
+    """The number of a header; None without one, or if a proxy has made it something else."""
+    return float(text) if text is not None and text.replace(".", "", 1).isdecimal() else None
 
 
 def chat_reply(response: httpx.Response) -> ChatReply:

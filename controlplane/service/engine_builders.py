@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from backends.embedding.client import WorkerEmbedder
     from controlplane.service.worker_replacement import WorkerNeeds
 
-# The hidden size where a config states none.
-_HIDDEN = 1_024
-
 
 def model_facts(name: str) -> ModelFacts:
     """Config and weight sizes of a model, also of a bundled one that has not been built.
@@ -122,7 +119,7 @@ async def worker_needs(model: WorkerModel) -> "WorkerNeeds":
     await asyncio.to_thread(model_folder, model.model)
     facts = await asyncio.to_thread(model_facts, model.model)
     element = DTYPE_BYTES["float32" if model.dtype is None else model.dtype]
-    memory = memory_model.prior(facts.config, bytes_per_element=element, dimension=_HIDDEN)
+    memory = memory_model.prior(facts.config, bytes_per_element=element)
     workspace = memory.workspace_bytes(
         budget_tokens=model.batch_tokens, max_input_tokens=model.max_input_tokens or 0
     )

@@ -21,7 +21,6 @@ from controlplane.service.runtime.change_guard import ChangeGuard
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.runtime.timers import LoopTimer
 from controlplane.service.status import ServiceStatus
-from predictors.timing.embedding_pace import ModelPaces
 
 PERIOD_SECONDS = 1.0
 # More would not fit into an answer.
@@ -292,10 +291,11 @@ class LiveFeed:
     def _device_calibration(self) -> dict[str, dict[str, object]]:
         """Time over expected time, and relative error, of engine steps and of embedding passes, by model."""
         status, estimators = self._status, self._status.dispatcher.pace_estimators
-        steps, passes = (estimators[owner] for owner in Owner)
-        found = {"step_time": dict.fromkeys(status.generators, steps.steps.calibration)}
-        if isinstance(passes, ModelPaces):
-            found["pass_time"] = {model: passes.calibration_of(model) for model in status.encoders}
+        steps, passes = estimators.llm.steps.calibration, estimators.embedding.calibration_of
+        found = {
+            "step_time": dict.fromkeys(status.generators, steps),
+            "pass_time": {model: passes(model) for model in status.encoders},
+        }
         return {
             kind: {
                 "ratio": _rounded({name: r for name, each in of.items() if (r := each.ratio) is not None}),

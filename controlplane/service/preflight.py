@@ -100,8 +100,7 @@ def estimated_workspace_bytes(
     facts: ModelFacts, *, batch_tokens: int, max_input_tokens: int, bytes_per_element: int
 ) -> int:
     """Bytes of a worker's largest pass, estimated from the model's config.json; a started worker measures."""
-    dimension = int(facts.config.get("hidden_size") or facts.config.get("d_model") or 0)
-    prior = memory_model.prior(facts.config, bytes_per_element=bytes_per_element, dimension=dimension)
+    prior = memory_model.prior(facts.config, bytes_per_element=bytes_per_element)
     return prior.workspace_bytes(budget_tokens=batch_tokens, max_input_tokens=max_input_tokens)
 
 

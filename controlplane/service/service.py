@@ -11,7 +11,6 @@ from controlplane.config.documents import document_of, masked
 from controlplane.core.clock import Instant, between, milliseconds
 from controlplane.core.decision import Reject
 from controlplane.core.errors import BackendDown
-from controlplane.core.request import Owner
 from controlplane.core.slo import ServiceClass
 from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
@@ -139,7 +138,7 @@ class Service:
             if (log := self.status.decision_log) is not None:
                 self._closers["the decision log"] = log.close
                 self.reconfiguration.listeners.append(lambda version: log.record_config(version.config))
-                log.start(self._timer, self.status.owners, self.status.dispatcher.pace_estimators[Owner.LLM])
+                log.start(self._timer, self.status.owners, self.status.dispatcher.pace_estimators.llm)
             self._closers["tracing"] = self.status.traces.close
             self.status.traces.follow(self.config.tracing)
             if self._training is not None:

@@ -1,6 +1,7 @@
 """Reports state, served models, metrics and impaired parts of the service."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from controlplane.config import Config
@@ -173,7 +174,7 @@ class ServiceStatus:
             "quota_bytes": ledger.quota(owner),
             "held_bytes": ledger.held(owner),
             "deficit_bytes": ledger.deficit(owner),
-            "reserved_bytes": int((leases.base + leases.per_step * leases.steps).sum()),
+            "reserved_bytes": leases.final_bytes,
             "running": len(leases),
             "waiting": len(self.dispatcher.queued(owner)),
         }
@@ -213,12 +214,12 @@ class ServiceStatus:
                 m.device_handover: m.handover_time,
                 **({} if self.decision_log is None else self.decision_log.readings(m)),
                 **({} if (tracer := self.traces.tracer) is None else tracer.readings(m)),
-                m.stall_count: {
+                m.engine_stalls: {
                     Owner.LLM: sum(generator.stall_count for generator in self.generators.values()),
                     Owner.EMBEDDING: workers.stalls,
                 },
                 m.engine_restarts: sum(supervisor.restarts for supervisor in self.supervisors.values()),
-                m.restarts: workers.restarts,
+                m.embedding_restarts: workers.restarts,
                 m.out_of_memory: workers.out_of_memory,
                 m.engine_preemptions: {owner: state.preemptions for owner, state in engine.items()},
                 m.engine_recompute_tokens: {
@@ -232,8 +233,7 @@ class ServiceStatus:
 
     def _engine_states(self) -> dict[str, EngineState]:
         """The engine's state; empty for a dead engine, whose last state no longer holds."""
-        try:
-            states = [generator.state() for generator in self.generators.values()]
-            return {Owner.LLM.value: states[0]} if states else {}
-        except BackendDown:
-            return {}
+        with suppress(BackendDown):
+            for generator in self.generators.values():
+                return {Owner.LLM.value: generator.state()}
+        return {}

@@ -39,7 +39,7 @@ class DecisionFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """Time of dispatch to the engine, with the work ahead, step rate and TTFT forecast at that time."""
+    """Time of dispatch to the engine, with the work ahead, the pace and the TTFT forecast at that time."""
 
     at: Instant
     ahead: WorkAhead
@@ -71,8 +71,8 @@ class Ticket:
     tenant_delay: Duration = NO_TIME
     """How far weighted fair queueing moves it back behind its tenant's other work."""
     preemptions: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that the engine found in its prefix cache."""
+    cache_hit_tokens: int = 0
+    """Prompt tokens found in the engine's prefix cache; `Request.cached_tokens` is what was expected."""
     has_lost_blocks: bool = False
     """Whether the engine reports that the started request holds no blocks."""
     prompt_blocks: tuple[int, ...] = ()

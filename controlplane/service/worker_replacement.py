@@ -22,6 +22,7 @@ from controlplane.service.runtime.start_progress import StartProgress
 
 log = logging.getLogger(__name__)
 
+_STOPPED = "the service was stopped while the new workers loaded"
 # Settings that change the vectors of a text.
 _VECTOR_KEYS = ("model", "backend", "dtype", "normalize", "max_input_tokens", "options")
 
@@ -143,14 +144,18 @@ class WorkerReplacement:
             raise BackendDown("the service is stopping; make the change in the file", is_permanent=True)
         self._load = load = asyncio.create_task(self._load_all(plan))
         try:
-            return await load
+            loaded = await load
+            if self._is_stopped:
+                # The load ended in the iteration of the event loop in which the service was stopped.
+                await self.abandon(loaded)
+                raise BackendDown(_STOPPED, is_permanent=True)
+            return loaded
         except asyncio.CancelledError:
             # The caller may be cancelled in the iteration of the event loop in which the load ends.
             if load.done() and not load.cancelled() and load.exception() is None:
                 await self.abandon(load.result())
             if self._is_stopped:
-                message = "the service was stopped while the new workers loaded"
-                raise BackendDown(message, is_permanent=True) from None
+                raise BackendDown(_STOPPED, is_permanent=True) from None
             raise
         finally:
             self._load = None

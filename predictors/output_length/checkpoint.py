@@ -39,7 +39,7 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Content of a file; `standing` is the result of `LearnedLengths.calibration_state`.
+    """Content of a file; `calibration` is the result of `LearnedLengths.calibration_state`.
 
     `untrained` counts the finished requests that the model was not trained on, also those that the table has
     no room for.
@@ -47,7 +47,7 @@ class Checkpoint:
 
     table: Table
     model: LengthModel | None = None
-    standing: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | None = None
     untrained: int = 0
 
 
@@ -70,7 +70,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     if checkpoint.model is not None:
         arrays |= {f"model.{name}": array for name, array in checkpoint.model.arrays().items()}
     arrays["untrained"] = np.array(checkpoint.untrained)
-    arrays["standing"] = np.frombuffer(json.dumps(checkpoint.standing).encode(), np.uint8)
+    arrays["standing"] = np.frombuffer(json.dumps(checkpoint.calibration).encode(), np.uint8)
     partial = _partial(path)
     with _saving:
         try:
@@ -96,21 +96,21 @@ def read(path: Path) -> Checkpoint:
             raise ValueError(f"version {arrays.get('version')}; this program reads {VERSION}")
         table = Table(**{f.name: arrays[f"table.{f.name}"] for f in fields(Table)})
         model = {n.removeprefix("model."): a for n, a in arrays.items() if n.startswith("model.")}
-        standing = json.loads(arrays["standing"].tobytes())
-        _check(table, standing)
+        calibration = json.loads(arrays["standing"].tobytes())
+        _check(table, calibration)
         # Files of former versions do not say; the shipped prior, which has no trees, was trained on none.
         untrained = int(arrays.get("untrained", 0 if "trees.leaves" in model else len(table)))
-        return Checkpoint(table, model_from_arrays(model) if model else None, standing, untrained)
+        return Checkpoint(table, model_from_arrays(model) if model else None, calibration, untrained)
     except FileNotFoundError:
         raise
     except _BROKEN as error:
         raise ValueError(f"{path}: not a saved length predictor: {error}") from error
 
 
-def _check(table: Table, standing: Mapping[str, Any] | None) -> None:
+def _check(table: Table, calibration: Mapping[str, Any] | None) -> None:
     """Raises ValueError if the table or the state has other features or levels than this version."""
     counts = [len(getattr(table, f.name)) for f in fields(Table)]
-    levels = {len(offsets) for *_, offsets in (standing or {}).get("conformal", ())}
+    levels = {len(offsets) for *_, offsets in (calibration or {}).get("conformal", ())}
     columns = table.numbers.shape[1], table.words.shape[1]
     if len(set(counts)) > 1 or columns != (len(ROW), WIDTH) or not levels <= {len(LEVELS)}:
         raise ValueError(

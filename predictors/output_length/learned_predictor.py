@@ -223,7 +223,7 @@ class LearnedLengths:
             state.outcomes = 0
 
     def calibration_state(self) -> dict[str, Any]:
-        """Learned state apart from model and examples, as JSON values, for `Checkpoint.standing`."""
+        """Learned state apart from model and examples, as JSON values, for `Checkpoint.calibration`."""
         return {
             "recent": [[*key, r.seen, r.mean, r.square] for key, r in self._recent.items()],
             "conformal": [
@@ -239,10 +239,10 @@ class LearnedLengths:
         if checkpoint.model is not None:
             self.swap(checkpoint.model)
         self._state_changed()
-        standing = checkpoint.standing or {}
-        for class_name, model, *recent in standing.get("recent", ()):
+        calibration = checkpoint.calibration or {}
+        for class_name, model, *recent in calibration.get("recent", ()):
             self._recent[class_name, model] = _Recent(*recent)
-        for name, way, seen, covered, offsets in standing.get("conformal", ()):
+        for name, way, seen, covered, offsets in calibration.get("conformal", ()):
             state = self._classes.setdefault(name, _ClassState())
             state.conformal[way] = Conformal(np.array(offsets), seen, covered)
 

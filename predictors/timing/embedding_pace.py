@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from controlplane.core.clock import Duration, Instant
-from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
 from controlplane.core.ports import Embedder
-from controlplane.core.request import Owner
 from predictors.calibration import TimeCalibration
-from predictors.timing.online_step_time import OBSERVATIONS, ObservedPace, ReportedPace, clipped
+from predictors.timing.online_step_time import OBSERVATIONS, clipped
 
 # A full embedding batch, which gives the time per token under load: texts, and tokens of each.
 _PASSAGES, _PASSAGE_TOKENS = 32, 512
@@ -18,7 +16,7 @@ _OUTDATED = 2.0
 _LEAST_BELIEF = 1e-9
 
 
-class PassPace(ObservedPace):
+class PassPace:
     """Pace of the passes of one embedding model: `step` for a pass, `per_prompt_token` for each token.
 
     A pass takes a constant time, which holds the steps of the LLM before and after it, and a time per token.
@@ -36,11 +34,11 @@ class PassPace(ObservedPace):
     """
 
     def __init__(self, limit: int, *, idle_per_token: float = 0.0) -> None:
-        super().__init__()
         self.limit = limit
         self.idle_per_token = idle_per_token
         self.calibration = TimeCalibration(memory=OBSERVATIONS)
         self.last_end = Instant(0)
+        self._passes = 0
         # Decayed sums of 1, x, y, x^2, x*y and y^2 for passes of x tokens that took y ns.
         self._sums = [0.0] * 6
 
@@ -62,37 +60,30 @@ class PassPace(ObservedPace):
             fixed, per_token = 0.0, xy / xx
         return Pace(Duration(round(fixed)), Duration(round(per_token + fixed / self.limit)))
 
-    def observe_prefill(
-        self,
-        prompt_tokens: int,
-        took: Duration,
-        *,
-        model: str | None = None,
-        ended: Instant | None = None,
-    ) -> None:
+    def observe_pass(self, tokens: int, took: Duration, *, ended: Instant | None = None) -> None:
         """Learns from a pass, which ended at `ended` if that is known."""
-        if prompt_tokens <= 0:
+        if tokens <= 0:
             return
         seen = float(took)
         if (pace := self.pace) is not None:
-            expected = float(pace.step + pace.per_prompt_token * prompt_tokens)
+            expected = float(pace.step + pace.per_prompt_token * tokens)
             self.calibration.record(expected, seen)
-            is_old = ended is not None and pace.is_old(self.last_end, Instant(ended - took), prompt_tokens)
+            is_old = ended is not None and pace.is_old(self.last_end, Instant(ended - took), tokens)
             if is_old and _OUTDATED * seen < expected:
                 self._sums = [part / self._sums[0] for part in self._sums]
-            elif self._prefills > _UNCLIPPED_PASSES:
+            elif self._passes > _UNCLIPPED_PASSES:
                 seen = clipped(seen, expected)
         self.last_end = self.last_end if ended is None else ended
-        self._prefills += 1
-        new = (1.0, prompt_tokens, seen, prompt_tokens**2, prompt_tokens * seen, seen**2)
+        self._passes += 1
+        new = (1.0, tokens, seen, tokens**2, tokens * seen, seen**2)
         self._sums = [(1 - 1 / OBSERVATIONS) * old + part for old, part in zip(self._sums, new, strict=True)]
 
 
-class ModelPaces(PassPace):
+class ModelPaces:
     """Paces of embedding models, one worker process each; `pace` is the one over all of them."""
 
     def __init__(self, embedders: Iterable[Embedder]) -> None:
-        super().__init__(limit=1)
+        self._all = PassPace(limit=1)
         self._of: dict[str, PassPace] = {}
         for embedder in embedders:
             self.add(embedder)
@@ -104,12 +95,17 @@ class ModelPaces(PassPace):
         token takes longer while an LLM runs.
         """
         self._of[embedder.model] = pace = PassPace(embedder.pass_tokens)
-        self.limit = max(self.limit, embedder.pass_tokens)
+        self._all.limit = max(self._all.limit, embedder.pass_tokens)
         lengths = [min(_PASSAGE_TOKENS, embedder.max_input_tokens)] * _PASSAGES
         if took := embedder.batch_time(lengths):
             pace.idle_per_token = took / sum(lengths)
-            self.idle_per_token = max(self.idle_per_token, pace.idle_per_token)
-            self.observe_prefill(lengths[0], Duration(took // _PASSAGES), model=embedder.model)
+            self._all.idle_per_token = max(self._all.idle_per_token, pace.idle_per_token)
+            self.observe_pass(lengths[0], Duration(took // _PASSAGES), model=embedder.model)
+
+    @property
+    def pace(self) -> Pace | None:
+        """Times of a pass, over all models; None before the first."""
+        return self._all.pace
 
     def pace_of(self, model: str) -> Pace | None:
         """Pace of one model, also after its removal, for the requests that it still has."""
@@ -123,25 +119,10 @@ class ModelPaces(PassPace):
         """When the last pass of each model ended; 0 before the first."""
         return {model: pace.last_end for model, pace in self._of.items()}
 
-    def observe_prefill(
-        self,
-        prompt_tokens: int,
-        took: Duration,
-        *,
-        model: str | None = None,
-        ended: Instant | None = None,
+    def observe_pass(
+        self, tokens: int, took: Duration, *, model: str | None, ended: Instant | None = None
     ) -> None:
-        """Learns from a pass of `model`."""
-        super().observe_prefill(prompt_tokens, took, ended=ended)
+        """Learns from a pass of `model`; None: of one whose worker has been replaced."""
+        self._all.observe_pass(tokens, took, ended=ended)
         if model is not None:
-            self._of[model].observe_prefill(prompt_tokens, took, ended=ended)
-
-
-def pace_estimators(
-    step_cost: StepCost | None, embedders: Iterable[Embedder]
-) -> dict[Owner, ObservedPace | ReportedPace]:
-    """Pace estimators of the LLM and the embedding models, both timed at the gate.
-
-    `step_cost` is the prior of the LLM.
-    """
-    return {Owner.LLM: ObservedPace(prior=step_cost), Owner.EMBEDDING: ModelPaces(embedders)}
+            self._of[model].observe_pass(tokens, took, ended=ended)

@@ -1,4 +1,4 @@
-"""Learns the time of an engine step online, and from it the current step rate of each engine.
+"""Learns the time of an engine step online, and from it the present times per step and per prompt token.
 
 The model is `t = c0 + c1 decodes + c2 KV cells + c3 prompt tokens`, fitted by `online_least_squares` on
 relative errors from a prior for the device and model. Errors beyond the Huber threshold are down-weighted, so
@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from controlplane.core.clock import NO_TIME, Duration, Instant
+from controlplane.core.clock import NO_TIME, Duration
 from controlplane.core.engine_reports import StepCost
 from controlplane.core.pool_view import Pace
 from predictors.calibration import TimeCalibration
@@ -151,7 +151,7 @@ class StepTime:
 
 
 class StepReports:
-    """Step rate and prefill time of an engine, estimated at the gate from the engine's step reports."""
+    """Times of a step and of a prompt token of an engine, from the engine's step reports."""
 
     def __init__(self, prior: StepCost | None = None) -> None:
         self.steps = StepTime(prior)
@@ -282,7 +282,7 @@ class StepReports:
         return sqrt(max(0.0, self._prefill_squares / self._steps - mean**2))
 
     def _estimate(self) -> Pace | None:
-        """Step rate by the step-time model; None without reports and without a prior."""
+        """The pace by the step-time model; None without reports and without a prior."""
         if not (self.reports_steps or self._has_prior):
             return None
         step, token = self._decoding(), self.steps.per_prompt_token
@@ -293,7 +293,7 @@ class StepReports:
 
 
 class ObservedPace(StepReports):
-    """Step rate of an engine timed by its tokens, or by its step reports once there are any.
+    """Pace of an engine: from the gaps between tokens, or from step reports once there are any.
 
     `prior` is the cost of a step, if known.
     """
@@ -310,7 +310,7 @@ class ObservedPace(StepReports):
 
     @property
     def pace(self) -> Pace | None:
-        """Current step rate; None while nothing is known. A part that was never observed counts as zero."""
+        """The present pace; None while nothing is known. A part that was never observed counts as zero."""
         if self.reports_steps or (self._gaps == 0 and self._prefills == 0):
             return self._estimate()
         return Pace(Duration(round(self._step)), Duration(round(self._per_token)))
@@ -326,15 +326,8 @@ class ObservedPace(StepReports):
         rate = max(1.0 / OBSERVATIONS, 1.0 / self._gaps)
         self._step += rate * (clipped(took, self._step) - self._step)
 
-    def observe_prefill(
-        self,
-        prompt_tokens: int,
-        took: Duration,
-        *,
-        model: str | None = None,
-        ended: Instant | None = None,
-    ) -> None:
-        """Learns from the time to the first token, or to the embedding, of `prompt_tokens` tokens."""
+    def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
+        """Learns from the time to the first token after `prompt_tokens` tokens."""
         if prompt_tokens <= 0:
             return
         self._prefills += 1
@@ -346,7 +339,7 @@ class ObservedPace(StepReports):
 
 
 class ReportedPace(StepReports):
-    """Step rate of an engine that reports its own; before the first report, the prior.
+    """Pace of an engine that reports its own; before the first report, the prior.
 
     Timing at the gate is impossible there, because the gate does not see when a request starts.
     """
@@ -364,14 +357,7 @@ class ReportedPace(StepReports):
     def observe_step(self, took: Duration) -> None:
         """Does nothing: the engine reports its steps."""
 
-    def observe_prefill(
-        self,
-        prompt_tokens: int,
-        took: Duration,
-        *,
-        model: str | None = None,
-        ended: Instant | None = None,
-    ) -> None:
+    def observe_prefill(self, prompt_tokens: int, took: Duration) -> None:
         """Does nothing: the engine reports its steps."""
 
 

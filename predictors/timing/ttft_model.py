@@ -43,7 +43,7 @@ class WorkAhead:
     queue_wait: Duration = NO_TIME
 
     def work(self, pace: Pace) -> Duration:
-        """Time of this work at the step rate `pace`."""
+        """Time of this work at `pace`."""
         prefill = pace.step + scaled(pace.per_prompt_token, self.prompt_tokens)
         return Duration(self.queue_wait + prefill + scaled(pace.step, self.steps_until_slot))
 

@@ -17,11 +17,11 @@ RequestCallback = Callable[[Any], None]
 
 
 class OfferQueue(RequestQueue):  # type: ignore[misc]
-    """vLLM's `RequestQueue` interface over all waiting requests; `on_join` and `on_leave` report changes."""
+    """vLLM's `RequestQueue` over all waiting requests; `on_enqueue` and `on_dequeue` report changes."""
 
-    def __init__(self, on_join: RequestCallback, on_leave: RequestCallback) -> None:
-        self._on_join = on_join
-        self._on_leave = on_leave
+    def __init__(self, on_enqueue: RequestCallback, on_dequeue: RequestCallback) -> None:
+        self._on_enqueue = on_enqueue
+        self._on_dequeue = on_dequeue
         self._all: dict[str, Any] = {}
         self._offer: deque[Any] = deque()
         self._is_open = False
@@ -40,7 +40,7 @@ class OfferQueue(RequestQueue):  # type: ignore[misc]
     def add_request(self, request: Any) -> None:
         """Adds a new or preempted request; the policy decides its position."""
         self._all[request.request_id] = request
-        self._on_join(request)
+        self._on_enqueue(request)
 
     def prepend_request(self, request: Any) -> None:
         """Adds a request; the policy decides its position."""
@@ -76,7 +76,7 @@ class OfferQueue(RequestQueue):  # type: ignore[misc]
 
     def _drop(self, request: Any) -> None:
         del self._all[request.request_id]
-        self._on_leave(request)
+        self._on_dequeue(request)
 
     def holds(self, request_id: str) -> bool:
         """Whether the request waits here."""

@@ -174,7 +174,7 @@ class AnnouncingTarget:
 
     def _pause_cost(self) -> PauseCost | None:
         """What a pass costs the generations in the engine and the announced ones."""
-        cost, pace = self._dispatcher.pause_cost(), self._dispatcher.pace_estimators[Owner.LLM].pace
+        cost, pace = self._dispatcher.pause_cost(), self._dispatcher.pace_estimators.llm.pace
         if cost is None or pace is None or not self._announced:
             return cost
         now, waiting = self._target.service.gate.clock.now(), []

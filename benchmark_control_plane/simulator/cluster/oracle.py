@@ -257,7 +257,7 @@ class _Fleet:
 
     def _record(self, number: int, ticket: Ticket) -> None:
         seen = ticket.timeline
-        self.cached[number] = ticket.cached_tokens
+        self.cached[number] = ticket.cache_hit_tokens
         self.outcomes[number] = FleetOutcome.MET if ticket.outcome is Outcome.MET else FleetOutcome.LATE
         if seen.ttft is not None:
             self.ttft[number] = to_seconds(seen.ttft)

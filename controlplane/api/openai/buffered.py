@@ -17,10 +17,13 @@ from starlette.types import Send
 from controlplane.api.post_endpoint import send_json, ticket_headers
 from controlplane.core.generation import Delta
 from controlplane.service.gate.gate import Gate
+from controlplane.service.gate.token_stream import TokenStream
 from controlplane.service.request_jobs import GenerateJob
 from controlplane.service.ticket import Ticket
 
 Opened = tuple[list[Ticket], AsyncIterator[Delta]]
+
+_LOOK_SECONDS = 1.0
 
 
 @asynccontextmanager
@@ -34,8 +37,8 @@ async def opened_answers(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenera
             yield merged
         return
     answer = await gate.generate(jobs[0])
-    async with aclosing(answer):
-        yield [answer.ticket], answer
+    async with aclosing(answer), ReadAhead(answer) as deltas:
+        yield [answer.ticket], aiter(deltas)
 
 
 @asynccontextmanager
@@ -65,7 +68,11 @@ async def _merged(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Ope
                 while followers:
                     followers.pop().cancel()
     except BaseExceptionGroup as group_error:
-        raise group_error.exceptions[0] from None
+        first, *others = group_error.exceptions
+        for error in others:
+            # Tickets are remembered with their error, and its traceback would keep the request.
+            error.__traceback__ = None
+        raise first from None
 
 
 class UnreadDeltas:
@@ -102,6 +109,62 @@ class UnreadDeltas:
                 await self._changed.wait()
                 continue
             yield self._pending.pop(next(iter(self._pending)))
+
+
+class ReadAhead:
+    """The deltas of one answer, read to its end also if their reader has stopped taking them.
+
+    A request ends, and its lease is closed, when its last delta is read. If the reader has not taken the next
+    delta for one to two seconds, because its client reads slowly, a task reads the others ahead.
+    """
+
+    def __init__(self, answer: TokenStream) -> None:
+        self._answer = answer
+        self._unread = UnreadDeltas(1)
+        self._taken = self._taken_before = 0
+        self._is_waiting = False
+        self._reading: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "ReadAhead":
+        self._watch()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._timer.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Takes the deltas in order. Raises what the answer raises."""
+        async for delta in self._answer:
+            self._taken += 1
+            self._is_waiting = True
+            yield delta
+            self._is_waiting = False
+            if self._reading is not None:
+                break
+        if self._reading is not None:
+            async for delta in self._unread:
+                yield delta
+            await self._reading
+
+    def _watch(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self._is_waiting and self._taken == self._taken_before:
+            self._reading = asyncio.create_task(self._read())
+            return
+        self._taken_before = self._taken
+        self._watch()
+
+    async def _read(self) -> None:
+        try:
+            async for delta in self._answer:
+                self._unread.put(delta)
+        finally:
+            self._unread.job_ended()
 
 
 class UsageCounter:

@@ -1,5 +1,6 @@
 """POST /v1/completions for text or token-id prompts; several prompts run concurrently."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -68,8 +69,10 @@ async def _serve(service: Service, request: ParsedRequest[CompletionRequest], se
 async def _jobs(service: Service, request: ParsedRequest[CompletionRequest]) -> list[GenerateJob]:
     body = request.body
     sampling = completion_sampling(body, request.settings.limits)
-    jobs = [
-        await service.intake.completion(
+    characters = sum(len(prompt) for prompt in body.prompts if isinstance(prompt, str))
+    jobs = []
+    for prompt in body.prompts:
+        job = await service.intake.completion(
             request.origin,
             body.model,
             prompt,
@@ -78,9 +81,11 @@ async def _jobs(service: Service, request: ParsedRequest[CompletionRequest]) -> 
             default_max_tokens=DEFAULT_MAX_TOKENS,
             sampling=sampling,
             prompts=len(body.prompts),
+            characters=characters,
         )
-        for prompt in body.prompts
-    ]
+        jobs.append(job)
+        # Many short prompts take as long as a long one.
+        await asyncio.sleep(0)
     request.memory.hold_tokens(sum(job.request.prompt_tokens for job in jobs))
     return jobs
 
@@ -98,6 +103,7 @@ async def _echoes(
             decoded = partial(service.intake.tokenization.decoded, request.origin.caller, body.model)
             text = prompt if isinstance(prompt, str) else await decoded(prompt)
             echoes.append(EchoedPrompt(text, await decoded(list(job.prompt[:1]))))
+            await asyncio.sleep(0)
     return echoes
 
 

@@ -38,7 +38,7 @@ async def _serve(service: Service, request: ParsedRequest[EmbeddingRequest], sen
         truncation=_truncation(body),
         prompt=body.prompt_name,
         dimensions=body.dimensions,
-        takes_any_ids=_takes_any_ids(request),
+        takes_any_ids=body.token_ids is not None,
     )
     values = await encoded_vectors(vectors, is_base64=body.encoding_format == "base64")
     rows = (b'{"object":"embedding","index":%d,"embedding":%b}' % row for row in enumerate(values))
@@ -66,7 +66,8 @@ async def computed_vectors(
 ) -> tuple[EmbedJob, Embedded, Vectors]:
     """Admits and computes the inputs of `request`; returns the job, its ticket, and vectors [inputs, n].
 
-    n is `dimensions`, or the model's dimension if that is None. Raises Problem, Refused, Rejected,
+    n is `dimensions`, or the model's dimension if that is None. With `takes_any_ids`, or the header that says
+    so, token ids are embedded as they are. Raises Problem, Refused, Rejected,
     BackendDown, BackendFailed.
     """
     job = await service.intake.embeddings(
@@ -75,7 +76,7 @@ async def computed_vectors(
         inputs,
         truncation=truncation,
         prompt=prompt,
-        takes_any_ids=takes_any_ids,
+        takes_any_ids=_has_any_ids(request.headers) or takes_any_ids,
     )
     if dimensions is not None:
         _check_dimensions(job.embedder, dimensions)
@@ -88,9 +89,9 @@ async def computed_vectors(
     return job, embedded, vectors
 
 
-def _takes_any_ids(request: ParsedRequest[EmbeddingRequest]) -> bool:
-    """Whether body or header state that token ids are meant as they are. Raises Problem for another value."""
-    stated = [value for name, value in request.headers if name == HEADER_TOKEN_IDS.encode()]
+def _has_any_ids(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether the header states that token ids are meant as they are. Raises Problem for another value."""
+    stated = [value for name, value in headers if name == HEADER_TOKEN_IDS.encode()]
     for value in stated:
         if value != b"as-given":
             raise Problem(
@@ -100,7 +101,7 @@ def _takes_any_ids(request: ParsedRequest[EmbeddingRequest]) -> bool:
                 param=HEADER_TOKEN_IDS,
                 code="invalid_value",
             )
-    return bool(stated) or request.body.token_ids is not None
+    return bool(stated)
 
 
 def _truncation(body: EmbeddingRequest) -> TruncationRequest | None:

@@ -79,7 +79,13 @@ class EngineView:
         )
 
     def admitted(self, plan: "StepPlan") -> list[RequestState]:
-        """The first requests of the plan's offer for which the quota and the plan's victims have room."""
+        """The requests of the plan's offer that may start.
+
+        The engine enforces the use ceiling. While that is above the quota, these are the first for which the
+        quota and the plan's victims have room.
+        """
+        if self.use_ceiling == self.quota:
+            return plan.offer
         room = self.free + sum(state.held for state in plan.preempt)
         for count, state in enumerate(plan.offer):
             room -= self.need(state)

@@ -93,7 +93,7 @@ def request_row(
         if request.slo.gap is not None or has_numbers:
             row["gap_ms"] = _ms(timeline.gap)
         row["output_tokens"] = timeline.output_tokens
-        row["cached_tokens"] = ticket.cached_tokens
+        row["cached_tokens"] = ticket.cache_hit_tokens
     if has_numbers and ticket.predicted_ttft is not None:
         row["predicted_ttft_ms"] = _ms(ticket.predicted_ttft)
     return row

@@ -19,6 +19,7 @@ from controlplane.service.decision_log.packed_rows import PackedRows
 from controlplane.service.decision_log.segment_files import COMPRESSED, PLAIN, segments
 
 _LONGEST_LINE = 4 * 2**20
+_MOST_FOUND = 1_000
 _VERSIONS = " and ".join(map(str, KNOWN_VERSIONS))
 # How the rows of configurations begin.
 _CONFIG = b'{"row":"config",'
@@ -74,7 +75,7 @@ def find_request(folder: Path, request_id: str, *, seconds: float) -> list[tuple
     """The rows of a request id, or of all requests of a client's id, the oldest first.
 
     Each comes with the section of its class in the configuration in force at its arrival, empty if it is not
-    in the log. Reads the newest segments first and stops after `seconds`.
+    in the log. Reads the newest segments first and stops after `seconds`, or once it has 1,000 rows.
     """
     found: list[tuple[Row, Row]] = []
     deadline = monotonic() + seconds
@@ -87,10 +88,13 @@ def find_request(folder: Path, request_id: str, *, seconds: float) -> list[tuple
         for line in _lines(file, []):
             if line.startswith(_CONFIG) and (row := _parsed(line)) is not None:
                 configs.append(row)
-            elif any(each in line for each in wanted) and (row := _request(line)) is not None:
-                if name in ((known := logged_id(row["id"])), known.rpartition("-")[0]):
-                    here.append((row, _class_section(row, configs)))
-            elif monotonic() > deadline:
+            elif (
+                any(each in line for each in wanted)
+                and (row := _request(line)) is not None
+                and name in ((known := logged_id(row["id"])), known.rpartition("-")[0])
+            ):
+                here.append((row, _class_section(row, configs)))
+            if monotonic() > deadline or len(here) + len(found) >= _MOST_FOUND:
                 return here + found
         found = here + found
     return found

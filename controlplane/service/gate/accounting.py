@@ -79,8 +79,12 @@ class Accounting:
 
     def release(self, ticket: Ticket) -> None:
         """Closes the lease without ending the request."""
-        if ticket.lease is not None:
+        if ticket.lease is None:
+            return
+        try:
             self._prefixes.release(ticket)
+        finally:
+            # A lease that stays open after a defect would stop every later cycle.
             self._ledger.close(ticket.lease)
             ticket.lease = None
 
@@ -112,11 +116,11 @@ class Accounting:
         timeline = ticket.timeline
         self._ttft.first_token(ticket, now)
         if timeline.first_token is None and timeline.dispatched is not None:
-            self._metrics.count_prompt_tokens(ticket.request, ticket.cached_tokens)
+            self._metrics.count_prompt_tokens(ticket.request, ticket.cache_hit_tokens)
             self._prefixes.report(ticket)
             self._recorder.first_token(ticket, between(ticket.request.arrival, now))
             took = between(timeline.dispatched, now)
-            computed = ticket.request.prompt_tokens - ticket.cached_tokens
+            computed = ticket.request.prompt_tokens - ticket.cache_hit_tokens
             self._pace_estimator.observe_prefill(computed, took)
 
     def end(self, ticket: Ticket, now: Instant, outcome: Outcome | None) -> None:
@@ -140,6 +144,8 @@ class Accounting:
             self._metrics.count_explored(request, outcome)
         for listener in self.on_end:
             listener(ticket)
+        # Ended requests are remembered, and the hashes of a long prompt take hundreds of kilobytes.
+        ticket.prompt_blocks = ()
         if request.kind is not Kind.GENERATE:
             return
         if outcome in (Outcome.MET, Outcome.LATE):

@@ -25,6 +25,7 @@ from controlplane.service.decision_history import Basis, Decided, basis_of
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.gate.accounting import Accounting
 from controlplane.service.gate.cycle_timer import CycleTimer
+from controlplane.service.gate.departures import Departures
 from controlplane.service.gate.engine_lease_sync import EngineLeases
 from controlplane.service.gate.explanation import DryRun
 from controlplane.service.gate.fair_queueing import TenantQueues
@@ -41,7 +42,9 @@ from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.runtime.health_tracker import HealthTracker
 from controlplane.service.ticket import DecisionFailed, Ticket
-from predictors.timing.embedding_pace import pace_estimators
+from predictors.timing.embedding_pace import ModelPaces
+from predictors.timing.online_step_time import ObservedPace, ReportedPace
+from predictors.timing.pace_estimators import PaceEstimators
 
 
 class Dispatcher:
@@ -73,27 +76,27 @@ class Dispatcher:
         self._timer = CycleTimer(self.decide)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._departures: set[asyncio.Task[None]] = set()
+        self._departures = Departures()
         self.health = HealthTracker("requests fail without a decision", "requests are decided again")
         self.ledger = ledger
         self.recorder = recorder
         self.on_not_admitted: Callable[[Owner, Defer | Reject], None] = lambda owner, decision: None
-        step_cost = next((generator.step_cost for generator in generators.values()), None)
-        self.pace_estimators = pace_estimators(step_cost, encoders.values())
+        generator = next(iter(generators.values()), None)
+        llm: ObservedPace | ReportedPace = ObservedPace(None if generator is None else generator.step_cost)
         self._engine_leases: EngineLeases | None = None
-        if (options := policies.engine_options) is not None:
-            self._engine_leases = EngineLeases(generators, ledger, self._tickets, options, recorder)
-            self.pace_estimators[Owner.LLM] = self._engine_leases.pace_estimator
+        if generator is not None and (options := policies.engine_options) is not None:
+            self._engine_leases = EngineLeases(generator, ledger, self._tickets, options, recorder)
+            llm = self._engine_leases.pace_estimator
+        self.pace_estimators = PaceEstimators(llm, ModelPaces(encoders.values()))
         self.ttft = TtftPredictor(generators, self.pace_estimators, self._tickets)
         self.prefixes = PrefixLeases(generators, ledger, follows_engine=self._engine_leases is not None)
-        pricing = TimePricing(ledger, llm := self.pace_estimators[Owner.LLM])
+        pricing = TimePricing(ledger, llm)
         self._pause_pricing = PausePricing(self._tickets, ledger, llm, self._engine_leases)
         parts = (self.pace_estimators, self._engine_leases, self.ttft, self.prefixes, pricing)
         self.snapshots = SnapshotBuilder(ledger, self._tickets, generators, encoders, *parts)
         self._retry_spacer = RetrySpacer()
         self.accounting = Accounting(
-            ledger, metrics, rates, tenants, lengths, self.pace_estimators[Owner.LLM], self.ttft, generators,
-            self.prefixes, recorder,
+            ledger, metrics, rates, tenants, lengths, llm, self.ttft, generators, self.prefixes, recorder,
         )  # fmt: skip
         self.accounting.on_end.append(pricing.request_ended)
 
@@ -205,12 +208,7 @@ class Dispatcher:
         """Ends a request, and preempts a generating one so that its stream raises Rejected."""
         self.reject_or_evict(ticket, reject)
         if ticket.request.kind is Kind.GENERATE:
-            leaving = self._generators[ticket.request.model].preempt(ticket.request.id)
-            self._keep_until_done(asyncio.create_task(leaving))
-
-    def _keep_until_done(self, departure: asyncio.Task[None]) -> None:
-        self._departures.add(departure)  # The event loop alone does not keep a task alive.
-        departure.add_done_callback(self._departures.discard)
+            self._departures.add(self._generators[ticket.request.model].preempt(ticket.request.id))
 
     def evict_unstarted(self, request_id: str) -> None:
         """Evicts a forwarded request that its engine has not started; does nothing for any other id."""
@@ -239,7 +237,7 @@ class Dispatcher:
     def entry_for(self, ticket: Ticket) -> Waiting:
         """The queue entry of a request: its rank, work, footprint and decision deadline."""
         request, footprint = ticket.request, ticket.footprint
-        pace = self.pace_estimators[request.kind.owner].pace_of(request.model)
+        pace = self.pace_estimators.of(request.kind.owner).pace_of(request.model)
         options = self._policies.admission.options
         until = None if ticket.phase is Phase.PREEMPTED else wait_bound(request, footprint, pace, options)
         work = float(footprint.steps) if request.kind is Kind.EMBED else footprint.area
@@ -391,8 +389,7 @@ class Dispatcher:
         victim.renew_grant()
         generator = self._generators[victim.request.model]
         victim.footprint = victim.footprint_to_resume(generator.geometry)
-        self._metrics.preempted(victim.request.service_class.name)
+        self._metrics.count_preemption(victim.request.service_class.name)
         with self.failing_on_error(victim):
             self._add_to_queue(victim)
-        self._keep_until_done(departure := asyncio.create_task(generator.preempt(request_id)))
-        return departure
+        return self._departures.add(generator.preempt(request_id))

@@ -5,7 +5,6 @@ is forwarded, but the lease holds what the engine holds: nothing before the star
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 
 from controlplane.core.clock import Instant, scaled
@@ -22,30 +21,28 @@ from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ReportedPace
 
-_BEFORE_ALL = Instant(-1)
-
 
 class EngineLeases:
     """Copies the blocks that the engine reports into the ledger.
 
-    `tickets` is the dispatcher's table, and `options` those of the engine's policy. `precedence` is the
+    `tickets` is the dispatcher's table, and `options` are those of the engine's policy. `precedence` is the
     order in which the engine starts requests.
     """
 
     def __init__(
         self,
-        generators: Mapping[str, Generator],
+        generator: Generator,
         ledger: MemoryLedger,
         tickets: Mapping[str, Ticket],
         options: EngineOptions,
         recorder: RequestRecorder,
     ) -> None:
-        self._generators = generators
+        self._generator = generator
         self._ledger = ledger
         self._tickets = tickets
         self._recorder = recorder
         self._held: dict[str, int] = {}
-        self._recorded_until: dict[str, Instant] = {}
+        self._recorded_until: Instant | None = None
         self._last: EngineState | None = None
         self._last_at: Instant | None = None
         self.planned: Instant | None = None
@@ -53,8 +50,7 @@ class EngineLeases:
         forwarded before it. The last report may have been on its way when later ones were forwarded."""
         self._options = options
         self.precedence = engine_precedence(options)
-        step_cost = next((generator.step_cost for generator in generators.values()), None)
-        self.pace_estimator = ReportedPace(step_cost)
+        self.pace_estimator = ReportedPace(generator.step_cost)
 
     def set_options(self, options: EngineOptions) -> None:
         """Follows a change of the engine's options; equal ones keep what the size cutoff has learned."""
@@ -63,36 +59,36 @@ class EngineLeases:
 
     def sync(self, now: Instant) -> None:
         """Sets each lease to the bytes that its request held after the engine's last step."""
-        for generator in self._generators.values():
-            try:
-                state = generator.state()
-            except BackendDown:
-                # The requests of a dead engine fail, which closes their leases.
-                continue
-            if state is not self._last:
-                self._record_preemptions(generator.model, state)
-                self._apply(state, now)
+        if (state := self._state()) is not None and state is not self._last:
+            self._record_preemptions(state)
+            self._apply(state, now)
 
     def record_preemptions(self) -> None:
-        """Records what the engines have preempted since the last report, and changes no lease."""
-        for generator in self._generators.values():
-            with suppress(BackendDown):
-                self._record_preemptions(generator.model, generator.state())
+        """Records what the engine has preempted since the last report, and changes no lease."""
+        if (state := self._state()) is not None:
+            self._record_preemptions(state)
 
-    def _record_preemptions(self, model: str, state: EngineState) -> None:
-        recorded = self._recorded_until.get(model, _BEFORE_ALL)
-        if not state.preempted or state.preempted[-1].at <= recorded:
+    def _state(self) -> EngineState | None:
+        """The engine's last report; None for a dead one, whose requests fail, which closes their leases."""
+        try:
+            return self._generator.state()
+        except BackendDown:
+            return None
+
+    def _record_preemptions(self, state: EngineState) -> None:
+        recorded = self._recorded_until
+        if not state.preempted or (recorded is not None and state.preempted[-1].at <= recorded):
             return
         pace = state.pace or self.pace_estimator.pace
         for lost in state.preempted:
             ticket, gainer = self._tickets.get(lost.request_id), self._tickets.get(lost.beneficiary or "")
-            if lost.at <= recorded or ticket is None:
+            if ticket is None or (recorded is not None and lost.at <= recorded):
                 continue
             took = None if pace is None else scaled(pace.per_prompt_token, lost.tokens)
             name = None if gainer is None else gainer.request.service_class.name
             event = Preempted(lost.at, "engine", lost.beneficiary, lost.tokens, took, beneficiary_class=name)
             self._recorder.preempted(ticket, event)
-        self._recorded_until[model] = state.preempted[-1].at
+        self._recorded_until = state.preempted[-1].at
 
     def _apply(self, state: EngineState, now: Instant) -> None:
         self._last = state

@@ -94,7 +94,7 @@ def render_history(ticket: Ticket, now: Instant) -> dict[str, object]:
             "queue_ms": _milliseconds(timeline.queue),
             **{f"{name}_ms": _milliseconds(value) for name, value in timeline.measured(request.kind).items()},
             "output_tokens": timeline.output_tokens,
-            "cached_tokens": ticket.cached_tokens,
+            "cached_tokens": ticket.cache_hit_tokens,
             "preemptions": {"gate": by.count("gate"), "engine": by.count("engine")},
         },
     }

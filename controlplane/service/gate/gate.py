@@ -110,7 +110,9 @@ class Gate:
         if wait is not None:
             ticket = self._traced_ticket(job)
             self.dispatcher.register(ticket)
-            self.dispatcher.reject_or_evict(ticket, Reject(Reason.RATE_LIMITED, wait))
+            with self.dispatcher.failing_on_error(ticket):
+                self._observe_arrival(request)
+                self.dispatcher.reject_or_evict(ticket, Reject(Reason.RATE_LIMITED, wait))
             ticket.raise_if_failed()
 
     def dry_run(self, job: GenerateJob | EmbedJob) -> DryRun:
@@ -204,8 +206,7 @@ class Gate:
 
     def _reject_or_enqueue(self, ticket: Ticket) -> None:
         request, now = ticket.request, self.clock.now()
-        if self.on_arrival is not None:
-            self.on_arrival(request)
+        self._observe_arrival(request)
         if (outage := self.outage(request.model)) is not None:
             self.dispatcher.reject_or_evict(ticket, outage)
         elif self.is_closed:
@@ -214,6 +215,10 @@ class Gate:
             self.dispatcher.reject_or_evict(ticket, Reject(Reason.RATE_LIMITED, wait))
         else:
             self.dispatcher.enqueue(ticket)
+
+    def _observe_arrival(self, request: Request) -> None:
+        if self.on_arrival is not None:
+            self.on_arrival(request)
 
     def _charge_prompt(self, ticket: Ticket, now: Instant) -> Duration | None:
         """Charges what intake has not charged before; returns the wait if the rate limits are exceeded."""

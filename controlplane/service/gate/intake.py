@@ -132,8 +132,12 @@ class Intake:
         sampling: Sampling,
         default_max_tokens: int | None = None,
         prompts: int = 1,
+        characters: int = 0,
     ) -> GenerateJob:
         """The job of one of the `prompts` in a body, a text or token ids. Raises Refused, Rejected.
+
+        If the texts of the body have together so many `characters` that they are long, each is charged
+        before it is tokenized.
 
         Without `max_tokens` the limit is `default_max_tokens`, the model's default or what fits the context.
         """
@@ -144,7 +148,7 @@ class Intake:
         if isinstance(prompt, str):
             text_limit(generator).check(len(prompt), param="prompt")
             token_ids, charged = await self._tokenizer.tokenize(
-                len(prompt),
+                max(characters, len(prompt)),
                 partial(generator.tokenize, prompt),
                 partial(generate_job_to_charge, self._requests, fields, generator, len(prompt), sampling),
             )

@@ -88,6 +88,7 @@ class LoadReporter:
             Owner.EMBEDDING: embedders,
         }
         self._generators = generators
+        self._embedders = embedders
         self._epoch = token_hex(6)
         self._number = 0
         self._made: _Made | None = None
@@ -201,16 +202,17 @@ class LoadReporter:
         )
 
     def _models(self) -> dict[str, ModelLoad]:
-        """The models that answer now; those of a dead engine are left out."""
+        """The models that answer now; those of a dead engine or worker are left out."""
+        down = {name for name, embedder in self._embedders.items() if embedder.down is not None}
         return {
             name: ModelLoad(
                 owner.value,
-                _token_seconds(self._dispatcher.pace_estimators[owner].pace_of(name)),
+                _token_seconds(self._dispatcher.pace_estimators.of(owner).pace_of(name)),
                 self._token_bytes(name),
             )
             for owner, backends in self._backends.items()
             for name in backends
-            if self._gate.outage(name) is None
+            if self._gate.outage(name) is None and name not in down
         }
 
     def _token_bytes(self, model: str) -> int:

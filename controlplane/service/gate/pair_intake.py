@@ -11,12 +11,16 @@ from itertools import repeat
 from controlplane.core.errors import Refused
 from controlplane.core.ports import Reranker, TruncationSide
 from controlplane.core.request import Kind
-from controlplane.core.text_limits import TextLimit
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.fair_slots import FairSlots
 from controlplane.service.gate.prompt_preparation import PromptTokenizer
 from controlplane.service.gate.request_builder import RequestBuilder, RequestFields, named_backend
-from controlplane.service.gate.request_limits import bounded_texts, embed_job_to_charge, truncation_limit
+from controlplane.service.gate.request_limits import (
+    bounded_texts,
+    embed_job_to_charge,
+    input_limit,
+    truncation_limit,
+)
 from controlplane.service.request_jobs import EmbedJob, RequestOrigin, TextPairs, TruncationRequest
 
 # Joining so many tokens takes about a millisecond; more are joined in a thread.
@@ -150,7 +154,7 @@ class PairIntake:
 
 def _check_lengths(texts: TextPairs, reranker: Reranker) -> None:
     """Raises Refused for a text that no pair can hold."""
-    limit = TextLimit(reranker.model, reranker.max_input_tokens, reranker.max_token_characters)
+    limit = input_limit(reranker)
     for field, listed in (
         (texts.query_field, texts.queries), (texts.document_field, texts.documents)
     ):  # fmt: skip

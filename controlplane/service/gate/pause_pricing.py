@@ -71,7 +71,7 @@ class PausePricing:
             first = 0.0
             if ticket.timeline.first_token is None:
                 # Prompts that arrived before are computed before, in the same step at the latest.
-                prompt_tokens += max(0, request.prompt_tokens - request.cached_tokens)
+                prompt_tokens += request.prefill_tokens
                 first = max(_forecast_seconds(ticket, now), prompt_tokens * per_prompt_token + step)
             objectives = _objectives(ticket, remaining[request.id], first, step, now)
             slo = WeightedSlo(request.service_class.weight, objectives)

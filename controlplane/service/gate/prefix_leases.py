@@ -88,7 +88,7 @@ class PrefixLeases:
     def report(self, ticket: Ticket) -> None:
         """Forgets the unused blocks if the engine has found fewer of the prompt's tokens than expected."""
         index = self._indexes.get(ticket.request.model)
-        if index is not None and ticket.cached_tokens < ticket.request.cached_tokens:
+        if index is not None and ticket.cache_hit_tokens < ticket.request.cached_tokens:
             index.forget_unused()
 
     def engine_died(self, model: str) -> None:

@@ -23,6 +23,11 @@ def text_limit(generator: Generator) -> TextLimit:
     return TextLimit(generator.model, generator.max_model_tokens, generator.max_token_characters)
 
 
+def input_limit(embedder: Embedder) -> TextLimit:
+    """The longest input of an embedding model or reranker."""
+    return TextLimit(embedder.model, embedder.max_input_tokens, embedder.max_token_characters)
+
+
 def bounded_texts(texts: Sequence[str], embedder: Embedder, truncation: int | None) -> Sequence[str]:
     """The texts, each with no more characters than its tokens can have.
 
@@ -30,7 +35,7 @@ def bounded_texts(texts: Sequence[str], embedder: Embedder, truncation: int | No
     Raises Refused for a text that is too long where None is given.
     """
     if truncation is None:
-        limit = TextLimit(embedder.model, embedder.max_input_tokens, embedder.max_token_characters)
+        limit = input_limit(embedder)
         for position, text in enumerate(texts):
             limit.check(len(text), param="input", where=f"input[{position}]")
         return texts
@@ -63,7 +68,7 @@ def embed_job_to_charge(
     requests: RequestBuilder, fields: RequestFields, embedder: Embedder, texts: Sequence[str]
 ) -> EmbedJob:
     """A job of the fewest tokens that the texts can have together."""
-    least = -(-sum(map(len, texts)) // embedder.max_token_characters)
+    least = input_limit(embedder).least_tokens(sum(map(len, texts)))
     request = requests.build(fields, Kind.EMBED, embedder.model, least, 0, len(texts))
     return EmbedJob(request, embedder, (range(least),))
 
@@ -78,8 +83,8 @@ def require_special_tokens(inputs: Sequence[Sequence[int]], embedder: Embedder) 
         raise Refused(
             f"input[{position}] lacks the token ids that {embedder.model} has around every text ({opening} "
             f"before, {closing} after), so another tokenizer made it. Send texts (in LangChain's "
-            'OpenAIEmbeddings: check_embedding_ctx_length=False), or token_ids: "as-given" (or the header '
-            "x-token-ids: as-given) to embed the ids as they are.",
+            "OpenAIEmbeddings: check_embedding_ctx_length=False), or the header x-token-ids: as-given (on "
+            '/v1/embeddings also token_ids: "as-given") to embed the ids as they are.',
             param="input",
             code="foreign_token_ids",
         )

@@ -18,15 +18,13 @@ from controlplane.service.gate.prefix_leases import PrefixLeases
 from controlplane.service.gate.time_pricing import TimePricing
 from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.ticket import Ticket
-from predictors.timing.embedding_pace import ModelPaces
-from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepReports, StepWork
-
-PaceEstimators = dict[Owner, ObservedPace | ReportedPace]
+from predictors.timing.online_step_time import StepReports, StepWork
+from predictors.timing.pace_estimators import PaceEstimators
 
 
 @dataclass(eq=False, slots=True)
 class SnapshotBuilder:
-    """Reads leases, tickets and engines into a view; changes nothing.
+    """Reads leases, tickets and engines into a view; decides nothing and opens no lease.
 
     `tickets` is the dispatcher's table. `engine_leases` is None if vLLM's own scheduler runs.
     """
@@ -54,7 +52,7 @@ class SnapshotBuilder:
 
     def preemptible(self, now: Instant) -> tuple[Running, ...]:
         """The decoding requests that can resume by recompute."""
-        pace = self.pace_estimators[Owner.LLM].pace
+        pace = self.pace_estimators.llm.pace
         return tuple(
             self._running(ticket, ticket.lease, pace, now)
             for ticket in self.tickets.values()
@@ -75,7 +73,7 @@ class SnapshotBuilder:
     def preemption(self, ticket: Ticket, beneficiary: str | None, now: Instant) -> Preempted:
         """The record of a preemption by the gate, and what it costs; the ticket's lease is still open."""
         done = ticket.request.prompt_tokens + ticket.timeline.output_tokens - self.prefixes.shared(ticket)[0]
-        pace = self.pace_estimators[ticket.request.kind.owner].pace
+        pace = self.pace_estimators.of(ticket.request.kind.owner).pace
         gainer = self.tickets.get(beneficiary or "")
         return Preempted(
             now,
@@ -90,19 +88,16 @@ class SnapshotBuilder:
     def service_time(self, ticket: Ticket) -> Duration | None:
         """The time for which its owner would be busy with a request; None before any step was observed."""
         owner = ticket.request.kind.owner
-        pace, ceiling = self.pace_estimators[owner].pace_of(ticket.request.model), self.ledger.ceiling(owner)
+        pace = self.pace_estimators.of(owner).pace_of(ticket.request.model)
         if pace is None:
             return None
+        ceiling = self.ledger.ceiling(owner)
         return service_time(ticket.request, ticket.footprint, pace, ceiling, self.slots(owner))
 
     def _embedding_paces(self) -> Mapping[str, Pace | None]:
-        """The rate of each embedding model; empty for a single model, whose rate is the owner's."""
-        pace = self.pace_estimators[Owner.EMBEDDING]
-        return {model: pace.pace_of(model) for model in self.encoders} if len(self.encoders) > 1 else {}
-
-    def _last_passes(self) -> Mapping[str, Instant]:
-        pace = self.pace_estimators[Owner.EMBEDDING]
-        return pace.last_passes() if isinstance(pace, ModelPaces) else {}
+        """The pace of each embedding model; empty for a single model, whose pace is the owner's."""
+        paces = self.pace_estimators.embedding
+        return {model: paces.pace_of(model) for model in self.encoders} if len(self.encoders) > 1 else {}
 
     def slots(self, owner: Owner) -> int:
         """Places in the running backends of an owner; a request takes one for each of its choices."""
@@ -122,20 +117,20 @@ class SnapshotBuilder:
             largest=self.largest.get(owner, ledger.quota(owner)),
             free_slots=self.slots(owner) + extra_slots - used_slots,
             leases=leases,
-            pace=self.pace_estimators[owner].pace,
+            pace=self.pace_estimators.of(owner).pace,
         )
         if owner is Owner.EMBEDDING:
             return share(
                 is_serial=True,
                 paces=self._embedding_paces(),
-                last_passes=self._last_passes(),
+                last_passes=self.pace_estimators.embedding.last_passes(),
                 calls=tuple(embedding_calls_in_flight(self.tickets.values())) if leases.ids else (),
                 is_device_shared=ledger.count(Owner.LLM) > 0,
                 time_price=self.time_pricing.per_second(now),
             )
         free_bytes = ledger.ceiling(owner) - ledger.held(owner)
         planned = None if self.engine_leases is None else self.engine_leases.planned
-        reports = self.pace_estimators[owner]
+        reports = self.pace_estimators.llm
         load = decode_load(self.tickets.values(), leases, free_bytes, reports, now, planned=planned)
         share = partial(share, decode_load=load, wait_optimism=self.ttft.optimism)
         if self.engine_leases is None:
@@ -182,7 +177,7 @@ def decode_load(
         sequences += copies
         cells += copies * (request.prompt_tokens + done)
         if first is None:
-            prefill_tokens += request.prompt_tokens - request.cached_tokens
+            prefill_tokens += request.prefill_tokens
         if (tpot := request.slo.tpot) is not None:
             # The time to the last token at which TPOT is met. The step of the first token counts as one more,
             # as in `DecodeLoad.with_request`.

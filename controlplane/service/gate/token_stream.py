@@ -39,6 +39,7 @@ class TokenStream:
         self._lengths: dict[int, int] = {}
         """Output tokens by choice."""
         self._longest = 0
+        self._is_resumed = False
         self._deltas: AsyncGenerator[Delta] | None = None
         ticket.is_resumable = is_resumable(job)
 
@@ -87,7 +88,8 @@ class TokenStream:
                     continue
                 self._deltas = self._start()
             delta = self._keep_for_resume(await anext(self._deltas))
-            if delta.finish_reason != "preempted":
+            # An eviction does not stop a request in an engine that did not know it yet.
+            if delta.finish_reason != "preempted" and self.ticket.outcome is None:
                 return delta
             await self._deltas.aclose()
             self._deltas = None
@@ -100,7 +102,8 @@ class TokenStream:
             return self._generate(job.prompt, job.sampling)
         # Tokens at the end whose text is an incomplete character are generated again, since the engine
         # decodes text from the end of the prompt. They were counted before and must not be counted twice.
-        self._repeated = len(self._tokens) - self._decoded
+        self._repeated += len(self._tokens) - self._decoded
+        self._is_resumed = True
         del self._tokens[self._decoded :]
         sampling = replace(job.sampling, max_tokens=job.sampling.max_tokens - len(self._tokens))
         return self._generate([*job.prompt, *self._tokens], sampling)
@@ -123,7 +126,7 @@ class TokenStream:
         self._lengths[delta.index] = length
         steps = length - self._longest
         if not self._longest:
-            self.ticket.cached_tokens = delta.cached_tokens
+            self.ticket.cache_hit_tokens = delta.cached_tokens
         if steps > 0:
             self._longest = length
             self._dispatcher.count_tokens(self.ticket, steps)
@@ -132,6 +135,9 @@ class TokenStream:
         """Keeps the tokens of a resumable request, and returns the delta without those that are repeated."""
         if not self.ticket.is_resumable:
             return delta
+        if self._is_resumed and delta.cached_tokens:
+            # Its prompt holds the output so far, so these are no cached tokens of the client's prompt.
+            delta = replace(delta, cached_tokens=0)
         self._tokens += delta.token_ids
         if delta.text or delta.reasoning:
             self._decoded = len(self._tokens)

@@ -23,18 +23,31 @@ _DECAY_SECONDS = 3.0
 
 
 def slacks(
-    tickets: Iterable[Ticket], paces: Mapping[Owner, Pace | None], now: Instant, critical: Duration
+    tickets: Iterable[Ticket],
+    paces: Mapping[Owner, Pace | None],
+    remaining: Mapping[str, int],
+    now: Instant,
+    critical: Duration,
 ) -> dict[Owner, list[Duration]]:
-    """The slack of each owner's requests that have a deadline; `paces` are the observed step rates.
+    """The slack of each owner's requests that have a deadline.
 
     If half of a request's objective is shorter than `critical`, its slack is scaled up accordingly.
+
+    Args:
+        tickets: requests that wait or run.
+        paces: observed times of a step and of a prompt token.
+        remaining: predicted steps to come of the generations that hold a lease, by request id.
+        now: present time.
+        critical: slack below which a request is urgent.
     """
     embeddings: list[tuple[Instant, Ticket]] = []
     found: dict[Owner, list[Duration]] = {owner: [] for owner in Owner}
     for ticket in tickets:
         request = ticket.request
         if request.kind is Kind.GENERATE:
-            found[Owner.LLM] += _generation_slack(ticket, paces[Owner.LLM], now, critical)
+            found[Owner.LLM] += _generation_slack(
+                ticket, remaining.get(request.id), paces[Owner.LLM], now, critical
+            )
         elif (deadline := request.first_deadline) is not None:
             embeddings.append((deadline, ticket))
     pace = paces[Owner.EMBEDDING]
@@ -49,16 +62,22 @@ def slacks(
     return found
 
 
-def _generation_slack(ticket: Ticket, pace: Pace | None, now: Instant, critical: Duration) -> list[Duration]:
-    """The least scaled slack of a generation; empty without an objective."""
+def _generation_slack(
+    ticket: Ticket, remaining: int | None, pace: Pace | None, now: Instant, critical: Duration
+) -> list[Duration]:
+    """The least scaled slack of a generation; empty without an objective.
+
+    Without a lease (`remaining` is None) all steps of its footprint are to come; after a preemption these are
+    what was left then.
+    """
     request, seen = ticket.request, ticket.timeline.progress
     step = work = Duration(0)
     if pace is not None:
         step = pace.step
         is_begun = seen.first_token is not None
-        work = Duration(0 if is_begun else step + scaled(pace.per_prompt_token, request.prompt_tokens))
-    remaining = max(1, ticket.footprint.steps - seen.output_tokens)
-    found = token_deadlines(request.slo, seen, remaining, step)
+        work = Duration(0 if is_begun else step + scaled(pace.per_prompt_token, request.prefill_tokens))
+    steps = max(1, ticket.footprint.steps if remaining is None else remaining)
+    found = token_deadlines(request.slo, seen, steps, step)
     slacks = [_scaled_slack(Duration(deadline - now - work), limit, critical) for limit, deadline in found]
     return [min(slacks)] if slacks else []
 
@@ -94,14 +113,15 @@ class RecentArrivals:
 def urgencies(
     tickets: Iterable[Ticket],
     paces: Mapping[Owner, Pace | None],
+    remaining: Mapping[str, int],
     recent: RecentArrivals,
     now: Instant,
     options: UrgencyOptions,
 ) -> dict[Owner, float]:
-    """The urgency of each owner, from the slack of its requests and its recent rejections."""
+    """The urgency of each owner, from the slack of its requests (`slacks`) and its recent rejections."""
     return {
         owner: urgency_of_all(each, options, rejected=recent.rejected[owner], arrived=recent.arrived[owner])
-        for owner, each in slacks(tickets, paces, now, options.critical).items()
+        for owner, each in slacks(tickets, paces, remaining, now, options.critical).items()
     }
 
 

@@ -76,6 +76,9 @@ class QuotaController:
     _ticked: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _urgent_tick: asyncio.Task[None] | None = field(init=False, default=None)
     _last_tick: Instant | None = field(init=False, default=None)
+    _last_report: EngineState | None = field(init=False, default=None)
+    # New reports of the engine until one no longer has the requests that were preempted last.
+    _reports_due: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.owned = self.usable = self.pool.sharing.nominal
@@ -207,9 +210,12 @@ class QuotaController:
     def _update_owned(self, now: Instant) -> None:
         elapsed = Duration(0) if self._moved_at is None else between(self._moved_at, now)
         self._recent.fade(now)
-        paces = {owner: self.dispatcher.pace_estimators[owner].pace for owner in Owner}
+        paces = {owner: self.dispatcher.pace_estimators.of(owner).pace for owner in Owner}
+        remaining = self.dispatcher.ledger.remaining_steps(Owner.LLM)
         options = self.pool.sharing.options
-        self.urgency = urgencies(self.dispatcher.tickets(), paces, self._recent, now, options.urgency)
+        self.urgency = urgencies(
+            self.dispatcher.tickets(), paces, remaining, self._recent, now, options.urgency
+        )
         self._target = target_next(self._target, self.urgency, self.pool.sharing)
         self.owned = next_nominals(self.owned, self._target, elapsed=elapsed, options=options)
         self._moved_at = now
@@ -227,7 +233,7 @@ class QuotaController:
 
     def _predicted_bytes(self, owner: Owner) -> int:
         leases = self.dispatcher.ledger.table(owner)
-        peak = int((leases.base + leases.per_step * leases.steps).sum())
+        peak = leases.final_bytes
         forwarded = set(compress(leases.ids, leases.base == 0))
         if forwarded:
             tickets = self.dispatcher.tickets()
@@ -281,14 +287,14 @@ class QuotaController:
             block = self.pool.sharing.options.block_bytes
             free = self.pool.memory.pool_bytes - self._ownerless_bytes - self._batches_in_flight()
             llm = max(before, min(llm, free // block * block))
-        found, growth = state, self._predicted_growth(state) if state.used_bytes > llm else 0
+        growth = self._predicted_growth(state) if state.used_bytes > llm else 0
         ceiling = use_ceiling(llm, self.engine.ceiling, used=state.used_bytes, growth=growth)
         self.engine.reported(state)
         is_in_force = (llm, ceiling) == (self.engine.quota, self.engine.ceiling)
         if not is_in_force or self.health.fault is not None:
             await self.engine.set(llm, ceiling)
             state = self.pool.generator.state()
-        self._reclaim(llm, found)
+        self._reclaim(llm, state)
         return llm, state
 
     def _roll_back(self, llm: int, budget: int, now: Instant) -> None:
@@ -316,6 +322,11 @@ class QuotaController:
         return (-(-int(growth) // block) + state.running) * block
 
     def _reclaim(self, llm: int, state: EngineState) -> None:
+        """Preempts generations beyond the LLM's quota if embeddings need their memory."""
+        if state is not self._last_report:
+            self._last_report, self._reports_due = state, max(0, self._reports_due - 1)
+        if self._reports_due:
+            return
         waiting = self.dispatcher.queued(Owner.EMBEDDING)
         if not waiting:
             return
@@ -323,8 +334,10 @@ class QuotaController:
         priority = max(entry.request.service_class.priority for entry in waiting)
         free = max(0, self._budget - self.dispatcher.ledger.held(Owner.EMBEDDING))
         needed = bytes_to_reclaim(held=state.used_bytes, nominal=llm, free=free, demanded=demanded)
-        if needed > 0:
-            self.reclaimed_bytes += self.dispatcher.reclaim(needed, priority)
+        if needed > 0 and (reclaimed := self.dispatcher.reclaim(needed, priority)):
+            self.reclaimed_bytes += reclaimed
+            # They leave at the next step, and its report still has them.
+            self._reports_due = 2
 
     @property
     def _budget(self) -> int:

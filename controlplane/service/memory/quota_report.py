@@ -23,7 +23,7 @@ def quota_state(quotas: QuotaController) -> dict[str, object]:
         "usable_bytes": {owner.value: share for owner, share in quotas.usable.items()},
         "urgency": {owner.value: urgency for owner, urgency in quotas.urgency.items()},
         "moves": quotas.moves,
-        "trouble": quotas.health.to_json(),
+        "health": quotas.health.to_json(),
         "reclaimed_bytes": quotas.reclaimed_bytes,
         "embedding_load": {
             "tokens_per_second": load.tokens_per_second(),

@@ -11,8 +11,8 @@ from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.prediction.device_time import DeviceTime
 from controlplane.service.prediction.fail_open import FailOpen, Subject
-from predictors.timing.embedding_pace import ModelPaces
-from predictors.timing.online_step_time import ObservedPace, ReportedPace, StepWork
+from predictors.timing.online_step_time import StepWork
+from predictors.timing.pace_estimators import PaceEstimators
 
 
 class BackendObserver:
@@ -24,7 +24,7 @@ class BackendObserver:
     def __init__(
         self,
         clock: Clock,
-        pace_estimators: Mapping[Owner, ObservedPace | ReportedPace],
+        pace_estimators: PaceEstimators,
         pause_cost: Callable[[], PauseCost | None],
         encoders: EncoderRegistry,
         metrics: Metrics,
@@ -60,8 +60,7 @@ class BackendObserver:
     def _added(self, embedder: Embedder) -> None:
         self._attach(embedder)
         with self._guard:
-            if isinstance(estimator := self._pace_estimators[Owner.EMBEDDING], ModelPaces):
-                estimator.add(embedder)
+            self._pace_estimators.embedding.add(embedder)
 
     def _observe_step(self, done: EngineStep) -> None:
         with self._guard:
@@ -69,7 +68,7 @@ class BackendObserver:
             # A pass may have ended during the step, before the step is reported.
             is_shared = self._has_pass_ended or any(e.is_computing for e in self._encoders.running)
             self._has_pass_ended = False
-            estimator = self._pace_estimators[Owner.LLM]
+            estimator = self._pace_estimators.llm
             busy = Duration(done.took - done.waited)
             # An embedding pass makes a step longer; the difference is counted as time of the embeddings.
             alone = Duration(min(busy, seconds(estimator.steps.predict(work)))) if is_shared else busy
@@ -93,11 +92,12 @@ class BackendObserver:
             self._metrics.batch_tokens.observe(done.padded_tokens)
             self._count(Owner.EMBEDDING, done.elapsed, self._alone(embedder, done))
             self._metrics.handover_time += to_seconds(done.handover)
-            estimator = self._pace_estimators[Owner.EMBEDDING]
             # A leaving worker teaches only the pace of all models together, not that of its model.
             model = embedder.model if self._encoders.get(embedder.model) is embedder else None
-            estimator.observe_prefill(done.tokens, done.elapsed, model=model, ended=self._clock.now())
+            self._pace_estimators.embedding.observe_pass(
+                done.tokens, done.elapsed, model=model, ended=self._clock.now()
+            )
             if done.priced is not None:
-                self._pace_estimators[Owner.LLM].observe_pass(done.priced)
+                self._pace_estimators.llm.observe_pass(done.priced)
             for listener in self.on_pass:
                 listener(embedder, done)

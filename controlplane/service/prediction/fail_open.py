@@ -49,7 +49,7 @@ class Guard(AbstractContextManager["Guard"]):
         if not isinstance(error, Exception):
             return False
         self.is_failing = True
-        self._metrics.predictor_failed(self._subject)
+        self._metrics.count_predictor_failure(self._subject)
         *_, (frame, line) = walk_tb(trace)
         if (frame.f_code, line) not in self._logged:
             self._logged.add((frame.f_code, line))

@@ -39,7 +39,7 @@ def calibration_readings(lengths: LengthPredictor, metrics: Metrics) -> Readings
     if (judged := calibration_of(lengths)) is None:
         return {}
     found = {
-        metrics.coverage: judged.coverage(),
+        metrics.length_coverage: judged.coverage(),
         metrics.length_error: judged.mean_absolute_error(),
         metrics.length_bias: judged.bias(),
         metrics.length_pinball: judged.pinball(),

@@ -10,13 +10,13 @@ from operator import itemgetter
 from controlplane.core.clock import Duration, Instant, between, scaled, to_milliseconds, to_seconds
 from controlplane.core.forecast import LengthForecast
 from controlplane.core.ports import Generator
-from controlplane.core.request import Kind, Owner, Phase, Request
+from controlplane.core.request import Kind, Phase, Request
 from controlplane.metric_series import Readings
 from controlplane.metrics import Metrics
 from controlplane.policy.gate.ordering import work_before_deadline
 from controlplane.service.ticket import EngineStart, Ticket
 from predictors.calibration import LEVEL, Calibration
-from predictors.timing.online_step_time import ObservedPace, ReportedPace
+from predictors.timing.pace_estimators import PaceEstimators
 from predictors.timing.ttft_model import TtftModel, WorkAhead, steps_until_slot
 
 _LEVELS = (0.5, LEVEL)
@@ -31,7 +31,7 @@ class TtftPredictor:
     def __init__(
         self,
         generators: Mapping[str, Generator],
-        pace_estimators: Mapping[Owner, ObservedPace | ReportedPace],
+        pace_estimators: PaceEstimators,
         tickets: Mapping[str, Ticket],
     ) -> None:
         self._tickets = tickets
@@ -55,7 +55,7 @@ class TtftPredictor:
         `wait` is the predicted wait inside an engine that uses Tandem's scheduler.
         """
         request = ticket.request
-        pace = self._pace_estimators[request.kind.owner].pace_of(request.model)
+        pace = self._pace_estimators.of(request.kind.owner).pace_of(request.model)
         if pace is None:
             return
         if request.kind is Kind.EMBED:
@@ -93,7 +93,7 @@ class TtftPredictor:
     def readings(self, metrics: Metrics) -> Readings:
         """The TPOT forecast, and coverage and error of the TTFT forecasts, in seconds."""
         errors = self.calibration.mean_absolute_error()
-        llm = self._pace_estimators[Owner.LLM]
+        llm = self._pace_estimators.llm
         gaps = {f"{level:g}": llm.predicted_token_gap(level) for level in _LEVELS}
         return {
             metrics.tpot_forecast: {level: to_seconds(gap) for level, gap in gaps.items() if gap is not None},

@@ -195,7 +195,7 @@ def _attributes(ticket: Ticket) -> dict[str, Any]:
             "gen_ai.request.n": choices,
             "gen_ai.usage.output_tokens": output_tokens,
             "gen_ai.usage.completion_tokens": output_tokens,
-            "gen_ai.usage.cache_read.input_tokens": ticket.cached_tokens or None,
+            "gen_ai.usage.cache_read.input_tokens": ticket.cache_hit_tokens or None,
             "gen_ai.latency.time_to_first_token": _seconds(timeline.ttft),
             "gen_ai.response.time_to_first_chunk": _seconds(timeline.ttft),
             "tandem.tpot_s": measured["tpot"],
@@ -226,7 +226,7 @@ def _parts(ticket: Ticket, passes: Sequence[PassSpan], end: Instant) -> Iterator
             yield _Part("embedding pass", each.start, each.end, attributes)
         return
     prefill_end = first or end
-    computed = {"tandem.computed_tokens": request.prompt_tokens - ticket.cached_tokens}
+    computed = {"tandem.computed_tokens": request.prompt_tokens - ticket.cache_hit_tokens}
     yield _Part("prefill", dispatched, prefill_end, computed)
     if first is not None:
         decoded = {"gen_ai.usage.output_tokens": timeline.output_tokens * request.choices}

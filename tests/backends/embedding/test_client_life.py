@@ -325,3 +325,18 @@ async def test_a_crash_of_the_supervisor_task_fails_pending_tokenizations(caplog
         async with asyncio.timeout(5):
             await text
     assert "a defect" in caplog.text
+
+
+async def test_a_start_that_fails_for_an_unknown_reason_is_repeated(monkeypatch):
+    embedder, results = WorkerEmbedder(MINILM), iter([RuntimeError("can't start new thread"), "a link"])
+
+    async def launch():
+        if isinstance(result := next(results), Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr("backends.embedding.client._FIRST_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(embedder, "_launch", launch)
+    assert await embedder._restart() == "a link"
+    assert embedder.restarts == 2
+    assert "can't start new thread" in embedder.down

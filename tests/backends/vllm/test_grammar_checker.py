@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from backends.vllm.grammar_checker import GrammarChecker, RecentValues
 from backends.vllm.grammar_limits import GrammarText
-from controlplane.core.errors import BackendDown, Refused
+from controlplane.core.errors import BackendDown, BackendFailed, Refused
 from controlplane.core.generation import ChatPrompt, Sampling
 from tests.backends.vllm.test_grammar_limits import LIMITS
 from tests.engines import complete, running_vllm, text_of
@@ -143,6 +143,27 @@ class TestOnARealEngine:
             simple = StructuredOutputsParams(json=NUMBER)
             await checker.check(simple, is_of_tools=False, tenant="red", in_turn=turns)
             assert checker.find(simple) is not None
+        finally:
+            await checker.stop()
+
+    async def test_a_killed_compiler_says_nothing_about_its_grammar(self, guarded, monkeypatch):
+        from vllm.sampling_params import StructuredOutputsParams
+
+        checker, replies = GrammarChecker(LIMITS), [{"signal": signal.SIGKILL}]
+        checker.start()
+        await checker.engine_started(guarded._engine.config)
+        compiled = checker._process.compile
+
+        async def compile_once_killed(stated):
+            return replies.pop() if replies else await compiled(stated)
+
+        try:
+            monkeypatch.setattr(checker._process, "compile", compile_once_killed)
+            grammar = StructuredOutputsParams(json=NUMBER)
+            with pytest.raises(BackendFailed, match="was killed"):
+                await checker.check(grammar, is_of_tools=False, tenant="red", in_turn=Turns())
+            await checker.check(grammar, is_of_tools=False, tenant="red", in_turn=Turns())
+            assert checker.find(grammar) is not None
         finally:
             await checker.stop()
 

@@ -374,3 +374,9 @@ async def test_client_that_disconnects_mid_stream_aborts_its_request():
         await answer.aclose()
         await asyncio.wait_for(stage.generator.runs[0].ended.wait(), 5)
         assert stage.generator.runs[0].end == "aborted"
+
+
+async def test_an_objective_of_less_than_a_nanosecond_is_one_of_a_nanosecond(stage: Stage):
+    headers = {"x-slo-ttft-ms": "0.0000001", "x-slo-e2e-ms": "1000"}
+    answer = await stage.http.post(CHAT, json=chat(), headers=headers)
+    assert (answer.status_code, stage.generator.runs[-1].request.slo.ttft) == (200, 1)

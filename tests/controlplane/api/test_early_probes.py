@@ -53,6 +53,7 @@ def test_readiness_names_the_memory_plan_while_it_is_made(tmp_path: Path, monkey
     assert capsys.readouterr().err == "that is all\n"
     for (status, headers, body), health in (found[:2], found[2:]):
         assert (status, headers["retry-after"], body["status"], body["parts"]) == (503, "5", "starting", {})
+        assert headers["retry-after-ms"] == "5000"
         stated = json.loads(starting_failure(f"{PLANNING} for {body['seconds']:.1f} s").body)
         assert body["error"] == stated["error"]
         assert (health[0], health[2]) == (200, {"status": "alive"})

@@ -16,6 +16,7 @@ from controlplane.core.decision import Reason, Reject
 from controlplane.core.errors import BackendDown, BackendFailed, NoMemory, WorkerDied
 from controlplane.core.slo import Slo
 from controlplane.log_output import LogRateLimiter
+from controlplane.metrics import DECISIONS
 from controlplane.service.ticket import Rejected
 from tests.controlplane.api.example_bodies import CHAT, EMBED, TEXT, chat, text
 from tests.controlplane.api.scripted_server import (
@@ -31,10 +32,6 @@ from tests.example_requests import a_request
 
 # reason, status, code, drop reason
 REJECTIONS = [
-    (Reason.NO_MEMORY, 429, "overloaded", "rejected-saturated"),
-    (Reason.NO_SLOT, 429, "overloaded", "rejected-saturated"),
-    (Reason.TPOT_GUARD, 429, "overloaded", "rejected-saturated"),
-    (Reason.BEHIND_OTHERS, 429, "overloaded", "rejected-saturated"),
     (Reason.QUEUE_FULL, 429, "overloaded", "rejected-saturated"),
     (Reason.SLO_UNATTAINABLE, 429, "slo_unattainable", "rejected-saturated"),
     (Reason.DEVICE_TIME, 429, "device_time", "rejected-saturated"),
@@ -76,17 +73,25 @@ def test_evicted_and_rejected_requests_have_different_drop_reasons():
     failure = failure_of(Rejected(said.request, said.reject, is_evicted=True), overload_status=429)
     assert (failure.status, failure.code) == (429, "slo_unattainable")
     assert failure.headers["x-llm-d-request-dropped-reason"] == "evicted-queue-pressure"
+    decisions = [
+        failure_of(each, overload_status=429).headers["x-tandem-decision"]
+        for each in (said, Rejected(said.request, said.reject, is_evicted=True))
+    ]
+    assert decisions == ["REJECT", "EVICT"]
 
 
-def test_every_reason_is_in_the_table():
-    assert {reason for reason, *_ in REJECTIONS} == set(Reason)
+def test_every_reason_of_a_rejection_or_eviction_is_in_the_table():
+    decided = {each for decisions in DECISIONS.values() for each in decisions}
+    assert {reason for reason, *_ in REJECTIONS} == {
+        reason for decision, reason in decided if decision in ("REJECT", "EVICT")
+    }
 
 
 @pytest.mark.parametrize(
     ("wait_ms", "in_ms", "in_seconds"), [(0.2, "1", "1"), (1000, "1000", "1"), (1000.1, "1001", "2")]
 )
 def test_retry_after_is_whole_seconds_and_at_least_one(wait_ms: float, in_ms: str, in_seconds: str):
-    headers = failure_of(rejected(Reason.NO_MEMORY, wait_ms), overload_status=429).headers
+    headers = failure_of(rejected(Reason.QUEUE_FULL, wait_ms), overload_status=429).headers
     assert (headers["retry-after-ms"], headers["retry-after"]) == (in_ms, in_seconds)
 
 
@@ -242,7 +247,7 @@ def test_restarting_engine_gives_retry_after():
 
 def test_a_request_of_which_two_workers_died_is_named():
     found = failure_of(WorkerDied("worker 7 died", retry_after=6.2), overload_status=429)
-    assert (found.status, found.code, found.headers["retry-after-ms"]) == (503, "worker_died", "6200")
+    assert (found.status, found.code, found.headers) == (503, "worker_died", {"x-should-retry": "false"})
     assert "divide its inputs" in found.message
 
 

@@ -92,3 +92,11 @@ def test_the_model_has_to_be_named_where_none_is_the_only_one():
         with pytest.raises(Refused, match="not exactly one model serves embeddings") as caught:
             named_backend(table, None, "embeddings", others=[])
         assert (caught.value.param, caught.value.code) == ("model", "missing_required_parameter")
+
+
+async def test_token_ids_of_another_tokenizer_need_the_header(stage: Stage):
+    stage.embedder.special_tokens = (101,), (102,)
+    body = {"inputs": [[5, 6]]}
+    refused = await stage.http.post(PATH, json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "foreign_token_ids")
+    assert (await stage.http.post(PATH, json=body, headers={"x-token-ids": "as-given"})).status_code == 200

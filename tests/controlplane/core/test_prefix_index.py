@@ -70,3 +70,14 @@ def test_each_used_block_is_paid_for_once(plan):
             assert 0 <= paid_for <= min(used_by_others, paid[name])
             # What a preemption would free is what only this request uses.
             assert paid[name] - paid_for == len(set(blocks) - others)
+
+
+def test_blocks_of_one_hash_are_used_once_and_released():
+    """A client can choose token ids whose blocks have the same hash."""
+    index = PrefixIndex(BLOCK, 100)
+    index.admit("a", (5, 5, 7))
+    index.admit("b", (5, 7, 5))
+    assert (len(index), index.shared_blocks, index.shared("a")) == (2, 2, (2, 2))
+    assert index.release("a") == {"b": 2}
+    assert index.release("b") == {}
+    assert (len(index), index.shared_blocks) == (2, 0)

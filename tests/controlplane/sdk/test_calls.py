@@ -9,6 +9,7 @@ import pytest
 from opentelemetry import trace
 
 from controlplane import sdk
+from controlplane.sdk.replies import decision
 from tests.controlplane.api.scripted_server import (
     CHAT_MODEL,
     EMBED_MODEL,
@@ -149,3 +150,9 @@ async def test_a_trace_is_continued(is_async: bool):  # noqa: FBT001
     with pytest.raises(ValueError, match=r"traceparent='nonsense': should be"):
         await call(is_async, server, "chat", "hi", model="m", traceparent="nonsense")
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(("stated", "read"), [("1.5", 1.5), ("3, 3", None), ("", None), (None, None)])
+def test_a_header_that_a_proxy_has_changed_is_no_error(stated: str | None, read: float | None):
+    headers = {} if stated is None else {"x-tandem-queue-ms": stated}
+    assert decision(headers).queue_ms == read

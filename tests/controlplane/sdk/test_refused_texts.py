@@ -188,3 +188,12 @@ def test_each_text_is_embedded_or_named_once(texts, max_concurrency, batch_token
         now += 1.0
     assert sorted([*numbers_of(found), *named]) == list(range(len(texts)))
     assert sorted(named) == [at for at, text in enumerate(texts) if text in BAD]
+
+
+@BOTH
+async def test_a_wait_of_no_time_does_not_repeat_a_batch_for_ever(is_async: bool):  # noqa: FBT001
+    error = {"message": "m", "type": "server_error", "param": None, "code": "busy"}
+    server = Server(lambda _, body: httpx.Response(503, json={"error": error}, headers={"retry-after": "0"}))
+    with pytest.raises(sdk.ServiceUnavailable):
+        await embed_all(is_async, server, ["a"], sdk.Retries(most=3, first_wait_s=0))
+    assert len(server.requests) == 4

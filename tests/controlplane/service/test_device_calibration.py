@@ -7,7 +7,6 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder
 from controlplane.core.clock import milliseconds
 from controlplane.core.engine_reports import EngineStep
-from controlplane.core.request import Owner
 
 
 def calibration(bench) -> dict[str, dict[str, dict[str, float]]]:
@@ -26,7 +25,7 @@ def test_steps_and_passes_are_compared_by_model(bench):
         b.embedder._token_seconds *= 2
         await b.embed("a" * 100)
         found = calibration(b)
-        steps = b.service.status.dispatcher.pace_estimators[Owner.LLM].steps.calibration
+        steps = b.service.status.dispatcher.pace_estimators.llm.steps.calibration
         of_steps, of_passes = found["step_time"], found["pass_time"]
         assert of_steps["ratio"] == {b.generator.model: pytest.approx(steps.ratio, abs=1e-4)}
         assert 0.2 < of_steps["error"][b.generator.model] < 1

@@ -41,7 +41,7 @@ def test_the_calibration_is_that_of_prometheus(bench):
         found = status.dispatcher.ttft.readings(m) | calibration_readings(status.lengths, m)
         for kind, coverage, error in (
             ("ttft", m.ttft_coverage, m.ttft_error),
-            ("length", m.coverage, m.length_error),
+            ("length", m.length_coverage, m.length_error),
         ):
             expected = [pytest.approx(found[metric], abs=1e-4) for metric in (coverage, error)]
             shown = sample["calibration"][kind]

@@ -43,7 +43,7 @@ async def test_model_trained_in_a_subprocess_survives_save_and_read(tmp_path, le
     before = model.predict(row)
     assert kept.model.predict(row) == pytest.approx(before)
     assert before[5] != pytest.approx(learned.model.predict(row)[5])
-    assert kept.standing == learned.calibration_state()
+    assert kept.calibration == learned.calibration_state()
     assert path.stat().st_size < 5_000_000
 
 
@@ -138,14 +138,14 @@ def test_unreadable_file_is_renamed(tmp_path, caplog, learned, how):
 
 @pytest.mark.parametrize("part", ["numbers", "words", "log_tokens", "conformal"])
 def test_other_features_or_levels_are_rejected(tmp_path, learned, part):
-    path, table, standing = tmp_path / "lengths.npz", learned.examples.table(), learned.calibration_state()
+    path, table, calibration = tmp_path / "lengths.npz", learned.examples.table(), learned.calibration_state()
     if part == "conformal":
-        standing = {"conformal": [["chat", 0, 1, 0.9, [0.0, 0.0]]]}
+        calibration = {"conformal": [["chat", 0, 1, 0.9, [0.0, 0.0]]]}
     elif part == "log_tokens":
         table = replace(table, log_tokens=table.log_tokens[:-1])
     else:
         table = replace(table, **{part: getattr(table, part)[:, :-1]})
-    save(path, Checkpoint(table, None, standing))
+    save(path, Checkpoint(table, None, calibration))
     with pytest.raises(ValueError, match="not a saved length predictor"):
         read(path)
 

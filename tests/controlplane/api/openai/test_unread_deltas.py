@@ -1,8 +1,13 @@
-"""What the answers to several prompts hold for a client that reads slowly."""
+"""What answers hold for a client that reads slowly, and that they end nevertheless."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
-from controlplane.api.openai.buffered import UnreadDeltas
+import pytest
+
+from controlplane.api.openai import buffered
+from controlplane.api.openai.buffered import ReadAhead, UnreadDeltas
 from controlplane.core.generation import Delta, TokenLogprob
 
 
@@ -42,3 +47,80 @@ async def test_a_reader_that_keeps_up_gets_each_delta_and_the_end():
     assert not reading.done()
     deltas.job_ended()
     assert [delta.token_ids for delta in await reading] == [(number,) for number in range(6)]
+
+
+class Answer:
+    """Fifty tokens, then the error if there is one; `end` is set when all were read."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.end = asyncio.Event()
+        self.is_cancelled = False
+        self._deltas = self._tokens(error)
+
+    async def _tokens(self, error: Exception | None) -> AsyncIterator[Delta]:
+        try:
+            for number in range(50):
+                await asyncio.sleep(0)
+                yield Delta(0, f"{number} ", (number,))
+            self.end.set()
+            if error is not None:
+                raise error
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._deltas
+
+
+def read_ahead(answer: Any) -> ReadAhead:
+    return ReadAhead(answer)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a defect")])
+async def test_an_answer_is_read_to_its_end_although_its_reader_has_stopped(monkeypatch, error):
+    monkeypatch.setattr(buffered, "_LOOK_SECONDS", 0.01)
+    answer, text = Answer(error), ""
+
+    async def read() -> str:
+        nonlocal text
+        async with read_ahead(answer) as ahead:
+            async for delta in ahead:
+                text += delta.text
+                if not answer.end.is_set():
+                    await answer.end.wait()
+        return text
+
+    reading = asyncio.create_task(read())
+    async with asyncio.timeout(5):
+        if error is None:
+            await reading
+        else:
+            with pytest.raises(ValueError, match="a defect"):
+                await reading
+    assert text == "".join(f"{number} " for number in range(50))
+
+
+async def test_a_reader_that_leaves_ends_the_reading_ahead(monkeypatch):
+    monkeypatch.setattr(buffered, "_LOOK_SECONDS", 0.0)
+    begun = asyncio.Event()
+
+    async def endless() -> AsyncIterator[Delta]:
+        yield Delta(0, "a", (1,))
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(5):
+        async with read_ahead(endless()) as ahead:
+            async for _ in ahead:
+                await begun.wait()
+                break
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def test_a_reader_that_keeps_up_is_not_read_ahead_of(monkeypatch):
+    monkeypatch.setattr(buffered, "_LOOK_SECONDS", 0.0)
+    async with read_ahead(Answer()) as ahead:
+        found = [delta.text async for delta in ahead]
+    assert len(found) == 50

@@ -24,7 +24,7 @@ async def test_suspended_quotas_are_reported():
         ready = await stage.http.get("/ready")
         assert ready.status_code == 200
         assert ready.json() == {"status": "ready", "impaired": {"quotas": "refused"}}
-        found = (await stage.http.get("/admin/state", headers=ADMIN)).json()["sharing"]["trouble"]
+        found = (await stage.http.get("/admin/state", headers=ADMIN)).json()["sharing"]["health"]
         assert found == {"fault": "refused", "message": "no such quota", "failures": {"refused": 1}}
         assert 'tandem_quota_failures_total{fault="refused"} 1.0' in (await stage.http.get("/metrics")).text
 

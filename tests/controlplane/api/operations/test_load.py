@@ -117,11 +117,13 @@ async def test_waiting_requests_take_memory_slots_and_time() -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_box_that_drains_and_a_model_whose_engine_is_down_are_not_served() -> None:
+async def test_a_box_that_drains_and_a_model_whose_engine_or_worker_is_down_are_not_served() -> None:
     async with staged(SETTINGS) as stage:
         stage.generator.die()
         await until(lambda: stage.service.gate.outage(CHAT_MODEL) is not None)
         assert stage.service.load_reporter.report().models.keys() == {EMBED_MODEL, RERANK_MODEL}
+        stage.embedder.die()
+        assert stage.service.load_reporter.report().models.keys() == {RERANK_MODEL}
         await stage.service.drain()
         assert stage.service.load_reporter.report().models == {}
 

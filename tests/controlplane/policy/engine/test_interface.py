@@ -37,7 +37,7 @@ def test_starts_end_at_the_quota_and_preemption_begins_at_the_use_ceiling(quota,
 
 @given(
     quota=blocks,
-    more=blocks,
+    more=st.integers(1, 100),
     used=blocks,
     offer=st.lists(st.integers(1, 30)),
     freed=st.lists(blocks, max_size=3),
@@ -52,6 +52,11 @@ def test_admitted_requests_raise_use_above_neither_quota_nor_present_use(quota, 
     assert not admitted or after <= view.ceiling <= max(quota, used)
     if len(admitted) < len(offer):
         assert after + view.need(plan.offer[len(admitted)]) > view.ceiling
+
+
+def test_the_whole_offer_starts_where_growth_ends_at_the_quota():
+    plan = StepPlan(offer=[state_of("a", 8), state_of("b", 1)])
+    assert view_of(8, 8, used=0).admitted(plan) == plan.offer
 
 
 def test_any_request_within_the_quota_starts_in_an_idle_engine():

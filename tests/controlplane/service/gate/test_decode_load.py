@@ -19,7 +19,7 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
         for _ in range(3):
             await anext(begun)
         unread = await b.ask("a prompt", max_tokens=8, service_class="batch")
-        now, paces = dispatcher._clock.now(), dispatcher.pace_estimators[Owner.LLM]
+        now, paces = b.service.gate.clock.now(), dispatcher.pace_estimators.llm
         share = dispatcher.snapshots.share(Owner.LLM, 0, now)
         assert share.decode_load is None, "no step was reported"
         for _ in range(16):
@@ -39,7 +39,7 @@ def test_decode_load_holds_the_remaining_tpot_budgets(bench):
 
 def test_a_request_without_its_first_token_counts_as_when_it_was_admitted(bench):
     async def scenario(b):
-        snapshots, now = b.service.gate.dispatcher.snapshots, b.service.gate.dispatcher._clock.now()
+        snapshots, now = b.service.gate.dispatcher.snapshots, b.service.gate.clock.now()
         for _ in range(16):
             b.generator.on_step(EngineStep(0, 1, 8, milliseconds(10)))
         idle = snapshots.share(Owner.LLM, 0, now).decode_load
@@ -79,7 +79,7 @@ def test_a_prompt_that_the_engine_does_not_start_is_no_backlog(bench, is_ticking
         found = []
         for _ in range(5):
             dispatcher.sync_engine_leases()
-            share = dispatcher.snapshots.share(Owner.LLM, 0, dispatcher._clock.now())
+            share = dispatcher.snapshots.share(Owner.LLM, 0, b.service.gate.clock.now())
             load = share.decode_load
             found.append((load.sequences, load.prompt_tokens_pending))
             # Its bytes are needed, whether or not the next step has it.
@@ -106,7 +106,7 @@ def test_a_burst_onto_an_idle_engine_counts_from_the_first_request_on(bench):
         for _ in range(6):
             await asyncio.sleep(0.001)
             dispatcher.sync_engine_leases()
-            load = dispatcher.snapshots.share(Owner.LLM, 0, dispatcher._clock.now()).decode_load
+            load = dispatcher.snapshots.share(Owner.LLM, 0, b.service.gate.clock.now()).decode_load
             found.append((load.sequences, load.prompt_tokens_pending))
             answers.append(await b.ask("a prompt", max_tokens=8))
         assert found == [(n, 8 * n) for n in range(6)]

@@ -346,7 +346,7 @@ def test_a_too_long_input_is_truncated_only_on_request(bench):
 
 def test_a_tenant_over_its_rate_is_rejected_with_the_refill(bench):
     async def scenario(b):
-        b.service.gate.dispatcher.pace_estimators[Owner.LLM].observe_step(1)
+        b.service.gate.dispatcher.pace_estimators.llm.observe_step(1)
         job = await b.service.intake.completion(
             RequestOrigin("r", Caller("web")), b.generator.model, "hi",
             max_tokens=1, sampling=(await b.job()).sampling,

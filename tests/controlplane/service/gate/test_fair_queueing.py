@@ -10,7 +10,7 @@ from backends.testing.scripted import ScriptedGenerator
 from controlplane.core.clock import Duration, Instant, milliseconds, seconds
 from controlplane.core.memory_ledger import Footprint
 from controlplane.core.pool_view import Pace
-from controlplane.core.request import Kind, Owner, Timeline
+from controlplane.core.request import Kind, Timeline
 from controlplane.service.gate.fair_queueing import FairQueue, TenantQueues
 from controlplane.service.gate.snapshot import service_time
 from controlplane.service.ticket import Ticket
@@ -87,7 +87,7 @@ def test_service_time_follows_the_scarcer_of_memory_and_slots():
 def test_a_client_that_leaves_before_dispatch_is_not_charged(bench):
     async def scenario(b):
         dispatcher = b.service.gate.dispatcher
-        dispatcher.pace_estimators[Owner.LLM].observe_step(seconds(1))
+        dispatcher.pace_estimators.llm.observe_step(seconds(1))
         running = await b.ask()
         delays = []
         for _ in range(3):

@@ -221,3 +221,17 @@ def test_a_preempted_request_resumes_after_a_failed_cycle(bench):
 
     b = bench(scenario, generator=ScriptedGenerator(**SLOW), **ONE_AT_A_TIME)
     assert b.outcomes == ["met"] * 3
+
+
+def test_a_defect_of_the_prefix_index_leaves_no_lease_open(bench):
+    async def scenario(b):
+        dispatcher = b.service.gate.dispatcher
+        answer = await b.ask(max_tokens=8)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(dispatcher.prefixes, "release", faulty)
+            with pytest.raises(Defect):
+                await answer.aclose()
+        assert dispatcher.ledger.count(Owner.LLM) == 0
+        assert await read(await b.ask(max_tokens=2)) == "word word "
+
+    bench(scenario)

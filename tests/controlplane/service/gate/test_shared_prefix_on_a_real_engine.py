@@ -62,7 +62,7 @@ async def test_nobody_is_rejected_in_a_cache_that_holds_them_by_sharing():
             )  # fmt: skip
             stream = await service.gate.generate(job)
             tokens = sum([len(delta.token_ids) async for delta in stream])
-            return tokens, stream.ticket.cached_tokens
+            return tokens, stream.ticket.cache_hit_tokens
 
         # `generate` raises Rejected if the gate rejects a request.
         found = await asyncio.gather(*map(answer, range(REQUESTS)))

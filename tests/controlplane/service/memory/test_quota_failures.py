@@ -55,7 +55,7 @@ def test_a_refused_quota_changes_nothing(llm, answer, fault, caplog):
             await b.tick()
             assert in_force(b) == (800, 200, 800, 200)
         assert b.service.status.impaired() == {"quotas": fault}
-        assert b.service.status.state()["sharing"]["trouble"]["fault"] == fault
+        assert b.service.status.state()["sharing"]["health"]["fault"] == fault
         exposition = b.service.metrics_text().decode()
         assert f'tandem_quota_failures_total{{fault="{fault}"}} 5.0' in exposition
         assert [level for level, _ in log_lines(caplog)] == ["ERROR"], "logged once"
@@ -64,7 +64,7 @@ def test_a_refused_quota_changes_nothing(llm, answer, fault, caplog):
         await b.tick()
         assert in_force(b) == (llm // KIB, 1_000 - llm // KIB) * 2
         assert b.service.status.impaired() == {}
-        assert b.service.status.state()["sharing"]["trouble"]["fault"] is None
+        assert b.service.status.state()["sharing"]["health"]["fault"] is None
         assert log_lines(caplog)[1] == ("INFO", "quota changes resumed after 5 failures")
         return []
 

@@ -23,8 +23,8 @@ def ticket(kind=Kind.EMBED, *, tokens=1_000, name="a", **slo_ms) -> Ticket:
     return Ticket(request, Footprint(1, 1, 10), None, Timeline(Instant(0)), None)
 
 
-def slack_ms(tickets, owner=Owner.EMBEDDING, at_ms=0.0):
-    found = slacks(tickets, PACES, Instant(milliseconds(at_ms)), CRITICAL)[owner]
+def slack_ms(tickets, owner=Owner.EMBEDDING, at_ms=0.0, remaining=None):
+    found = slacks(tickets, PACES, remaining or {}, Instant(milliseconds(at_ms)), CRITICAL)[owner]
     return [slack / 1e6 for slack in found]
 
 
@@ -38,7 +38,7 @@ def test_an_embedding_waits_for_the_work_before_it_by_deadline():
 def test_embeddings_of_one_pass_wait_for_its_constant_time_once():
     paces = PACES | {Owner.EMBEDDING: Pace(milliseconds(50), milliseconds(0.1))}
     calls = [ticket(name="a", e2e=2_000), ticket(name="b", e2e=1_500, tokens=3_000)]
-    found = slacks(calls, paces, Instant(0), CRITICAL)[Owner.EMBEDDING]
+    found = slacks(calls, paces, {}, Instant(0), CRITICAL)[Owner.EMBEDDING]
     assert found == [milliseconds(1_150), milliseconds(1_550)]
 
 
@@ -66,7 +66,7 @@ def test_slack_of_a_begun_answer_is_the_least_of_pace_gap_and_whole_answer():
         chat = ticket(Kind.GENERATE, **slo)
         for at in (300, 400):
             chat.timeline.stamp_tokens(Instant(milliseconds(at)), 1)
-        return slack_ms([chat], Owner.LLM, at_ms=500)
+        return slack_ms([chat], Owner.LLM, at_ms=500, remaining={"a": 8})
 
     assert at_500(ttft=100) == []
     assert at_500(tpot=1_000) == [300 + 2_000 - 500]
@@ -74,6 +74,13 @@ def test_slack_of_a_begun_answer_is_the_least_of_pace_gap_and_whole_answer():
     # Seven tokens of 20 ms follow the next one.
     assert at_500(tpot=1_000, e2e=1_000) == [1_000 - 7 * 20 - 500]
     assert at_500(gap=50) == [-50]
+
+
+def test_a_preempted_generation_has_all_steps_of_its_new_footprint_to_come():
+    chat = ticket(Kind.GENERATE, e2e=2_000)
+    chat.timeline.stamp_tokens(Instant(milliseconds(300)), 40)
+    # Of ten steps to come, nine follow the next one.
+    assert slack_ms([chat], Owner.LLM, at_ms=500) == [2_000 - 9 * 20 - 500]
 
 
 def test_a_victim_without_hope_has_no_slack_and_one_that_can_recover_has_none_left():
@@ -98,6 +105,6 @@ def test_rejected_requests_count_and_decay():
     lately.fade(now)
     lately.rejected[Owner.LLM] += 1
     options = UrgencyOptions(critical=CRITICAL, critical_weight=2.0)
-    assert urgencies([], PACES, lately, now, options) == {Owner.LLM: 2.0, Owner.EMBEDDING: 0.0}
+    assert urgencies([], PACES, {}, lately, now, options) == {Owner.LLM: 2.0, Owner.EMBEDDING: 0.0}
     lately.fade(Instant(milliseconds(15_000)))
-    assert urgencies([], PACES, lately, now, options)[Owner.LLM] < 0.02
+    assert urgencies([], PACES, {}, lately, now, options)[Owner.LLM] < 0.02

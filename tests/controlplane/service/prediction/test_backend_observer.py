@@ -9,13 +9,14 @@ from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.clock import milliseconds
 from controlplane.core.engine_reports import EngineStep
 from controlplane.core.ports import EmbeddingPass, PauseCost
-from controlplane.core.request import Owner
 from controlplane.metrics import Metrics
 from controlplane.service.encoder_registry import EncoderRegistry
 from controlplane.service.prediction.backend_observer import BackendObserver
 from controlplane.service.prediction.fail_open import FailOpen
 from controlplane.service.runtime.timers import MonotonicClock
+from predictors.timing.embedding_pace import ModelPaces
 from predictors.timing.online_step_time import ObservedPace
+from predictors.timing.pace_estimators import PaceEstimators
 
 STEP = EngineStep(0, 8, 1_000, milliseconds(10))
 LONG = EngineStep(300, 8, 1_000, milliseconds(500))
@@ -30,7 +31,7 @@ class Bench:
         self.generator, self.embedder = ScriptedGenerator(), ScriptedEmbedder()
         observer = BackendObserver(
             MonotonicClock(),
-            {Owner.LLM: self.model, Owner.EMBEDDING: ObservedPace()},
+            PaceEstimators(self.model, ModelPaces([self.embedder])),
             pause_cost,
             EncoderRegistry([self.embedder]),
             metrics,

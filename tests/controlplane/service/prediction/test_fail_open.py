@@ -56,10 +56,9 @@ def test_a_failing_predictor_fails_no_request(bench, caplog, broken, subject):
 
 
 @pytest.mark.parametrize("broken", ["observe_step", "observe_prefill"])
-def test_a_failing_rate_model_fails_no_request(bench, caplog, broken):
+def test_a_failing_pace_estimator_fails_no_request(bench, caplog, broken):
     async def scenario(b):
-        for pace in b.service.gate.dispatcher.pace_estimators.values():
-            setattr(pace, broken, faulty)
+        setattr(b.service.gate.dispatcher.pace_estimators.llm, broken, faulty)
         for _ in range(2):
             assert await read(await b.ask(max_tokens=4)) == "word " * 4
 
@@ -77,10 +76,10 @@ def test_a_failing_ttft_predictor_fails_no_request(bench):
     assert bench(scenario).outcomes == ["met"]
 
 
-def test_a_failing_rate_model_ends_no_engine(bench):
+def test_a_failing_pace_estimator_ends_no_engine(bench):
     async def scenario(b):
-        for pace in b.service.gate.dispatcher.pace_estimators.values():
-            pace.observe_work = pace.observe_prefill = faulty
+        paces = b.service.gate.dispatcher.pace_estimators
+        paces.llm.observe_work = paces.embedding.observe_pass = faulty
         b.generator.on_step(EngineStep(1, 1, 1, milliseconds(1)))
         b.embedder.on_pass(EmbeddingPass(1, 1, 1, milliseconds(1)))
 

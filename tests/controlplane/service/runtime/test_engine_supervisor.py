@@ -9,7 +9,6 @@ import pytest
 from backends.testing.scripted import ScriptedEmbedder, ScriptedGenerator
 from controlplane.core.decision import Reason
 from controlplane.core.errors import BackendDown
-from controlplane.core.request import Owner
 from controlplane.service.ticket import Rejected
 from tests.controlplane.service.scripted_bench import read
 
@@ -195,11 +194,11 @@ def test_an_engine_that_refuses_its_options_is_restarted_again(bench):
 def test_what_was_learned_survives_a_restart(bench):
     async def scenario(b):
         await read(await b.ask(max_tokens=20))
-        pace = b.service.gate.dispatcher.pace_estimators[Owner.LLM].pace
+        pace = b.service.gate.dispatcher.pace_estimators.llm.pace
         assert pace is not None
         b.generator.die()
         await until_ready(b)
-        assert b.service.gate.dispatcher.pace_estimators[Owner.LLM].pace == pace
+        assert b.service.gate.dispatcher.pace_estimators.llm.pace == pace
 
     bench(scenario, generator=SlowStart())
 
