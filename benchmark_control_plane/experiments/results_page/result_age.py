@@ -29,7 +29,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0095": ("matrix-sizes", "memory-splits"),
     "0096": ("hostile-input",),
     "0097": (
-        "collocation", "mix-light", "predictors", "retry-after", "same-architecture",
+        "collocation", "predictors", "retry-after", "same-architecture",
         "tuning-gain", "tuning-on-engines", "workflow", "workflow-engines",
     ),
     "0098": ("mix-memory", "simulated-mix-prefill"),
@@ -51,7 +51,7 @@ CURRENT = frozenset(
         "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies", "fleet-ray-capacity",
         "fleet-ray-latency", "fleet-report-cost", "fleet-retries", "fleet-retry-storms",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
-        "live-feed", "mix-compute", "soak", "virtual-day",
+        "live-feed", "mix-compute", "mix-light", "soak", "virtual-day",
     )
 )  # fmt: skip
 """Results of the present rules."""
