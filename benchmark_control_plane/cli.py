@@ -158,7 +158,10 @@ def _add_tune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )  # fmt: skip
     tune.add_argument("--trials", type=int, default=400, help="trials at most; default: %(default)s")
     tune.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="replays at a time; default: one per core"
+        "--processes",
+        type=int,
+        default=min(256, os.cpu_count() or 1),
+        help="replays at a time; default: one per core",
     )
     tune.add_argument(
         "--also", action="append", default=[], metavar="KEY",

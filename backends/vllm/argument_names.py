@@ -87,6 +87,11 @@ def with_tandem_scheduler(arguments: Mapping[str, Any], options: EngineOptions) 
     taken = [name for name in ("scheduler_cls", "scheduling_policy") if name in arguments]
     if taken:
         raise ValueError(f"engine arguments: {taken[0]} is set by scheduling.engine; remove one of them")
+    if arguments.get("watermark"):
+        raise ValueError(
+            f"engine arguments: watermark={arguments['watermark']} keeps blocks free that scheduling.engine "
+            "gives to requests; remove it"
+        )
     if arguments.get("data_parallel_size", 1) != 1:
         raise ValueError(
             "engine arguments: data_parallel_size starts several schedulers, but scheduling.engine controls "

@@ -139,7 +139,7 @@ class GrammarChecker:
                 await asyncio.to_thread(text.check_content, self._limits)
                 reply = await self._process.compile(stated)
                 if reply == {"signal": signal.SIGKILL}:
-                    raise BackendFailed("a process that compiled a grammar was killed by another process")
+                    raise BackendFailed("a grammar's compiler was killed, perhaps for lack of memory")
                 self._keep(text, key, grammars, reply)
 
         if not self._is_known(grammars, key):

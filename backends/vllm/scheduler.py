@@ -252,7 +252,9 @@ class TandemScheduling(_Base):  # type: ignore[misc, valid-type]
         """Preempts a running request by recompute: it loses its blocks and may restart in the next step."""
         del self.running[self._tracker.index_of(self.running, request.tandem)]
         self.preemptions.beneficiary = beneficiary
-        self._preempt_request(request, time.monotonic())
+        # As vLLM's own preemption: a connector must not hand over blocks that are freed here.
+        drops = getattr(self, "requires_kv_delivery", False)
+        self._preempt_request(request, time.monotonic(), **({"drop_stale_output": True} if drops else {}))
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.preemptions.add(request, self.clock())

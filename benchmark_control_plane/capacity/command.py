@@ -23,7 +23,8 @@ from controlplane.service.preflight import device_facts
 
 # Requests from which the means of the stability condition are taken.
 SAMPLE = 4_000
-_NOT_SIMULATED = ("models", "server", "tenants")
+# The last three would write to the folders and collectors of the running server.
+_NOT_SIMULATED = ("models", "server", "tenants", "decision_log", "tracing", "log")
 
 
 def capacity(options: argparse.Namespace) -> int:
@@ -64,6 +65,10 @@ def capacity(options: argparse.Namespace) -> int:
 def simulated_sections(content: Mapping[str, Any]) -> dict[str, Any]:
     """The sections that the simulation takes: policies and classes, but no models and no files."""
     sections = {name: part for name, part in content.items() if name not in _NOT_SIMULATED}
+    models = content["models"]
+    if not (models.get("chat") and (models.get("embeddings") or models.get("rerankers"))):
+        # The simulation has both kinds, of which one gets no request.
+        sections.pop("quota", None)
     kept = {k: v for k, v in (sections.pop("predictors", None) or {}).items() if k not in ("file", "encoder")}
     return {**sections, **({"predictors": kept} if kept else {})}
 
@@ -80,8 +85,14 @@ def check_options(options: argparse.Namespace) -> None:
 
 def check_lengths(model: DeviceModel, requests: Sequence[PlannedRequest]) -> None:
     """Raises BadInput if the longest generation does not fit into the model's context."""
-    longest = max((r.prompt_tokens + r.output_tokens for r in requests if not r.lengths), default=0)
-    if longest > model.section.max_model_tokens:
+    inputs = max((max(r.lengths) for r in requests if r.lengths), default=0)
+    if inputs > model.section.embed_input_tokens:
+        raise BadInput(
+            f"--workload: an input has {inputs:,} tokens and the embedding model takes "
+            f"{model.section.embed_input_tokens:,}; cap the lengths or raise max_input_tokens of the model"
+        )
+    sizes = (r.prompt_tokens + max(r.output_tokens, r.max_tokens or 0) for r in requests if not r.lengths)
+    if (longest := max(sizes, default=0)) > model.section.max_model_tokens:
         raise BadInput(
             f"--workload: a request has {longest:,} tokens and max_model_len is "
             f"{model.section.max_model_tokens:,}; cap the lengths or raise models.chat.engine.max_model_len"

@@ -160,7 +160,8 @@ def _encoder(encoder: EmbeddingModel) -> Mapping[str, Any]:
         bytes_per_element=DTYPE_BYTES[encoder.dtype or "float32"],
     )
     return {
-        "embed_batch_tokens": encoder.batch_tokens,
+        # An input longer than a batch is computed alone.
+        "embed_batch_tokens": max(encoder.batch_tokens, longest),
         "embed_input_tokens": longest,
         "embed_bytes_per_token": max(1, workspace // max(encoder.batch_tokens, longest)),
         "workspace_batches": 1,

@@ -58,7 +58,7 @@ def workload_of(options: argparse.Namespace, configs: Sequence[Config]) -> Offer
     if not options.workload.lstrip().startswith("{") and (
         path.is_dir() or path.name.endswith((PLAIN, COMPRESSED))
     ):
-        return logged_workload(path, configs, requests=options.requests)
+        return logged_workload(path, configs, requests=options.requests, seed=options.seed)
     streams, data = read_workload(options.workload), data_folder_option(options.data)
     _check_workload(configs, streams)
 
@@ -81,7 +81,9 @@ def read_workload(given: str) -> Mapping[str, StreamSection]:
     return parse_as(WorkloadSection, {"streams": content}, source="--workload").streams
 
 
-def logged_workload(path: Path, configs: Sequence[Config], *, requests: int) -> OfferedWorkload:
+def logged_workload(
+    path: Path, configs: Sequence[Config], *, requests: int, seed: int = 0
+) -> OfferedWorkload:
     """The requests of a log in their order, with times stretched to the rate. Raises BadInput or OSError."""
     traffic = read_traffic(path)
     needed = int((1 + WARM_UP_SHARE) * requests) + 1
@@ -102,11 +104,12 @@ def logged_workload(path: Path, configs: Sequence[Config], *, requests: int) -> 
     start, token, square = traffic.costs.embedding
     token += square * _mean_length(traffic)
     return OfferedWorkload(
-        partial(_planned, traffic),
+        partial(_planned, traffic, seed),
         [
             "Traffic is that of the log, at other rates with its times stretched; the output lengths of "
             "requests that were not served are drawn from their forecasts, and requests whose client left "
-            "end with the tokens that it got.",
+            "end with the tokens that it got. Objectives are those of the classes, also for requests that "
+            "stated others, and no tenant has limits.",
             *(f"Left out of the log: {line}." for line in traffic.left_out),
         ],
         step=(base, prompt_token, decode, cell) if base else None,
@@ -140,11 +143,11 @@ def busiest_rate(times: Sequence[float], window: float) -> float:
 
 
 def _planned(
-    traffic: RecordedTraffic, rate: float, warmup: float, measured: float
+    traffic: RecordedTraffic, seed: int, rate: float, warmup: float, measured: float
 ) -> Sequence[PlannedRequest]:
     """The first requests of the log, as many as there are at `rate` in so many seconds."""
     count = min(len(traffic.rows), round(rate * (warmup + measured)))
-    offers = traffic.offered(seed=0, most=count)
+    offers = traffic.offered(seed=seed, most=count)
     stretch = (warmup + measured) / max(1e-9, offers[-1].at)
     found = []
     for number, (row, offer) in enumerate(zip(traffic.rows, offers, strict=False)):

@@ -13,6 +13,7 @@ _COSTS = ("step_s", "decode_s", "cell_s", "prompt_token_s")
 # Of ten steps three take as long as the 0.1, four as the 0.5 and three as the 0.9 quantile.
 _TIMES_DRAWN = (3, 4, 3)
 _LEAST_FACTOR = 0.05
+_MOST_TIMES_USUAL = 10
 
 
 def pooled_costs(models: Sequence[Row]) -> tuple[float, float, float, float]:
@@ -20,9 +21,12 @@ def pooled_costs(models: Sequence[Row]) -> tuple[float, float, float, float]:
 
     `models` are `llm` of the rows in order of time, at least one.
     """
-    seen = [0, *(model["observed"] for model in models)]
+    seen = [model["observed"] for model in models]
     # An engine that was started again begins to count again.
     weights = [now - before if now >= before else now for before, now in pairwise(seen)]
+    # Without the beginning of its run, the first row counts all steps before the log.
+    usual = round(median(weights)) if weights else seen[0]
+    weights.insert(0, seen[0] if seen[0] <= _MOST_TIMES_USUAL * usual else usual)
     if not any(weights):
         weights = [1] * len(models)
     step, decode, cell, prompt_token = (fmean([model[name] for model in models], weights) for name in _COSTS)

@@ -159,14 +159,14 @@ def logged_machine(
         )
     if embedder in facts["embedders"]:
         model = facts["embedders"][embedder]
+        # Inputs of all models are replayed as those of one.
+        longest = max(each["max_input_tokens"] for each in facts["embedders"].values())
         machine = replace(
             machine,
-            embed_batch_tokens=max(
-                model["max_input_tokens"], model["workspace_bytes"] // model["bytes_per_token"]
-            ),
+            embed_batch_tokens=max(longest, model["workspace_bytes"] // model["bytes_per_token"]),
             embed_max_running=model["max_running"],
             embed_bytes_per_token=model["bytes_per_token"],
-            embed_input_tokens=model["max_input_tokens"],
+            embed_input_tokens=longest,
             workspace_batches=max(1.0, facts["workspace_bytes"] / model["workspace_bytes"]),
         )
     return machine

@@ -83,7 +83,12 @@ class _ExperimentRun:
             else:
                 entry, records = self.bench.run(stage, system, load, seed, ticker)
             if system.is_simulated and load in (system.loads or self.bench.experiment.plan.loads):
-                entry["bound"] = self.bounds.of(system, load, seed)
+                try:
+                    entry["bound"] = self.bounds.of(system, load, seed)
+                except ArithmeticError as error:
+                    # The run counts without its bound.
+                    self.progress.print_line(f"{title}: no bound: {error}")
+                    entry["bound"] = None
             store(entry, records)
             self.progress.report_run(title, entry)
             self.bench.settle(stage, system, load, seed)

@@ -47,7 +47,7 @@ def _at_target(results: Results, name: str, target: float) -> str | None:
         return f"{finding}{_baselines_without_rate(results, target, names)}."
     baseline = f"the best baseline ({best['system']}, {_rate(results, best)})"
     if (ratio := ratio_text(results, own, best)) is not None:
-        return f"{finding}: {ratio} {baseline}."
+        return f"{finding}: {ratio} {baseline}{_unknown_rates(results, target, names)}."
     if aggregates.has_limit(results, best):
         which = "" if aggregates.is_limit(results, best) else " on every seed"
         return f"{finding}; {baseline} was not saturated{which}: the loads were too low to compare them."
@@ -58,23 +58,25 @@ def _rate(results: Results, row: FrontierRow) -> str:
     return formats.reached(row["rps"], is_limit=aggregates.is_limit(results, row))
 
 
-def ratio_text(results: Results, own: FrontierRow, best: FrontierRow) -> str | None:
-    """The ratio of the median rates over the seeds of both, with its range if there are several seeds.
+def median_ratio(results: Results, own: FrontierRow, best: FrontierRow) -> float | None:
+    """The ratio of the median rates over the seeds of both.
 
     None without a seed of both on which the baseline reached the target, or if its rate on a seed is a lower
     bound, which would make a ratio an upper bound.
     """
-    if aggregates.has_limit(results, best):
-        return None
-    pairs = aggregates.paired_rates(own, best)
-    ratios = [ours / baseline for ours, baseline in pairs if baseline]
-    if not ratios:
+    if aggregates.has_limit(results, best) or not (pairs := aggregates.paired_rates(own, best)):
         return None
     ours, baseline = (aggregates.median_rate(rates) for rates in zip(*pairs, strict=True))
-    if not baseline:
+    return (ours or 0.0) / baseline if baseline else None
+
+
+def ratio_text(results: Results, own: FrontierRow, best: FrontierRow) -> str | None:
+    """`median_ratio`, with the range over the seeds if there are several."""
+    if (ratio := median_ratio(results, own, best)) is None:
         return None
+    ratios = [ours / baseline for ours, baseline in aggregates.paired_rates(own, best) if baseline]
     least = "at least " if aggregates.is_limit(results, own) else ""
-    overall = least + formats.times((ours or 0.0) / baseline)
+    overall = least + formats.times(ratio)
     if len(ratios) < 2:
         return overall
     low, high = formats.times(min(ratios)), formats.times(max(ratios))
@@ -103,14 +105,20 @@ def _by_attainment(results: Results) -> str:
 
 def _baselines_without_rate(results: Results, target: float, names: Sequence[str]) -> str:
     """Says how often the baselines reach the target whose median rate is none; nothing without baselines."""
-    rows = {name: aggregates.frontier(results, name, target) for name in names}
-    if unknown := [name for name, row in rows.items() if row is None]:
-        return f"; the rate of {', '.join(unknown)} is not known"
+    if unknown := _unknown_rates(results, target, names):
+        return unknown
     if not names:
         return ""
-    if any(rate for row in rows.values() if row for rate in row["per_seed"]):
+    rows = [aggregates.frontier(results, name, target) for name in names]
+    if any(rate for row in rows if row for rate in row["per_seed"]):
         return "; no baseline reaches it in most seeds"
     return "; no baseline reaches it at any offered rate"
+
+
+def _unknown_rates(results: Results, target: float, names: Sequence[str]) -> str:
+    """Names the baselines without a valid run near their rate at the target; empty if there are none."""
+    unknown = [name for name in names if aggregates.frontier(results, name, target) is None]
+    return f"; the rate of {', '.join(unknown)} is not known" if unknown else ""
 
 
 def cards(results: Results) -> list[tuple[str, str, str]]:

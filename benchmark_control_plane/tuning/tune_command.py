@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import controlplane
 from benchmark_control_plane.common.command_line import BadInput
 from benchmark_control_plane.common.servers import interrupt_on_sigterm
 from benchmark_control_plane.decision_replay.first_half_fit import with_host_delays
@@ -80,7 +79,7 @@ def tune(options: argparse.Namespace) -> int:
         with evaluator(
             blocks.all,
             state,
-            fingerprint=blocks.fingerprint(controlplane.__version__),
+            fingerprint=blocks.fingerprint(),
             time=time,
         ) as replays:
             found = tune_log(
@@ -150,15 +149,18 @@ def write_answer(
     """Writes the page, and the better configuration if there is one; names them in `facts`."""
     if not found.check.has_passed:
         return
-    if found.is_better and found.changes is not None:
+    is_better = found.is_better and found.changes is not None
+    if is_better:
+        facts["files"]["yaml"] = str(out)
+    page = _page_of(out)
+    facts["files"]["page"] = str(page)
+    # First, since a file may have a form that cannot be edited.
+    page.write_text(tuning_page(facts), encoding="utf-8")
+    if is_better and found.changes is not None:
         changed = space.changed(found.changes)
         text = path.read_bytes().decode()
         edits = _edits(content, changed, facts["changes"])
         out.write_bytes(edited_yaml(text, edits, changed, source=str(path)).encode())
-        facts["files"]["yaml"] = str(out)
-    page = _page_of(out)
-    facts["files"]["page"] = str(page)
-    page.write_text(tuning_page(facts), encoding="utf-8")
 
 
 def _page_of(out: Path) -> Path:

@@ -36,6 +36,13 @@ _LEAST_VERDICT = 2
 _SLOWER_BLOCKS = RUNGS[1]
 
 
+def _sources() -> list[Path]:
+    """The files of the code that a replay runs; a clone has one version number for many states."""
+    root = Path(__file__).parents[2]
+    folders = ("controlplane", "backends", "predictors", "benchmark_control_plane")
+    return sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
+
+
 @dataclass(frozen=True, slots=True)
 class BlockSets:
     """The blocks of the search, those of the verdict, and the latter on a slower device."""
@@ -58,13 +65,16 @@ class BlockSets:
         first, second = len(self.search), len(self.search) + len(self.held_out)
         return range(first), range(first, second), range(second, second + len(self.held_out))
 
-    def fingerprint(self, release: str) -> str:
-        """A digest of all that a replay of the blocks depends on but the configuration."""
-        digest = hashlib.sha256(release.encode())
+    def fingerprint(self) -> str:
+        """A digest of all that a replay of the blocks depends on but the configuration, the code included."""
+        digest = hashlib.sha256()
+        for source in _sources():
+            digest.update(source.read_bytes())
         for block in [*self.search, *self.held_out]:
             machine = replace(block.traffic.machine, batch_time=None)  # type: ignore[arg-type]
             digest.update(orjson.dumps([list(block.traffic.rows), block.first, block.last]))
-            digest.update(repr((block.traffic.costs, machine)).encode())
+            delays = sorted(block.traffic.host_delays.items())
+            digest.update(repr((block.traffic.costs, machine, delays)).encode())
         return digest.hexdigest()[:16]
 
 

@@ -69,8 +69,9 @@ class ConfigReload:
             if self._file is None:
                 _log.warning("no configuration file was given at the start; the signal changes nothing")
             else:
-                self._digest = await asyncio.to_thread(_digest_of, self._file)
-                await self._reload(self._file, "signal")
+                digest = await asyncio.to_thread(_digest_of, self._file)
+                if await self._reload(self._file, "signal"):
+                    self._digest = digest
 
     async def _watch(self, file: ConfigFile, seconds: float) -> None:
         seen = self._digest

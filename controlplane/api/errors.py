@@ -239,7 +239,8 @@ def _rejected(error: Rejected, overload_status: int) -> Failure:
 def _reject_message(error: Rejected) -> str:
     """Cause, values and remedy of a rejection."""
     reject, slo = error.reject, error.request.slo
-    cause = _REJECT_CAUSES[reject.reason]
+    # A policy of a plug-in may give any reason.
+    cause = _REJECT_CAUSES.get(reject.reason, "the request cannot be served now")
     if reject.reason is Reason.NEVER_FITS and reject.detail:
         # The policy's detail names the remedy, too.
         return f"{cause}: {reject.detail}"

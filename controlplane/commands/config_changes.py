@@ -85,11 +85,11 @@ def _diff(options: argparse.Namespace) -> int:
     if (options.second is None) == (options.server is None):
         raise CommandFailed("diff: give either a second file or --server URL", ExitStatus.BAD_INPUT)
     if options.server is not None:
-        content = options.first.read_bytes() if options.first.is_file() else None
-        if content is None:
-            raise CommandFailed(
-                f"{options.first}: no such file; give the path of a YAML file", ExitStatus.BAD_INPUT
-            )
+        try:
+            content = options.first.read_bytes()
+        except OSError as error:
+            message = f"{options.first}: {error.strerror}; give the path of a YAML file"
+            raise CommandFailed(message, ExitStatus.BAD_INPUT) from None
         try:
             answer = _put(options, content, {"dry_run": "true"})
         except CommandFailed as error:

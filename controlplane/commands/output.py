@@ -8,7 +8,7 @@ COLOURS = {
     "on": "green", "off": "yellow", "kept": "green", "missed": "red",
     "live": "green", "live where quotas move": "green", "needs a restart": "yellow",
     "ADMIT": "green", "ADMIT_WITH_PREEMPTION": "green", "DEFER": "yellow", "PREEMPTED": "yellow",
-    "REJECT": "red", "EVICT": "red",
+    "REJECT": "red",
 }  # fmt: skip
 """Colour of a cell by its text."""
 

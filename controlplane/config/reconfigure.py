@@ -140,7 +140,7 @@ def restart_digest(config: Config) -> str:
     """SHA-256 (hex) of what a running server does not take: with another one it has to be started again."""
     document = document_of(config)
     kept: Document = {}
-    for path in (*RESTART, *(["quota"] if config.quota.policy == "static" else [])):
+    for path in (*RESTART, *(["quota"] if config.static_quota_reason() is not None else [])):
         kept[path] = reduce(getitem, path.split("."), document)
     kept[_ENGINE] = config.scheduling.engine is None
     kept["models"] = bool(config.models.encoders)

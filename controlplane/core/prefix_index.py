@@ -59,7 +59,15 @@ class PrefixIndex:
         """
         # Not `hash`, which gives a string another value in each process.
         first = 0 if adapter is None else crc32(adapter.encode())
-        return tuple(block_hashes(prompt[:-1], self.block_tokens, first))
+        blocks = block_hashes(prompt[:-1], self.block_tokens, first)
+        # A client can choose token ids whose blocks have one hash. What follows the first repetition counts
+        # as not cached.
+        seen: set[int] = set()
+        for count, block in enumerate(blocks):
+            if block in seen:
+                return tuple(blocks[:count])
+            seen.add(block)
+        return tuple(blocks)
 
     def find(self, blocks: Sequence[int]) -> CachedPrefix:
         """The leading blocks that are cached.
@@ -75,9 +83,8 @@ class PrefixIndex:
         )
 
     def admit(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Adds a request that uses these blocks from now on."""
-        # A client can choose token ids whose blocks have one hash: each block is counted once.
-        blocks = self._blocks_of[request_id] = tuple(dict.fromkeys(blocks))
+        """Adds a request that uses these blocks from now on; no block twice."""
+        self._blocks_of[request_id] = blocks
         for block in blocks:
             self._unused.pop(block, None)
             readers = self._readers.setdefault(block, {})

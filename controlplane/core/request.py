@@ -140,7 +140,7 @@ def moved(phase: Phase, to: Phase) -> Phase:
 
 @dataclass(slots=True)
 class Timeline:
-    """Timestamps of one request. TTFT counts from arrival at the gate; TPOT excludes the first token."""
+    """Timestamps of one request. TTFT counts from arrival at the host; TPOT excludes the first token."""
 
     arrival: Instant
     dispatched: Instant | None = None

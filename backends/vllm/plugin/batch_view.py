@@ -30,6 +30,10 @@ def stamp(request: Any, now: Instant) -> None:
         state.stamp(now, new)
 
 
+# Kinds of layers whose requests hold fewer blocks than their tokens take.
+_WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec", "ChunkedLocalAttentionSpec")
+
+
 def require_one_group(kv_cache_config: Any) -> None:
     """Raises ValueError if vLLM's blocks hold only some of the layers, so that a request takes more of them.
 
@@ -41,6 +45,12 @@ def require_one_group(kv_cache_config: Any) -> None:
             "scheduler counts blocks that hold all layers; set disable_hybrid_kv_cache_manager: true, or "
             "serve a model whose layers are all attention"
         )
+    for group in kv_cache_config.kv_cache_groups:
+        if type(group.kv_cache_spec).__name__ in _WINDOWED:
+            raise ValueError(
+                "all layers of the model have a window, and vLLM frees the blocks below it, which Tandem's "
+                "scheduler counts; set disable_sliding_window: true"
+            )
 
 
 def is_ending(request: Any) -> bool:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-import controlplane
 from backends.cost_models.step_time import affine, embedding_line, llm_only, sequential
 from benchmark_control_plane.cli import add_command
 from benchmark_control_plane.common.results_file import add_results, write_or_print
@@ -174,7 +173,7 @@ def judged(folder: Path, log: Path, processes: int) -> dict[str, Any]:
     with evaluator(
         blocks.all,
         state_file(folder / "better.yaml"),
-        fingerprint=blocks.fingerprint(controlplane.__version__),
+        fingerprint=blocks.fingerprint(),
         time=TimeBudget(inf, processes),
     ) as replays:
         results = replays.results([(each, number) for each in sections.values() for number in numbers])

@@ -12,6 +12,7 @@ from benchmark_control_plane.report.schema import Results, RunFigures
 _MOST_PAUSE = 3.0
 """Longest pause between tokens of an undisturbed answer in TPOTs: 1.3 to 2.5 in the other results."""
 _CHANGED = "working tree with changes that the commit lacks"
+_IN_PARTS = "measured in parts: not all systems in turn, nor of one commit"
 _WIDTH = 118
 
 
@@ -35,7 +36,7 @@ def full(results: Results, picture: str | None, link: str, judged: str = aggrega
 
 def loads_of_all_seeds(runs: Sequence[RunFigures]) -> list[float]:
     """Without those that a search for a rate offered on some seeds only."""
-    counted = Counter(run["load"] for run in runs)
+    counted = Counter(load for load, _ in {(run["load"], run["seed"]) for run in runs})
     return sorted(load for load, count in counted.items() if count == max(counted.values()))
 
 
@@ -146,8 +147,10 @@ def _remarks(results: Results, picture: str | None, link: str) -> str:
     )
     seeds = formats.several(len(aggregates.seeds(results)), "seed")
     remarks = [seeds, machine if picture else "virtual time", link]
-    if (environment["commit"] or "").endswith("changed since"):
+    if "changed since" in (commit := environment["commit"] or ""):
         remarks.append(_CHANGED)
+    if "continued at" in commit:
+        remarks.append(_IN_PARTS)
     if others := [run["other_cores"] for run in results["runs"] if "other_cores" in run]:
         remarks.append(f"other processes used {fmean(others):.2f} cores, at most {max(others):.2f} in a run")
     if took := [run["work_ms"] for run in results["runs"] if "work_ms" in run]:

@@ -78,7 +78,10 @@ def _metrics(cells: Mapping[str, Results]) -> list[str]:
         names = [tandem["name"] if tandem else None, _best_baseline(results, _MIDDLE_LOAD)]
         at = [aggregates.runs_of(results, name, _MIDDLE_LOAD) if name else [] for name in names]
         rows.append([cell, *(_pair(at, value, text) for _, value, text in _METRICS)])
-    intro = "At 100 % load, tandem and the best baseline there; tokens are of delivered requests:"
+    intro = (
+        "At 100 % load, tandem and the best baseline there; tokens are those of delivered requests that "
+        "arrived in the window, over its seconds:"
+    )
     return [intro, "", *markdown_table(["cell", *(name for name, _, _ in _METRICS)], rows)]
 
 

@@ -27,7 +27,10 @@ def add_bounds(results: Mapping[str, Any], data: Path | None) -> tuple[dict[str,
     by_window: dict[float, HindsightBounds] = {}
     systems = {system.name: system for system in experiment.plan.systems}
     for number, run in enumerate(runs):
-        system, measured = systems[run["system"]], run["duration_s"]
+        if (system := systems.get(run["system"])) is None:
+            # Kept of an experiment that was continued without it.
+            continue
+        measured = run["duration_s"]
         window = replace(experiment.plan.window, measured_s=measured)
         shown = replace(experiment, plan=replace(experiment.plan, window=window))
         bounds = by_window.setdefault(measured, HindsightBounds(shown, results["slos"], capacity))

@@ -11,6 +11,7 @@ import { Tables } from "./tables.js";
 const THEMES = ["auto", "dark", "light"];
 // Seconds, as on the buttons.
 const WINDOWS = [60, 300, 900];
+const MOST_AGE_SECONDS = 5;
 const part = (id) => document.getElementById(id);
 const view = {
   seconds: Number(sessionStorage.getItem("tandem-window")) || null,
@@ -36,7 +37,9 @@ function changed(feed) {
   part("steer-open").hidden = false;
   const models = Object.values(feed.about.models).flat();
   part("models").textContent = models.join(" · ");
-  showState(feed.last ? "live" : "wait", feed.last ? "live" : "waiting for the first sample");
+  const age = feed.last ? feed.now - feed.last.at : 0;
+  if (age > MOST_AGE_SECONDS) showState("wait", `no samples for ${Math.round(age)} s`);
+  else showState(feed.last ? "live" : "wait", feed.last ? "live" : "waiting for the first sample");
   showFaults(feed.last?.faults ?? {});
   if (!hasChosenWindow && view.frozenAt === null) fitWindow();
   // Most answers between two samples are empty.

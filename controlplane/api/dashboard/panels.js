@@ -98,6 +98,15 @@ export class Panels {
     });
   }
 
+  /** The mean of `key` over the first tokens of a class in each group of samples, or null without one. */
+  ofFirstTokens(name, key) {
+    return this.groups.map((group) => {
+      const found = group.map((sample) => sample.classes?.[name]).filter((one) => one?.[key] != null);
+      const tokens = found.reduce((sum, one) => sum + one.first_tokens, 0);
+      return tokens ? found.reduce((sum, one) => sum + one.first_tokens * one[key], 0) / tokens : null;
+    });
+  }
+
   numbers(...path) { return this.column(mean, ...path).map((value) => value ?? 0); }
 
   colorOf(name) { return classColor(this.classes.indexOf(name)); }
@@ -193,7 +202,7 @@ export class Panels {
     for (const name of this.shown) {
       const ink = this.colorOf(name);
       const latest = (values) => (index) => { for (let at = index; at >= 0; at -= 1) if (values[at] != null) return values[at]; };
-      const positive = (key) => this.column(mean, "classes", name, key).map((value) => (value == null ? null : Math.max(1, value)));
+      const positive = (key) => this.ofFirstTokens(name, key).map((value) => (value == null ? null : Math.max(1, value)));
       const actual = positive("ttft_ms"), predicted = positive("predicted_ttft_ms");
       if (!actual.some((value) => value !== null)) continue;
       columns.push(actual, predicted);

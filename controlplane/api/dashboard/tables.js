@@ -44,7 +44,7 @@ export class Tables {
     this.fill("decisions", wanted.filter(focused), (one) => this.decision(one), "No such decision since the page's first record.");
     // The engine's are read after they happened, and may be older than the last one.
     const lost = records.preemption.filter(focused).sort((a, b) => a.at - b.at);
-    this.fill("preemptions", lost, (one) => this.preemption(one), "Nothing was preempted.", this.cost(records.preemption));
+    this.fill("preemptions", lost, (one) => this.preemption(one), "Nothing was preempted.", this.cost(lost));
     this.fill("quotas", records.quota, (one) => this.move(one), "The quotas have not moved.");
     const happenings = [...records.restart, ...records.config, ...records.fault].sort((a, b) => a.seq - b.seq);
     this.fill("happenings", happenings, (one) => this.happening(one), "Nothing happened.");

@@ -6,7 +6,7 @@ others are aborted. Choice `i` of prompt `p` has the index `p * n + i`.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -14,6 +14,7 @@ from dataclasses import replace
 import orjson
 from starlette.types import Send
 
+from controlplane.api.errors import Problem
 from controlplane.api.post_endpoint import send_json, ticket_headers
 from controlplane.core.generation import Delta
 from controlplane.service.gate.gate import Gate
@@ -24,6 +25,8 @@ from controlplane.service.ticket import Ticket
 Opened = tuple[list[Ticket], AsyncIterator[Delta]]
 
 _LOOK_SECONDS = 1.0
+_MOST_SECONDS = 60.0
+_MOST_MERGED = 1_024
 
 
 @asynccontextmanager
@@ -37,8 +40,8 @@ async def opened_answers(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenera
             yield merged
         return
     answer = await gate.generate(jobs[0])
-    async with aclosing(answer), ReadAhead(answer) as deltas:
-        yield [answer.ticket], aiter(deltas)
+    async with aclosing(answer), ReadAhead(answer).started() as deltas:
+        yield [answer.ticket], deltas
 
 
 @asynccontextmanager
@@ -59,8 +62,12 @@ async def _merged(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Ope
 
     try:
         async with asyncio.TaskGroup() as group:
-            followers = [group.create_task(follow(at, job)) for at, job in enumerate(jobs)]
+            followers = []
             try:
+                for at, job in enumerate(jobs):
+                    followers.append(group.create_task(follow(at, job)))
+                    # Each enters the gate, whose cycle takes longer with each that waits.
+                    await asyncio.sleep(0)
                 await all_admitted.wait()
                 yield [tickets[at] for at in range(len(jobs))], aiter(deltas)
             finally:
@@ -76,24 +83,28 @@ async def _merged(gate: Gate, jobs: Sequence[GenerateJob]) -> AsyncGenerator[Ope
 
 
 class UnreadDeltas:
-    """The deltas of several jobs that their reader has not taken yet: at most one for each choice.
+    """The deltas of several jobs that their reader has not taken yet.
 
-    Those of a choice are merged, because a full queue would delay finished jobs in releasing memory, and a
-    queue without a bound would have an object for each token that a slow client does not read.
+    Those of a choice are merged while they are of one kind (reasoning, text or tool calls), up to 1,024
+    tokens: a full queue would delay finished jobs in releasing memory, and one without merging would have an
+    object for each token that a slow client does not read.
     """
 
     def __init__(self, jobs: int) -> None:
         self._running = jobs
-        self._pending: dict[int, Delta] = {}
+        self._pending: dict[int, deque[Delta]] = {}
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return sum(map(len, self._pending.values()))
 
     def put(self, delta: Delta) -> None:
         """Adds a delta."""
-        earlier = self._pending.get(delta.index)
-        self._pending[delta.index] = delta if earlier is None else earlier.followed_by(delta)
+        unread = self._pending.setdefault(delta.index, deque())
+        if unread and _may_merge(unread[-1], delta):
+            unread[-1] = unread[-1].followed_by(delta)
+        else:
+            unread.append(delta)
         self._changed.set()
 
     def job_ended(self) -> None:
@@ -108,14 +119,26 @@ class UnreadDeltas:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
-            yield self._pending.pop(next(iter(self._pending)))
+            unread = self._pending.pop(index := next(iter(self._pending)))
+            delta = unread.popleft()
+            if unread:
+                self._pending[index] = unread
+            yield delta
+
+
+def _may_merge(earlier: Delta, later: Delta) -> bool:
+    def kind(delta: Delta) -> tuple[bool, bool]:
+        return bool(delta.reasoning), bool(delta.tool_calls)
+
+    return len(earlier.token_ids) < _MOST_MERGED and kind(earlier) == kind(later)
 
 
 class ReadAhead:
     """The deltas of one answer, read to its end also if their reader has stopped taking them.
 
     A request ends, and its lease is closed, when its last delta is read. If the reader has not taken the next
-    delta for one to two seconds, because its client reads slowly, a task reads the others ahead.
+    delta for one to two seconds, because its client reads slowly, a task reads the others ahead. Once it has
+    read all of them, the reader has 60 s for each, since they take memory that no limit counts.
     """
 
     def __init__(self, answer: TokenStream) -> None:
@@ -124,19 +147,27 @@ class ReadAhead:
         self._taken = self._taken_before = 0
         self._is_waiting = False
         self._reading: asyncio.Task[None] | None = None
+        self._limit = asyncio.timeout(None)
 
-    async def __aenter__(self) -> "ReadAhead":
+    @asynccontextmanager
+    async def started(self) -> AsyncGenerator[AsyncIterator[Delta]]:
+        """Yields the deltas, which raise what the answer raises. Raises Problem if the client is too slow."""
         self._watch()
-        return self
+        try:
+            async with self._limit:
+                yield self._deltas()
+        except TimeoutError:
+            if not self._limit.expired():
+                raise
+            message = f"the client has not read the answer for {_MOST_SECONDS:g} s; read it faster"
+            raise Problem(408, message, code="client_too_slow") from None
+        finally:
+            self._timer.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
+                await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def __aexit__(self, *error: object) -> None:
-        self._timer.cancel()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        """Takes the deltas in order. Raises what the answer raises."""
+    async def _deltas(self) -> AsyncIterator[Delta]:
         async for delta in self._answer:
             self._taken += 1
             self._is_waiting = True
@@ -146,8 +177,13 @@ class ReadAhead:
                 break
         if self._reading is not None:
             async for delta in self._unread:
+                self._limit_next()
                 yield delta
+            self._limit.reschedule(None)
             await self._reading
+
+    def _limit_next(self) -> None:
+        self._limit.reschedule(asyncio.get_running_loop().time() + _MOST_SECONDS)
 
     def _watch(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
@@ -165,6 +201,8 @@ class ReadAhead:
                 self._unread.put(delta)
         finally:
             self._unread.job_ended()
+            if self._unread:
+                self._limit_next()
 
 
 class UsageCounter:

@@ -84,7 +84,7 @@ class EngineView:
         The engine enforces the use ceiling. While that is above the quota, these are the first for which the
         quota and the plan's victims have room.
         """
-        if self.use_ceiling == self.quota:
+        if self.use_ceiling in (None, self.quota):
             return plan.offer
         room = self.free + sum(state.held for state in plan.preempt)
         for count, state in enumerate(plan.offer):

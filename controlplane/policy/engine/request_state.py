@@ -43,6 +43,8 @@ class RequestState:
     """Tokens that need no computation when it starts, or starts again after a preemption."""
     tokens: int = field(init=False)
     """Tokens that must be in the cache before the next one: the prompt and the output so far."""
+    has_arrived: bool = field(init=False, default=False)
+    """Whether its arrival was counted; vLLM puts a request back that it cannot start yet."""
     priority: int = field(init=False)
     """Priority of its service class."""
     weight: float = field(init=False)

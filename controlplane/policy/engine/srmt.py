@@ -131,7 +131,8 @@ class ShortestRemainingMemoryTime:
             left = state.remaining()
             key = self._key(state, left)
             is_new = state.first_token is None and not state.preemptions
-            if self._cutoff is not None and is_new and not state.is_guess:
+            if self._cutoff is not None and is_new and not state.has_arrived and not state.is_guess:
+                state.has_arrived = True
                 cost = self._cost(state, left)
                 self._cutoff.arrived(state.request.arrival, cost, state.tokens + left, state.weight)
             work, step = state.prefill(view.pace), view.pace.step

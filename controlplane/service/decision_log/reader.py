@@ -6,6 +6,7 @@ counts only if it has the fields that its kind must have.
 
 import gzip
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +76,8 @@ def find_request(folder: Path, request_id: str, *, seconds: float) -> list[tuple
     """The rows of a request id, or of all requests of a client's id, the oldest first.
 
     Each comes with the section of its class in the configuration in force at its arrival, empty if it is not
-    in the log. Reads the newest segments first and stops after `seconds`, or once it has 1,000 rows.
+    in the log. Reads the newest segments first and stops after `seconds`. At most the
+    last 1,000 rows.
     """
     found: list[tuple[Row, Row]] = []
     deadline = monotonic() + seconds
@@ -83,7 +85,7 @@ def find_request(folder: Path, request_id: str, *, seconds: float) -> list[tuple
     name = logged_id(request_id)
     wanted = [f'"id":"{each}'.encode() for each in {name, request_id}]
     for file in reversed(segments(folder)):
-        here: list[tuple[Row, Row]] = []
+        here: deque[tuple[Row, Row]] = deque(maxlen=_MOST_FOUND)
         configs: list[Row] = []
         for line in _lines(file, []):
             if line.startswith(_CONFIG) and (row := _parsed(line)) is not None:
@@ -94,9 +96,11 @@ def find_request(folder: Path, request_id: str, *, seconds: float) -> list[tuple
                 and name in ((known := logged_id(row["id"])), known.rpartition("-")[0])
             ):
                 here.append((row, _class_section(row, configs)))
-            if monotonic() > deadline or len(here) + len(found) >= _MOST_FOUND:
-                return here + found
-        found = here + found
+            if monotonic() > deadline:
+                break
+        found = [*here, *found][-_MOST_FOUND:]
+        if len(found) == _MOST_FOUND or monotonic() > deadline:
+            break
     return found
 
 

@@ -1,5 +1,6 @@
 """Accounts for tokens and ends of requests: lease, timeline, metrics, rate limits and predictors."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -19,6 +20,8 @@ from controlplane.service.prediction.ttft_forecasts import TtftPredictor
 from controlplane.service.request_recorder import RequestRecorder
 from controlplane.service.ticket import Ticket
 from predictors.timing.online_step_time import ObservedPace, ReportedPace
+
+log = logging.getLogger(__name__)
 
 # The engine gets a new forecast if it changes the expected remaining length by more than this share.
 _MATERIAL_CHANGE = 0.25
@@ -83,10 +86,11 @@ class Accounting:
             return
         try:
             self._prefixes.release(ticket)
-        finally:
-            # A lease that stays open after a defect would stop every later cycle.
-            self._ledger.close(ticket.lease)
-            ticket.lease = None
+        except Exception:
+            # A defect; a lease that stays open would stop every later cycle.
+            log.exception("%s: the cached prefix is not released", ticket.request.id)
+        self._ledger.close(ticket.lease)
+        ticket.lease = None
 
     def count_tokens(self, ticket: Ticket, now: Instant, steps: int) -> None:
         """Records `steps` new tokens of the longest sequence, and grows the lease by them."""

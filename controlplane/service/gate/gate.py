@@ -103,7 +103,7 @@ class Gate:
     def charge(self, job: GenerateJob | EmbedJob) -> None:
         """Charges a job whose tokens are only estimated to its tenant's rate limits.
 
-        Raises Rejected; the request then counts as one that arrived and was rejected.
+        Raises Rejected, or DecisionFailed; the request then counts as one that arrived and was rejected.
         """
         request = job.request
         wait = self._rates.try_charge(request.tenant, self.clock.now(), request.prompt_tokens)

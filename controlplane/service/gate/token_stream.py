@@ -93,6 +93,7 @@ class TokenStream:
                 return delta
             await self._deltas.aclose()
             self._deltas = None
+            self.ticket.raise_if_failed()
             if delta.token_ids or delta.text or delta.reasoning:
                 return replace(delta, finish_reason=None)
 

@@ -160,7 +160,7 @@ class TestOnARealEngine:
         try:
             monkeypatch.setattr(checker._process, "compile", compile_once_killed)
             grammar = StructuredOutputsParams(json=NUMBER)
-            with pytest.raises(BackendFailed, match="was killed"):
+            with pytest.raises(BackendFailed, match="compiler was killed"):
                 await checker.check(grammar, is_of_tools=False, tenant="red", in_turn=Turns())
             await checker.check(grammar, is_of_tools=False, tenant="red", in_turn=Turns())
             assert checker.find(grammar) is not None

@@ -59,6 +59,12 @@ def test_every_reason_has_a_status_and_a_message(reason: Reason, status: int, co
     assert reason is Reason.NEVER_FITS or "; retry after 1.501 s" in failure.message
 
 
+def test_a_reason_that_only_a_plug_in_gives_has_a_status_and_a_message():
+    failure = failure_of(rejected(Reason.NO_SLOT, 1500.2), overload_status=429)
+    assert (failure.status, failure.code) == (429, "overloaded")
+    assert failure.message == "the request cannot be served now: 7 of 5; retry after 1.501 s"
+
+
 def test_slo_rejection_names_the_objective_and_the_remedies():
     request = replace(rejected(Reason.SLO_UNATTAINABLE, 1).request, slo=Slo(ttft=milliseconds(500)))
     error = Rejected(request, Reject(Reason.SLO_UNATTAINABLE, milliseconds(4_000)))

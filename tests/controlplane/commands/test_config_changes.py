@@ -198,7 +198,7 @@ async def test_a_guarded_change_is_followed_to_its_end(tmp_path, capsys, outcome
     [
         (["diff", "FILE"], 2, "give either a second file or --server URL"),
         (["diff", "FILE", "none.yaml"], 2, "none.yaml: No such file"),
-        (["diff", "none.yaml", "--server", "URL"], 2, "none.yaml: no such file"),
+        (["diff", "none.yaml", "--server", "URL"], 2, "none.yaml: No such file"),
         (["apply", "none.yaml", "--server", "URL"], 2, "none.yaml: No such file"),
         (["apply", "BAD", "--server", "URL"], 2, "400: change: admission.max_waiting=-1"),
         (["apply", "FILE", "--server", "URL", "--drop", "3"], 2, "--drop: only with --guard"),

@@ -22,7 +22,6 @@ def digest(change: dict[str, Any]) -> str:
     "change",
     [
         {"classes": {"quick": {"weight": 3}}},
-        {"quota": {"llm": {"nominal": 0.6}, "embedding": {"nominal": 0.4}}},
         {"models": {"embeddings": [{"model": "minilm"}, {"model": "bge"}]}},
         {"scheduling": {"engine": {"ordering": "fcfs"}}},
     ],
@@ -38,7 +37,7 @@ def test_a_live_key_is_no_part(change: dict[str, Any]) -> None:
         {"models": {"embeddings": []}},
         {"pool": {"margin": 0.2}},
         {"scheduling": {"engine": "off"}},
-        {"quota": {"policy": "static"}},
+        {"quota": {"llm": {"nominal": 0.6}, "embedding": {"nominal": 0.4}}},
         {"server": {"port": 1}},
     ],
 )
@@ -46,8 +45,14 @@ def test_a_key_that_needs_a_restart_is_part(change: dict[str, Any]) -> None:
     assert digest(change) != digest({})
 
 
-def test_static_quotas_are_divided_at_the_start() -> None:
-    static = {"quota": {"policy": "static"}}
-    assert digest(static) != digest(
-        merged(static, {"quota": {"llm": {"nominal": 0.6}, "embedding": {"nominal": 0.4}}})
-    )
+@pytest.mark.parametrize(
+    ("before", "is_part"),
+    [
+        ({}, True),
+        ({"pool": {"kv_allocator": "kvcached"}}, False),
+        ({"pool": {"kv_allocator": "kvcached"}, "quota": {"policy": "static"}}, True),
+    ],
+)
+def test_quotas_that_do_not_move_are_divided_at_the_start(before: dict[str, Any], *, is_part: bool) -> None:
+    shares = {"quota": {"llm": {"nominal": 0.6}, "embedding": {"nominal": 0.4}}}
+    assert (digest(before) != digest(merged(before, shares))) is is_part

@@ -2,9 +2,11 @@
 
 from collections import OrderedDict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.core import prefix_index
 from controlplane.core.prefix_index import PrefixIndex
 
 BLOCK = 4
@@ -72,12 +74,15 @@ def test_each_used_block_is_paid_for_once(plan):
             assert paid[name] - paid_for == len(set(blocks) - others)
 
 
-def test_blocks_of_one_hash_are_used_once_and_released():
-    """A client can choose token ids whose blocks have the same hash."""
+@pytest.mark.parametrize(("hashes", "kept"), [([5, 5, 7], 1), ([5, 7, 5, 8], 2), ([5, 7, 8], 3)])
+def test_a_prompt_whose_blocks_have_one_hash_is_known_up_to_its_repetition(monkeypatch, hashes, kept):
+    """A client can choose such token ids; releasing a block twice would fail."""
+    monkeypatch.setattr(prefix_index, "block_hashes", lambda *_: hashes)
     index = PrefixIndex(BLOCK, 100)
-    index.admit("a", (5, 5, 7))
-    index.admit("b", (5, 7, 5))
-    assert (len(index), index.shared_blocks, index.shared("a")) == (2, 2, (2, 2))
-    assert index.release("a") == {"b": 2}
+    blocks = index.hashes([0] * 20)
+    assert blocks == tuple(hashes[:kept])
+    for name in "ab":
+        index.admit(name, blocks)
+    assert index.release("a") == {"b": kept}
     assert index.release("b") == {}
-    assert (len(index), index.shared_blocks) == (2, 0)
+    assert (len(index), index.shared_blocks) == (kept, 0)

@@ -87,9 +87,19 @@ def test_incremental_columns_equal_a_full_scan(random, runs_ahead, takes_back, i
 
 
 def test_blocks_that_hold_only_some_layers_are_refused() -> None:
-    require_one_group(SimpleNamespace(kv_cache_groups=["all"]))
+    full = SimpleNamespace(kv_cache_spec="a full context")
+    require_one_group(SimpleNamespace(kv_cache_groups=[full]))
     with pytest.raises(ValueError, match=r"6 KV-cache groups .*disable_hybrid_kv_cache_manager: true"):
         require_one_group(SimpleNamespace(kv_cache_groups=["full", *["sliding"] * 5]))
+
+
+def test_a_window_in_all_layers_is_refused() -> None:
+    class SlidingWindowSpec:
+        """Named as that of vLLM."""
+
+    windowed = SimpleNamespace(kv_cache_spec=SlidingWindowSpec())
+    with pytest.raises(ValueError, match="disable_sliding_window: true"):
+        require_one_group(SimpleNamespace(kv_cache_groups=[windowed]))
 
 
 # With a prompt of 10 and at most 3 tokens, the last token follows from position 12.

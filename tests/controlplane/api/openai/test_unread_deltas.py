@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
+from controlplane.api.errors import Problem
 from controlplane.api.openai import buffered
 from controlplane.api.openai.buffered import ReadAhead, UnreadDeltas
 from controlplane.core.generation import Delta, TokenLogprob
@@ -54,28 +56,23 @@ class Answer:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.end = asyncio.Event()
-        self.is_cancelled = False
         self._deltas = self._tokens(error)
 
     async def _tokens(self, error: Exception | None) -> AsyncIterator[Delta]:
-        try:
-            for number in range(50):
-                await asyncio.sleep(0)
-                yield Delta(0, f"{number} ", (number,))
-            self.end.set()
-            if error is not None:
-                raise error
+        for number in range(50):
             await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            self.is_cancelled = True
-            raise
+            yield Delta(0, f"{number} ", (number,))
+        self.end.set()
+        if error is not None:
+            raise error
+        await asyncio.sleep(0)
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self._deltas
 
 
-def read_ahead(answer: Any) -> ReadAhead:
-    return ReadAhead(answer)
+def read_ahead(answer: Any) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+    return ReadAhead(answer).started()
 
 
 @pytest.mark.parametrize("error", [None, ValueError("a defect")])
@@ -124,3 +121,27 @@ async def test_a_reader_that_keeps_up_is_not_read_ahead_of(monkeypatch):
     async with read_ahead(Answer()) as ahead:
         found = [delta.text async for delta in ahead]
     assert len(found) == 50
+
+
+async def test_a_reader_that_takes_nothing_after_the_end_is_told_so(monkeypatch):
+    monkeypatch.setattr(buffered, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(buffered, "_MOST_SECONDS", 0.05)
+    with pytest.raises(Problem) as caught:
+        async with asyncio.timeout(5), read_ahead(Answer()) as ahead:
+            async for _ in ahead:
+                await asyncio.Event().wait()
+    assert caught.value.failure.code == "client_too_slow"
+
+
+def test_parts_of_different_kinds_are_not_merged():
+    deltas = UnreadDeltas(jobs=1)
+    for delta in (
+        Delta(0, "", (1,), reasoning="a"),
+        Delta(0, "", (2,), reasoning="b"),
+        Delta(0, "c", (3,)),
+        Delta(0, "d", (4,)),
+        Delta(0, "", (5,), tool_calls=({"index": 0},)),
+        Delta(0, "e", (6,)),
+    ):
+        deltas.put(delta)
+    assert len(deltas) == 4

@@ -123,3 +123,15 @@ def test_the_cutoff_counts_each_request_once(tokens: int, preemptions: int, *, c
     policy, cutoff = policy_of(waiting)
     policy.plan(view_of([runs("runs")], free=0, slots=0))
     assert (cutoff.spare < 1.0) is counts
+
+
+def test_the_cutoff_counts_a_request_once_that_vllm_puts_back():
+    """vLLM puts back a request whose grammar still compiles, in each step."""
+    state = waits("r", ago_ms=100)
+    policy, cutoff = policy_of([state])
+    for _ in range(5):
+        policy.plan(view_of([runs("runs")], free=0, slots=0))
+        policy.dequeue(state)
+        policy.enqueue(state)
+    policy.plan(view_of([runs("runs")], free=0, slots=0))
+    assert cutoff._arrivals == 1
