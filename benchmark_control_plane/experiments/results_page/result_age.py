@@ -20,7 +20,7 @@ _PRECEDES: Mapping[str, tuple[str, ...]] = {
     "0060": ("one-gpu",),
     "0061": ("admission", "forecast", "memory-pressure", "tpot"),
     "0066": (
-        "cancellation", "fleet-scale", "load", "observation-cost", "overload-10x",
+        "fleet-scale", "load", "observation-cost", "overload-10x",
     ),
     "0080": ("traces",),
     "0082": ("victims",),
@@ -47,7 +47,8 @@ INDEPENDENT = frozenset(
 """Results of no gate and no scheduler of the server."""
 CURRENT = frozenset(
     (
-        "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices", "fleet-conversations",
+        "cancellation", "decision-log-throughput", "fault-suite", "fleet-capacity", "fleet-choices",
+        "fleet-conversations",
         "fleet-fairness", "fleet-faults", "fleet-kinds", "fleet-policies", "fleet-ray-capacity",
         "fleet-ray-latency", "fleet-report-cost", "fleet-retries", "fleet-retry-storms",
         "fleet-router-lost", "fleet-routers", "fleet-staleness", "fleet-staleness-90", "fleet-traces",
