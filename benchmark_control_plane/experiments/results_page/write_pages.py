@@ -44,8 +44,8 @@ README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
 COMPONENTS = PAGE.with_name(front_page.COMPONENTS)
 REAL_ENGINES = (
     "mix-memory.json",
-    "mix-compute-no-idle.json",
     "mix-compute.json",
+    "mix-compute-no-idle.json",
     "mix-light.json",
     "mix-bursty.json",
     "mix-documents.json",
